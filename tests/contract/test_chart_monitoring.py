@@ -117,7 +117,7 @@ def test_the_programs_themselves_are_watched_where_they_answer(helm: str) -> Non
         assert {each["port"] for each in monitor["podMetricsEndpoints"]} <= ports
 
 
-def test_prometheus_makes_native_histograms_where_asked_to(helm: str) -> None:
+def test_prometheus_takes_native_histograms_where_asked_to(helm: str) -> None:
     values = "exporter.enabled=true,webhook.enabled=true,console.enabled=true"
     values += ",monitoring.componentMonitors.enabled=true,monitoring.serviceMonitor.enabled=true"
     values += ",monitoring.nativeHistograms="
@@ -125,7 +125,9 @@ def test_prometheus_makes_native_histograms_where_asked_to(helm: str) -> None:
         objects = render(helm, "--set", values + wanted)
         monitors = [each["spec"] for (kind, _), each in objects.items() if kind.endswith("Monitor")]
         assert len(monitors) == 5
-        assert {each.get("convertClassicHistogramsToNHCB", False) for each in monitors} == {wanted == "true"}
+        # Boards and alerts ask for the classic ones.
+        for field in ("scrapeNativeHistograms", "scrapeClassicHistograms"):
+            assert {each.get(field, False) for each in monitors} == {wanted == "true"}
 
 
 def test_extender_and_agents_send_traces_to_one_collector(helm: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import random
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +20,10 @@ from monitoring.build import ROOT, RULES
 from monitoring.rules import RECORDED
 from monitoring.scaling import adapter_values, scaled_object
 
+from gpuslice.adapters.web.app import Probes, make_app
+from gpuslice.adapters.web.exposition import page_of
+from gpuslice.adapters.web.histogram import Histogram
+from gpuslice.adapters.web.serve import Listen, serving
 from gpuslice_demo.ports import free_port
 from simcluster import gpu
 from tests import HANG_S
@@ -40,9 +46,10 @@ scrape_configs:
 
 
 @contextlib.asynccontextmanager
-async def prometheus(folder: Path, *targets: int) -> AsyncIterator[str]:
+async def prometheus(folder: Path, *targets: int, native: bool = False) -> AsyncIterator[str]:
     """Prometheus' URL; it scrapes the ports `targets` each second."""
     port = free_port()
+    folder.mkdir(exist_ok=True)
     config = folder / "prometheus.yaml"
     config.write_text(
         _CONFIG.format(rules=ROOT / RULES, targets=", ".join(f'"127.0.0.1:{each}"' for each in targets))
@@ -52,6 +59,7 @@ async def prometheus(folder: Path, *targets: int) -> AsyncIterator[str]:
         f"--config.file={config}",
         f"--storage.tsdb.path={folder / 'tsdb'}",
         f"--web.listen-address=127.0.0.1:{port}",
+        *(["--enable-feature=native-histograms"] if native else []),
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
@@ -132,6 +140,40 @@ async def test_prometheus_stores_the_same_series_from_either_format(tmp_path: Pa
         assert await stored(session, url, exporter.port) == await stored(session, url, plain)
         assert await told_types(session, url, exporter.port, counter, ours) == ["unknown", "counter"]
         assert await told_types(session, url, plain, counter, f"{ours}_total") == ["counter", "counter"]
+
+
+async def test_native_and_classic_buckets_give_the_same_quantile(tmp_path: Path) -> None:
+    """As `rate` sees them: a native histogram that Prometheus took from the page, and a classic one."""
+    calls = Histogram("call_seconds", "Time of a call.", ("verb",))
+    app = make_app(Probes("1", lambda: "", page_of(lambda: [calls.family()])))
+    luck = random.Random(1)
+
+    async def observe() -> None:
+        while True:
+            calls.observe(luck.lognormvariate(-4, 1), "bind")
+            await asyncio.sleep(0.001)
+
+    async with (
+        serving(app, Listen(0, "127.0.0.1")) as port,
+        prometheus(tmp_path / "native", port, native=True) as native,
+        prometheus(tmp_path / "classic", port) as classic,
+        aiohttp.ClientSession() as session,
+    ):
+        observing = asyncio.create_task(observe())
+        found = []
+        for url, of in ((native, "call_seconds"), (classic, "call_seconds_bucket")):
+            await wait_for(session, url, f"count_over_time({of}[1m]) > 2")
+            for quantile in (0.5, 0.99):
+                (one,) = await wait_for(session, url, f"histogram_quantile({quantile}, rate({of}[1m])) > 0")
+                found.append(float(one["value"][1]))
+            assert await wait_for(session, url, "process_max_fds")
+        observing.cancel()
+    median, high, classic_median, classic_high = found
+    assert median == pytest.approx(math.exp(-4), rel=0.2)
+    assert high == pytest.approx(math.exp(-4 + 2.326), rel=0.4)
+    # a classic bucket is up to 2.5 times as wide as the one below it
+    assert classic_median == pytest.approx(median, rel=0.4)
+    assert classic_high == pytest.approx(high, rel=0.6)
 
 
 # What dashboard 12239, made for dcgm-exporter, asks for.

@@ -1,8 +1,9 @@
 """Pages of metrics, written fast: label strings are made once, a scrape joins them with numbers.
 
 Prometheus' text format 0.0.4 ("Exposition formats") and OpenMetrics 1.0.0 write a sample in the same bytes:
-what is kept from page to page serves both. They part in what they say of a family, and in the last line. Held
-against promtool, Prometheus and prometheus-client's parsers.
+what is kept from page to page serves both. They part in what they say of a family, and in the last line.
+The protobuf format is made of the same families. Held against promtool, Prometheus, prometheus-client's
+parsers and google.protobuf.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from functools import lru_cache
 
+from gpuslice.adapters.web import protobuf
+
 _GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x04\xff"  # deflate, fastest, of no file
 _DEFLATE_END = b"\x03\x00"  # a last block, empty
 _TOTAL = "_total"
@@ -25,6 +28,7 @@ class Format(Enum):
 
     TEXT = "text/plain", "0.0.4"
     OPENMETRICS = "application/openmetrics-text", "1.0.0"
+    PROTOBUF = "application/vnd.google.protobuf", ""
 
     @property
     def media_type(self) -> str:
@@ -36,6 +40,8 @@ class Format(Enum):
 
     @property
     def content_type(self) -> str:
+        if self is Format.PROTOBUF:
+            return f"{self.media_type}; proto=io.prometheus.client.MetricFamily; encoding=delimited"
         return f"{self.media_type}; version={self.version}; charset=utf-8"
 
 
@@ -49,12 +55,19 @@ class MetricKind(StrEnum):
 class Piece:
     """A piece of a page that may stay as it is from scrape to scrape: written once, compressed once."""
 
-    __slots__ = ("_deflated", "samples", "text")
+    __slots__ = ("_deflated", "_encoded", "samples", "text")
 
     def __init__(self, text: bytes, samples: int) -> None:
         self.text = text
         self.samples = samples
         self._deflated: bytes | None = None
+        self._encoded: Piece | None = None
+
+    def encoded(self, kind: MetricKind) -> Piece:
+        """The same samples in protobuf, of a family of this kind."""
+        if self._encoded is None:
+            self._encoded = Piece(protobuf.metrics_of_text(kind, self.text), self.samples)
+        return self._encoded
 
     @property
     def deflated(self) -> bytes:
@@ -63,6 +76,17 @@ class Piece:
             packer = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
             self._deflated = packer.compress(self.text) + packer.flush(zlib.Z_FULL_FLUSH)
         return self._deflated
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSample:
+    """One histogram: `counts` of its classic buckets, and of native ones that hold any (`sparse`)."""
+
+    labels: Mapping[str, str]
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    total: float
+    sparse: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -78,19 +102,21 @@ class Family:
     help: str
     samples: list[tuple[str, float]] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
+    histograms: list[HistogramSample] = field(default_factory=list)  # what `samples` says of them, and more
 
     def add(self, value: float, label_text: str = "") -> None:
         self.samples.append((label_text, value))
 
-    def add_histogram(self, bounds: Sequence[float], counts: Sequence[int], total: float, **of: str) -> None:
-        """`counts` of what was at most each bound and more than the one before; the last is of the rest."""
+    def add_histogram(self, one: HistogramSample) -> None:
+        """`counts`: what was at most each bound and more than the one before; the last, the rest."""
+        self.histograms.append(one)
         in_all = 0
-        for bound, count in zip((*bounds, math.inf), counts, strict=True):
+        for bound, count in zip((*one.bounds, math.inf), one.counts, strict=True):
             in_all += count
             le = "+Inf" if bound == math.inf else repr(float(bound))
-            self.add(in_all, "_bucket" + labels({**of, "le": le}))
-        self.add(total, "_sum" + labels(of))
-        self.add(in_all, "_count" + labels(of))
+            self.add(in_all, "_bucket" + labels({**one.labels, "le": le}))
+        self.add(one.total, "_sum" + labels(one.labels))
+        self.add(in_all, "_count" + labels(one.labels))
 
 
 def render(families: Iterable[Family], format: Format = Format.TEXT) -> bytes:
@@ -110,6 +136,8 @@ def end_of(format: Format) -> list[Piece]:
 
 def pieces(families: Iterable[Family], format: Format = Format.TEXT) -> list[Piece]:
     """The body of a scrape but for its end, with the families' own pieces in it as they are."""
+    if format is Format.PROTOBUF:
+        return [piece for family in families for piece in _encoded(family)]
     head_of = _open_head if format is Format.OPENMETRICS else _text_head
     found: list[Piece] = []
     lines: list[str] = []
@@ -128,6 +156,19 @@ def pieces(families: Iterable[Family], format: Format = Format.TEXT) -> list[Pie
     if lines:
         found.append(Piece("".join(lines).encode(), samples))
     return found
+
+
+def _encoded(family: Family) -> list[Piece]:
+    """A family in protobuf; pieces that stay as they were are encoded, and compressed, no second time."""
+    kept = [piece.encoded(family.kind) for piece in family.pieces if piece.samples]
+    if not family.samples and not kept:
+        return []
+    if family.kind is MetricKind.HISTOGRAM:
+        own = protobuf.histograms(family.histograms)
+    else:
+        own = protobuf.metrics(family.kind, family.samples)
+    length = len(own) + sum(len(piece.text) for piece in kept)
+    return [Piece(protobuf.head(family, length) + own, len(family.samples)), *kept]
 
 
 def joined(page: Iterable[Piece]) -> bytes:

@@ -9,6 +9,7 @@ from gpuslice.adapters.web.exposition import Format
 
 _REFUSED = re.compile(r"q=0(\.0*)?")
 _WEIGHT = re.compile(r"0(\.\d*)?|1(\.0*)?")
+_PROTOBUF = {"proto": "io.prometheus.client.metricfamily", "encoding": "delimited"}
 _ANYTHING = 1  # the precision of */*
 
 _Liking = tuple[float, int]  # weight, and the precision of the range that gives it
@@ -34,16 +35,23 @@ class _Range:
 def chosen_format(accept: str) -> Format:
     """The format that a client's ``Accept`` likes best; of two liked alike, the one it names more exactly.
 
-    A client that likes neither, or says nothing, gets plain text: browsers and scripts read that.
+    A client that likes none, or says nothing, gets plain text: browsers and scripts read that. Protobuf goes
+    only to who names the message and its encoding.
     """
     ranges = []
+    binary = 0.0
     for part in accept.lower().split(","):
         kind, *parameters = (each.strip() for each in part.split(";"))
         pairs = (parameter.partition("=") for parameter in parameters)
         given = {name.strip(): value.strip().strip('"') for name, _, value in pairs}
         q = given.get("q", "1")
-        ranges.append(_Range(kind, given.get("version", ""), float(q) if _WEIGHT.fullmatch(q) else 0.0))
+        weight = float(q) if _WEIGHT.fullmatch(q) else 0.0
+        ranges.append(_Range(kind, given.get("version", ""), weight))
+        if kind == Format.PROTOBUF.media_type and given.items() >= _PROTOBUF.items():
+            binary = max(binary, weight)
     text, opened = _liking(Format.TEXT, ranges), _liking(Format.OPENMETRICS, ranges)
+    if binary > 0 and binary >= max(text[0], opened[0]):
+        return Format.PROTOBUF
     weight, precision = opened
     wanted = weight > 0 and precision > _ANYTHING
     return Format.OPENMETRICS if (weight > text[0] or (wanted and opened >= text)) else Format.TEXT

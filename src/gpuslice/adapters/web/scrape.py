@@ -42,15 +42,17 @@ class Page:
 
 def parse(text: str, prefix: str = "") -> Page:
     """A page in the text format 0.0.4. Lines that are no sample, or none of `prefix`, are left out."""
-    found = []
-    for line in text.split("\n"):  # not splitlines: a label's value may hold all that ends lines elsewhere
-        if line.startswith(prefix) and (match := _SAMPLE.fullmatch(line)):
-            labels = {
-                name: _ESCAPED.sub(lambda found: _ESCAPES[found[0]], value) if "\\" in value else value
-                for name, value in _LABEL.findall(match[2] or "")
-            }
-            found.append(Sample(match[1], labels, float(match[3])))
-    return Page(tuple(found))
+    lines = text.split("\n")  # not splitlines: a label's value may hold all that ends lines elsewhere
+    matches = (_SAMPLE.fullmatch(line) for line in lines if line.startswith(prefix))
+    return Page(tuple(Sample(m[1], labels_of(m[2] or ""), float(m[3])) for m in matches if m))
+
+
+def labels_of(text: str) -> dict[str, str]:
+    """The labels that stand between braces, with the braces or without."""
+    return {
+        name: _ESCAPED.sub(lambda found: _ESCAPES[found[0]], value) if "\\" in value else value
+        for name, value in _LABEL.findall(text)
+    }
 
 
 def fetch(url: str, timeout_s: float = 5.0, prefix: str = "") -> Page:
