@@ -10,6 +10,8 @@ from gpuslice.adapters.web.exposition import Format
 _REFUSED = re.compile(r"q=0(\.0*)?")
 _WEIGHT = re.compile(r"0(\.\d*)?|1(\.0*)?")
 _PROTOBUF = {"proto": "io.prometheus.client.metricfamily", "encoding": "delimited"}
+_MOST = 32
+"""So many parts of a header are read: Prometheus names five, a hostile client tens of thousands."""
 _ANYTHING = 1  # the precision of */*
 
 _Liking = tuple[float, int]  # weight, and the precision of the range that gives it
@@ -40,8 +42,8 @@ def chosen_format(accept: str) -> Format:
     """
     ranges = []
     binary = 0.0
-    for part in accept.lower().split(","):
-        kind, *parameters = (each.strip() for each in part.split(";"))
+    for part in accept.lower().split(",", _MOST)[:_MOST]:
+        kind, *parameters = (each.strip() for each in part.split(";", _MOST)[:_MOST])
         pairs = (parameter.partition("=") for parameter in parameters)
         given = {name.strip(): value.strip().strip('"') for name, _, value in pairs}
         q = given.get("q", "1")
@@ -59,7 +61,7 @@ def chosen_format(accept: str) -> Format:
 
 def accepts_gzip(accept_encoding: str) -> bool:
     """Whether a client's ``Accept-Encoding`` allows it by name."""
-    for offer in accept_encoding.lower().split(","):
+    for offer in accept_encoding.lower().split(",", _MOST)[:_MOST]:
         coding, _, weight = offer.partition(";")
         if coding.strip() in {"gzip", "x-gzip"}:
             return not _REFUSED.fullmatch(weight.strip())
