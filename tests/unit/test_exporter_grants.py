@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuslice.adapters.cgroup.container import ContainerRef
@@ -18,13 +20,14 @@ from gpuslice.adapters.kubelet.podresources import Claimed
 from gpuslice.apps.exporter.device_grants import (
     DeviceGrant,
     ShareMode,
+    claimed_parts,
     devices_of,
     grants_of,
     is_card_resource,
 )
 from gpuslice.apps.exporter.node_pods import KnownPod, LogFolders, NodePods, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
-from gpuslice.apps.exporter.prepared_claims import prepared_units
+from gpuslice.apps.exporter.prepared_claims import prepared_parts
 from gpuslice.core.attribution import ContainerKey, Stranger
 from gpuslice.core.contract import CLAIM_DRIVER
 from gpuslice.core.device_assignment import DeviceAssignment
@@ -290,27 +293,40 @@ def test_one_that_stays_outside_is_looked_at_from_time_to_time(tmp_path: Path) -
     assert owners.of([7, 8], {}) == {7: Stranger.HOST, 8: Stranger.HOST}
 
 
-def test_a_claim_of_our_driver_is_a_part_of_a_card(tmp_path: Path) -> None:
+def test_a_container_has_of_a_claim_what_it_asks_for_by_name(tmp_path: Path) -> None:
+    """kubelet lists the whole claim to each of its containers, and before 1.35 does not tell shares apart."""
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "broken.json").write_text("{")
-    record = {
-        "uid": "u",
-        "namespace": "default",
-        "name": "c",
-        "boot": "b",
-        "slices": [
-            {"request": "a", "card": 0, "units": 4, "share_id": "s1"},
-            {"request": "b", "card": 0, "units": 2, "share_id": "s2"},
-            {"request": "m", "card": 0, "units": 0, "share_id": "s3", "admin": True},
-        ],
-    }
+    slices = [
+        {"request": "a", "card": 0, "units": 4, "share_id": "s1"},
+        {"request": "b/small", "card": 0, "units": 2, "share_id": "s2"},
+        {"request": "m", "card": 0, "units": 0, "share_id": "s3", "admin": True},
+    ]
+    record = {"uid": "u", "namespace": "default", "name": "c", "boot": "b", "slices": slices}
     (tmp_path / "claims" / "u.json").write_text(json.dumps(record))
+    uses = {"train": ["a"], "serve": ["b"], "monitor": ["m"], "all": [""]}
+    containers = [
+        {"name": name, "resources": {"claims": [{"name": "gpu", "request": each} for each in requests]}}
+        for name, requests in uses.items()
+    ]
+    document = {
+        "metadata": {"namespace": "default", "name": "app-0", "uid": UID},
+        "spec": {"resourceClaims": [{"name": "gpu"}], "containers": containers},
+        "status": {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]},
+    }
+    shares = ("s1", "s2", "s3")
     claims = [
         Claimed("default", "app-0", container, "c", "default", CLAIM_DRIVER, "n1", "gpu-0", share)
-        for container, share in (("train", "s1"), ("serve", "s2"), ("monitor", "s3"), ("new", "s4"))
+        for container in uses
+        for share in shares
     ]
-    grants = grants_of({}, claims, prepared=prepared_units(tmp_path)).of(CARD)
-    assert {key.container: (grant.units, grant.mode) for key, grant in grants.items()} == {
-        "train": (4, ShareMode.SHARE),
-        "serve": (2, ShareMode.SHARE),
-    }
+    prepared, known = prepared_parts(tmp_path), NodePods()
+    assert claimed_parts(claims, prepared, known) == {}, "of an unknown pod nobody knows"
+    known.put(known_pod(msgspec.convert(document, objects.Pod)))
+    for listed in (claims, [replace(each, share_id="") for each in claims]):
+        grants = grants_of({}, listed, parts=claimed_parts(listed, prepared, known)).of(CARD)
+        assert {key.container: (grant.units, grant.mode) for key, grant in grants.items()} == {
+            "train": (4, ShareMode.SHARE),
+            "serve": (2, ShareMode.SHARE),
+            "all": (6, ShareMode.SHARE),
+        }

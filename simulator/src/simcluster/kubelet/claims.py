@@ -297,7 +297,8 @@ class ClaimManager:
                 ],
             )
             for claim in self._claims(pod, container)
-            for driver, device in _devices_of(claim, pod, container)
+            for driver, devices in claim.devices.items()
+            for device in devices  # of all its requests, as the real one does
         ]
 
     def resource_status(self, pod: Object, container: Object) -> list[dict[str, Any]]:

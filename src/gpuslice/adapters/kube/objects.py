@@ -29,9 +29,17 @@ class Metadata(_Object):
     finalizers: list[str] | None = None
 
 
+class ClaimUse(_Object):
+    """A claim of its pod that a container uses; `request`: that part of it alone."""
+
+    name: str = ""
+    request: str = ""
+
+
 class Resources(_Object):
     limits: dict[str, str | int | float] | None = None
     requests: dict[str, str | int | float] | None = None
+    claims: list[ClaimUse] | None = None
 
 
 class Container(_Object):

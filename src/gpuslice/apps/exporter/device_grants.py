@@ -23,7 +23,8 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import DICT, Resource
 from gpuslice.adapters.kubelet.podresources import Claimed
-from gpuslice.apps.exporter.prepared_claims import part_of
+from gpuslice.apps.exporter.node_pods import NodePods
+from gpuslice.apps.exporter.prepared_claims import PreparedParts
 from gpuslice.core.attribution import ContainerKey
 from gpuslice.core.contract import CLAIM_DRIVER, EXCLUSIVE_GPU, MEMORY_NAMES
 from gpuslice.core.device_assignment import DeviceAssignment
@@ -131,9 +132,12 @@ def grants_of(
     assignments: Mapping[str, Iterable[DeviceAssignment]],
     claims: Iterable[Claimed] = (),
     devices: Mapping[tuple[str, str], str] = {},
-    prepared: Mapping[tuple[str, str, str, str], int] = {},
+    parts: Mapping[tuple[ContainerKey, int], tuple[int, Claimed]] = {},
 ) -> DeviceGrants:
-    """kubelet's device assignments by resource, and claims, as grants. `devices`: (pool, device) → uuid."""
+    """kubelet's device assignments by resource, and claims, as grants. `devices`: (pool, device) → uuid.
+
+    `parts`: the units of a card that a container has by our own driver, see `claimed_parts`.
+    """
     grants: dict[str, dict[ContainerKey, DeviceGrant]] = defaultdict(dict)
     problems: list[str] = []
     for resource, assigned in assignments.items():
@@ -144,13 +148,9 @@ def grants_of(
                     grants[name][key] = grant
             except GrantError as error:
                 problems.append(f"{resource} of {key.namespace}/{key.pod}: {error}")
+    for (key, card), (units, claim) in parts.items():
+        grants[f"nvidia{card}"][key] = DeviceGrant(claim.driver, ShareMode.SHARE, units, claim=claim)
     for claim in claims:
-        if claim.driver == CLAIM_DRIVER and (units := prepared.get(part_of(claim), 0)):
-            key = ContainerKey(claim.namespace, claim.pod, claim.container)
-            card = f"nvidia{claim.device.removeprefix('gpu-')}"
-            before = grants[card].get(key)
-            units += before.units if before else 0
-            grants[card][key] = DeviceGrant(claim.driver, ShareMode.SHARE, units, claim=claim)
         if claim.driver != NVIDIA_DRIVER:
             continue
         numbered = _NUMBERED.fullmatch(claim.device)  # NVIDIA's driver names a card gpu-<minor>
@@ -165,6 +165,32 @@ def grants_of(
         for key in whole if len(by_container) > 1 else ():
             by_container[key] = replace(by_container[key], mode=ShareMode.SHARE)
     return DeviceGrants(grants, tuple(problems))
+
+
+def claimed_parts(
+    claims: Iterable[Claimed], prepared: PreparedParts, pods: NodePods
+) -> dict[tuple[ContainerKey, int], tuple[int, Claimed]]:
+    """(container, card) → its units by claims of our driver, and the claim.
+
+    Of a claim of several requests a container has those that its pod says; nothing while it is not known.
+    """
+    found: dict[tuple[ContainerKey, int], tuple[int, Claimed]] = {}
+    ours = (each for each in claims if each.driver == CLAIM_DRIVER)
+    by_container = {(each.namespace, each.pod, each.container, each.claim): each for each in ours}
+    for claim in by_container.values():
+        given = prepared.get((claim.claim_namespace, claim.claim), [])
+        pod = pods.pod(claim.namespace, claim.pod)
+        uses = (
+            pod.requests.get((claim.container, claim.claim), frozenset()) if pod is not None else frozenset()
+        )
+        if "" in uses or len({each.request for each in given}) == 1:
+            uses = frozenset(each.request.partition("/")[0] for each in given)
+        for each in given:
+            if each.units and each.request.partition("/")[0] in uses:  # a chosen alternative is gpu/small
+                key = ContainerKey(claim.namespace, claim.pod, claim.container), each.card
+                before = found[key][0] if key in found else 0
+                found[key] = before + each.units, claim
+    return found
 
 
 def _grants_by_device(resource: str, ids: frozenset[str]) -> Iterable[tuple[str, DeviceGrant]]:

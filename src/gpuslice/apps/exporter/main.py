@@ -30,14 +30,14 @@ from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import tell_stacks_on_signal, until_stopped, work_until
 from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.apps.exporter.dcgm import XID_FIELD
-from gpuslice.apps.exporter.device_grants import DeviceSlices, grants_of, is_card_resource
+from gpuslice.apps.exporter.device_grants import DeviceSlices, claimed_parts, grants_of, is_card_resource
 from gpuslice.apps.exporter.driver import keep_driver_open
 from gpuslice.apps.exporter.memory import set_aside_what_lives
 from gpuslice.apps.exporter.node_pods import follow_api, follow_log_folders
 from gpuslice.apps.exporter.node_state import NodeState, initial_state
 from gpuslice.apps.exporter.owners import hidden_processes
 from gpuslice.apps.exporter.page import MetricsPage
-from gpuslice.apps.exporter.prepared_claims import prepared_units
+from gpuslice.apps.exporter.prepared_claims import prepared_parts
 from gpuslice.apps.exporter.sampler import Sampler
 from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.apps.exporter.web import make_app, make_legacy_app, serve_all
@@ -119,10 +119,11 @@ class Exporter:
             try:
                 found = await kubelet.read(wanted)
                 devices = dict(await slices.of(found.claims))
-                prepared = prepared_units(root) if found.claims else {}
-                if before is None or before[0] is not found or before[1:] != (devices, prepared):
-                    before = found, devices, prepared
-                    state.grants = grants_of(found.assignments, found.claims, devices, prepared)
+                prepared = prepared_parts(root) if found.claims else {}
+                parts = claimed_parts(found.claims, prepared, state.pods)
+                if before is None or before[0] is not found or before[1:] != (devices, parts):
+                    before = found, devices, parts
+                    state.grants = grants_of(found.assignments, found.claims, devices, parts)
                 problem = state.grants.problems[0] if state.grants.problems else ""
             except PodResourcesError as error:
                 problem = str(error)

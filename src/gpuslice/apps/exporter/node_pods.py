@@ -39,6 +39,8 @@ class KnownPod:
     containers: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     cgroup_uid: str = ""  # where it differs from `uid`: a static pod's
+    requests: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """(container, claim) → the claim's requests that it uses; "" among them is all of the claim."""
 
     def key(self, container: str) -> ContainerKey:
         return ContainerKey(self.namespace, self.name, container)
@@ -135,7 +137,20 @@ def known_pod(pod: objects.Pod) -> KnownPod:
         },
         labels=meta.labels or {},
         cgroup_uid=(meta.annotations or {}).get(CONFIG_HASH, ""),
+        requests=_requests(pod) if pod.spec.resource_claims else {},
     )
+
+
+def _requests(pod: objects.Pod) -> dict[tuple[str, str], frozenset[str]]:
+    named = (*(pod.spec.resource_claims or ()), *(pod.status.resource_claim_statuses or ()))
+    claims = {each.name: each.resource_claim_name for each in named if each.resource_claim_name}
+    found: dict[tuple[str, str], frozenset[str]] = {}
+    for container in (*(pod.spec.init_containers or ()), *pod.spec.containers):
+        for use in (container.resources and container.resources.claims) or ():
+            if use.name in claims:
+                key = container.name, claims[use.name]
+                found[key] = found.get(key, frozenset()) | {use.request}
+    return found
 
 
 class LogFolders:

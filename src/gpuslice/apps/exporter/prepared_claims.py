@@ -1,4 +1,8 @@
-"""How much of a card a claim was given, from the agent's records: kubelet names the card alone."""
+"""How much of its cards a claim was given, from the agent's records.
+
+kubelet cannot tell: it lists all of a claim to each container that uses a part of it, and tells shares apart
+only since 1.35 (`GetDynamicResources` of its container manager).
+"""
 
 from __future__ import annotations
 
@@ -8,38 +12,33 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.adapters.kubelet.podresources import Claimed
 
-PreparedUnits = Mapping[tuple[str, str, str, str], int]
-"""(namespace, claim, device, share) → units."""
+class PreparedPart(msgspec.Struct, frozen=True):
+    """What one request of a claim was given of one card; `units` is 0 where it takes nothing."""
 
-
-class _Slice(msgspec.Struct, frozen=True):
+    request: str
     card: int
     units: int
-    share_id: str = ""
+
+
+PreparedParts = Mapping[tuple[str, str], list[PreparedPart]]
+"""(namespace, claim) → its parts."""
 
 
 class _Record(msgspec.Struct, frozen=True):
     namespace: str
     name: str
-    slices: list[_Slice]
+    slices: list[PreparedPart]
 
 
 _RECORD = msgspec.json.Decoder(_Record)
 
 
-def part_of(claim: Claimed) -> tuple[str, str, str, str]:
-    return claim.claim_namespace, claim.claim, claim.device, claim.share_id
-
-
-def prepared_units(root: Path) -> PreparedUnits:
-    """Every part of a card that is prepared below the agent's `root`; unreadable records are left out."""
+def prepared_parts(root: Path) -> PreparedParts:
+    """Every claim that is prepared below the agent's `root`; unreadable records are left out."""
     found = {}
     for path in (root / "claims").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):  # it is being replaced, or its disk fails
             record = _RECORD.decode(path.read_bytes())
-            for each in record.slices:
-                key = (record.namespace, record.name, f"gpu-{each.card}", each.share_id)
-                found[key] = each.units
+            found[record.namespace, record.name] = record.slices
     return found
