@@ -5,6 +5,7 @@ The tests share one node and run in order; each leaves it empty.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,9 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kubelet.podresources import PodResources
+from gpuslice.apps.exporter.device_grants import claimed_parts
+from gpuslice.apps.exporter.node_pods import NodePods, known_pod
+from gpuslice.apps.exporter.prepared_claims import prepared_parts
 from gpuslice.core.contract import LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
 from gpuslice.core.units import limit_bytes
 from tests.e2e import control_plane, node
@@ -106,6 +113,11 @@ def test_two_containers_have_a_limit_each_on_one_card(cluster: Cluster) -> None:
         lines = cluster.said("p", name)
         seen = variables(lines)
         assert limits_of(lines) == {seen["NVIDIA_VISIBLE_DEVICES"]: limit_bytes(CARD_MIB, units, UNITS)}
+    listed = asyncio.run(PodResources(cluster.places.pod_resources).read(lambda _: False)).claims
+    pods = NodePods()
+    pods.put(known_pod(msgspec.convert(cluster.pod("p"), objects.Pod)))
+    parts = claimed_parts(listed, prepared_parts(cluster.places.folder / "gpuslice"), pods)
+    assert {key.container: units for (key, _), (units, _) in parts.items()} == {"one": 4, "two": 2}
 
 
 def test_cards_are_filled_and_the_next_pod_waits(cluster: Cluster) -> None:
