@@ -46,6 +46,7 @@ int main(void)
     FIELD(gpuslice_slot, pid);
     FIELD(gpuslice_slot, host_pid);
     FIELD(gpuslice_slot, provisional);
+    FIELD(gpuslice_slot, in_flight);
     FIELD(gpuslice_slot, usage);
     FIELD(gpuslice_figure, card);
     FIELD(gpuslice_figure, pid);

@@ -629,6 +629,30 @@ static void run_threads(int count, int rounds, size_t bytes, const char *kind)
     printf("ok %d %d %d\n", granted, refused, odd);
 }
 
+/* ---- a command that another thread obeys meanwhile ---- */
+
+static void obey(char *line);
+static pthread_t beside;
+static char beside_line[256];
+static CUcontext beside_context;
+
+static void *obey_beside(void *unused)
+{
+    PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", beside_context);
+    obey(beside_line);
+    return unused;
+}
+
+/* Its answer is the second line. */
+static void begin_beside(const char *line)
+{
+    snprintf(beside_line, sizeof beside_line, "%s", line);
+    PLAIN(int (*)(CUcontext *), "cuCtxGetCurrent", &beside_context);
+    answer(pthread_create(&beside, NULL, obey_beside, NULL));
+}
+
+static void end_beside(void) { pthread_join(beside, NULL); }
+
 /* ---- work ---- */
 
 static double seconds(void)
@@ -1111,7 +1135,12 @@ static void obey(char *line)
         leave_first_thread();
     else if (is(word, "threads") && sscanf(line, "%*s %d %llu %llu %15s", &id, &more, &bytes, kind) >= 3)
         run_threads(id, (int)more, bytes, kind);
-    else if (is(word, "burn") && sscanf(line, "%*s %llu %d %llu %15s", &bytes, &id, &more, kind) >= 3)
+    else if (is(word, "beside"))
+        begin_beside(line + strlen("beside "));
+    else if (is(word, "joined")) {
+        end_beside();
+        puts("ok");
+    } else if (is(word, "burn") && sscanf(line, "%*s %llu %d %llu %15s", &bytes, &id, &more, kind) >= 3)
         burn((double)bytes / 1000, id, (int)more, kind);
     else if (is(word, "request"))
         request();

@@ -112,6 +112,9 @@ extern struct device devices[SIM_CARDS];
 CUresult driver_ready(void);   /* a locked process waits here until it is unlocked */
 CUresult driver_started(void); /* as above without waiting */
 CUresult device_of(CUdevice ordinal, struct device **device); /* checks that the driver is ready */
+/* Waits there as long as the file of that name is in the folder GPUSLICE_SIM_GATES, and says by NAME.reached that it does;
+ * without one for a random time up to GPUSLICE_SIM_LINGER_US. For tests of what happens in the midst of a call. */
+void gate_pass(const char *name);
 struct device *device_on(uint32_t card); /* NULL for a card that this process does not see */
 /* The content of a file without a name, which another process may be given. */
 CUresult share_by_file(const char *name, const void *content, size_t bytes, int *file);

@@ -15,6 +15,7 @@ static CUresult allocate(uint64_t bytes, enum allocation_kind kind, enum sim_kin
     TRY(context_current(&context));
     if (bytes > UINT64_C(1) << 48)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    gate_pass("allocate");
     memory_lock();
     struct allocation *made = allocation_new(bytes, kind, context);
     if (made && kind == ALLOCATION_MANAGED)
@@ -28,6 +29,7 @@ static CUresult allocate(uint64_t bytes, enum allocation_kind kind, enum sim_kin
     if (made)
         *address = made->address;
     memory_unlock();
+    gate_pass("allocated");
     return made ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -89,6 +91,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
     memory_lock();
     CUresult result = free_locked(allocation_at(address), address);
     memory_unlock();
+    gate_pass("freed");
     return result;
 }
 

@@ -42,6 +42,7 @@ static void mark_changed(struct gs_accounts *accounts, struct gs_attachment *at,
 static void gain(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes)
 {
     mark_changed(accounts, at, card);
+    atomic_fetch_add(&accounts->mine[card].gained, bytes);
     atomic_fetch_add(&at->slot->usage[card].used_bytes, bytes);
     uint64_t before = atomic_fetch_add(&accounts->mine[card].used, bytes);
     if (stands_elsewhere(accounts, at, before)) /* mended in between: made once more where it counts */
@@ -56,6 +57,7 @@ static void lose(struct gs_accounts *accounts, struct gs_attachment *at, uint32_
     do
         less = gs_holding_bytes(before) > bytes ? bytes : gs_holding_bytes(before);
     while (!atomic_compare_exchange_weak(&accounts->mine[card].used, &before, before - less));
+    atomic_fetch_add(&accounts->mine[card].lost, less);
     if (stands_elsewhere(accounts, at, before))
         gs_subtract(&gs_attachment_of(accounts, before)->slot->usage[card].used_bytes, bytes);
 }

@@ -18,9 +18,13 @@ struct gs_attachment {
     uint64_t owner;                 /* the word that slot bears while it is ours */
 };
 
+enum gs_flight { GS_TAKING, GS_GIVING }; /* what a call between the account and the driver does (accounts/in_flight.h) */
+
 /* What this process holds of a card, as it knows itself, whatever anybody writes over the region. */
 struct gs_holding {
     _Atomic uint64_t used; /* bytes; in the highest eight bits the attachment that they stand in */
+    _Atomic uint64_t gained, lost; /* ever: their difference are the bytes */
+    _Atomic uint64_t in_flight[2]; /* by what they do: how many calls, and above that how much */
     _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
     _Atomic bool provisional;
     uint64_t limit_bytes, compute_percent; /* for display */

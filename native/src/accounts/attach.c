@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "accounts/in_flight.h"
 #include "accounts/slots.h"
 
 /* Between two looks an access to a file cut short would be our host's end. What the look costs, a system call, is
@@ -133,6 +134,10 @@ void gs_attach_forget(struct gs_accounts *accounts)
         struct gs_holding *holding = &accounts->mine[card];
         uint64_t word = atomic_load(&holding->used);
         atomic_store(&holding->used, word - gs_holding_bytes(word));
+        atomic_store(&holding->gained, 0);
+        atomic_store(&holding->lost, 0);
+        atomic_store(&holding->in_flight[GS_TAKING], 0);
+        atomic_store(&holding->in_flight[GS_GIVING], 0);
         atomic_store(&holding->own_bytes, 0);
         atomic_store(&holding->exported_bytes, 0);
         atomic_store(&holding->imports, 0);
@@ -200,14 +205,16 @@ static uint64_t advance(struct gs_holding *holding)
     return gs_holding_bytes(atomic_fetch_add(&holding->used, UINT64_C(1) << GS_HOLDING_BITS));
 }
 
-static void write_holding(struct gs_attachment *at, uint32_t card, struct gs_holding *holding)
+static void write_holding(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card)
 {
+    struct gs_holding *holding = &accounts->mine[card];
     struct gpuslice_usage *usage = &at->slot->usage[card];
     atomic_store(&usage->used_bytes, advance(holding));
     atomic_store(&usage->own_bytes, atomic_load(&holding->own_bytes));
     atomic_store(&usage->exported_bytes, atomic_load(&holding->exported_bytes));
     atomic_store(&usage->imports, atomic_load(&holding->imports));
     atomic_store(&usage->changed_ns, atomic_load(&holding->changed_ns));
+    atomic_store(&at->slot->in_flight[card], gs_flights(accounts, card));
     if (atomic_load(&holding->provisional))
         atomic_fetch_or(&at->slot->provisional, UINT64_C(1) << card);
     if (!*holding->uuid)
@@ -224,7 +231,7 @@ static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
         return; /* every slot is somebody's: the old one serves as well as it can */
     atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
-        write_holding(next, card, &accounts->mine[card]);
+        write_holding(accounts, next, card);
     atomic_store_explicit(&accounts->at, next, memory_order_release);
 }
 

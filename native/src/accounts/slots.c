@@ -111,6 +111,7 @@ static void empty(struct gpuslice_region *region, struct gpuslice_slot *slot)
         atomic_store(&usage->own_bytes, 0);
         atomic_store(&usage->imports, 0);
         atomic_store(&usage->in_flight_ns, 0);
+        atomic_store(&slot->in_flight[card], 0);
     }
     atomic_store(&slot->host_pid, 0);
     atomic_store(&slot->start_stack, 0);

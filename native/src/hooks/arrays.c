@@ -78,6 +78,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 struct request {
     struct gs_place place;
     uint64_t bytes; /* 0: nothing is counted */
+    uint64_t reserved; /* 0: a small one joined a page that is there */
     struct gs_array_part part; /* of a page, of a small one */
 };
 
@@ -91,6 +92,7 @@ static bool begin_small(struct request *request)
     if (!gs_reserve(request->place.card, GS_PAGE_BYTES))
         return false;
     request->part = gs_array_page_open(context, request->bytes, &needless);
+    request->reserved = needless ? 0 : GS_PAGE_BYTES;
     if (needless)
         gs_settle(request->place.card, GS_PAGE_BYTES, 0);
     return true;
@@ -103,16 +105,23 @@ static bool begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape,
     request->place = gs_current_place();
     request->bytes = bare || !request->place.card ? 0 : array_bytes(shape, levels);
     request->part = (struct gs_array_part){0};
+    request->reserved = 0;
     if (!request->bytes)
         return true;
-    return request->bytes < GS_PAGE_BYTES ? begin_small(request) : gs_reserve(request->place.card, request->bytes);
+    if (request->bytes < GS_PAGE_BYTES)
+        return begin_small(request);
+    request->reserved = request->bytes;
+    return gs_reserve(request->place.card, request->bytes);
 }
 
 /* What was not made gives back its part, and the page if nobody joined it meanwhile. */
 static void give_back(const struct request *request)
 {
-    if (gs_array_page_leave(request->part))
-        gs_settle(request->place.card, gs_round_up(request->bytes, GS_PAGE_BYTES), 0);
+    bool last = gs_array_page_leave(request->part);
+    if (request->reserved)
+        gs_settle(request->place.card, request->reserved, last ? 0 : request->reserved);
+    else if (last)
+        gs_recharge(request->place.card, GS_PAGE_BYTES, 0);
 }
 
 static int finish(const struct request *request, int result, const void *made)
@@ -128,10 +137,13 @@ static int finish(const struct request *request, int result, const void *made)
         entry.bytes = (uint64_t)request->part.page << 8 | request->part.steps;
         entry.kind = GS_SMALL_ARRAY;
     }
-    if (result == CUDA_SUCCESS)
-        gs_table_put(&gs_held, &entry);
-    else
+    if (result != CUDA_SUCCESS) {
         give_back(request);
+        return result;
+    }
+    gs_table_put(&gs_held, &entry);
+    if (request->reserved)
+        gs_settle(request->place.card, request->reserved, request->reserved);
     return result;
 }
 
@@ -177,15 +189,14 @@ int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTO
 
 #define DESTROY(symbol)                                                                                                \
     do {                                                                                                               \
-        struct gs_entry entry;                                                                                         \
-        bool known = gs_enter_cuda() && gs_table_take(&gs_held, (uint64_t)(uintptr_t)array, &entry);                   \
-        int result = DRIVER(symbol)(array);                                                                            \
-        if (known && result == CUDA_SUCCESS)                                                                           \
-            gs_release_entry(&entry);                                                                                  \
-        else if (known)                                                                                                \
-            gs_table_put(&gs_held, &entry);                                                                            \
+        if (!gs_enter_cuda())                                                                                          \
+            return DRIVER(symbol)(array);                                                                              \
+        gs_giving_begins(); /* with the tiles that were mapped into it */                                              \
+        struct gs_giving giving = gs_give((uint64_t)(uintptr_t)array);                                                 \
+        int result = gs_gave(&giving, DRIVER(symbol)(array));                                                          \
         if (result == CUDA_SUCCESS)                                                                                    \
             gs_unpin((uint64_t)(uintptr_t)array);                                                                      \
+        gs_giving_ends();                                                                                              \
         return result;                                                                                                 \
     } while (0)
 

@@ -156,6 +156,7 @@ static bool finish(struct birth *birth, bool made, const void *key)
     uint64_t bytes = context_bytes(birth, own);
     gs_settle(birth->card, birth->reserved, 0);
     gs_context_made(birth->card, (uint64_t)(uintptr_t)key, bytes);
+    gs_measure(birth->card); /* what other threads were about is not the context's */
     gs_throttle_meet(birth->card);
     if (!birth->green)
         learn(birth->card, bytes);
@@ -163,18 +164,23 @@ static bool finish(struct birth *birth, bool made, const void *key)
     return !gs_over_limit(birth->card);
 }
 
-/* A context and, if it is named, all that was in it is gone. */
-static void ended(struct gs_card *card, CUcontext context, const void *key)
+/* A context and, if it is named, all that was in it is gone. True if there are others on this card. */
+static bool is_ended(struct gs_card *card, CUcontext context, const void *key)
 {
     if (!card || card->index >= GPUSLICE_CARDS)
-        return;
+        return false;
     gs_contexts_changed();
     if (context) {
         gs_drop_context(context);
         gs_opened_drop_context(context);
     }
     gs_pools_changed();
-    if (!gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context))
+    return !gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context);
+}
+
+static void ended(struct gs_card *card, CUcontext context, const void *key)
+{
+    if (is_ended(card, context, key))
         gs_measure(card);
 }
 
@@ -258,13 +264,16 @@ static struct gs_card *card_of_context(CUcontext context)
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(context);                                                                            \
         struct gs_card *card = card_of_context(context);                                                               \
+        gs_giving_begins();                                                                                            \
         gs_throttle_hold();                                                                                            \
         int result = DRIVER(symbol)(context);                                                                          \
         if (result == CUDA_SUCCESS)                                                                                    \
             gs_throttle_forget_context(context);                                                                       \
         gs_throttle_let_go();                                                                                          \
-        if (result == CUDA_SUCCESS)                                                                                    \
-            ended(card, context, context);                                                                             \
+        bool others = result == CUDA_SUCCESS && is_ended(card, context, context);                                      \
+        gs_giving_ends();                                                                                              \
+        if (others)                                                                                                    \
+            gs_measure(card);                                                                                          \
         return result;                                                                                                 \
     } while (0)
 
@@ -277,14 +286,17 @@ int cuCtxDetach(CUcontext context)
     if (!gs_enter_cuda())
         return DRIVER(cuCtxDetach)(context);
     struct gs_card *card = card_of_context(context);
+    gs_giving_begins();
     gs_throttle_hold();
     int result = DRIVER(cuCtxDetach)(context);
     bool gone = result == CUDA_SUCCESS && !card_of_context(context);
     if (gone)
         gs_throttle_forget_context(context);
     gs_throttle_let_go();
-    if (gone)
-        ended(card, context, context);
+    bool others = gone && is_ended(card, context, context);
+    gs_giving_ends();
+    if (others)
+        gs_measure(card);
     return result;
 }
 
@@ -413,12 +425,15 @@ static CUcontext primary_gone(CUdevice device)
     do {                                                                                                               \
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(device);                                                                             \
+        gs_giving_begins();                                                                                            \
         gs_throttle_hold();                                                                                            \
         int result = DRIVER(symbol)(device);                                                                           \
         CUcontext gone = result == CUDA_SUCCESS ? primary_gone(device) : NULL;                                         \
         gs_throttle_let_go();                                                                                          \
-        if (gone)                                                                                                      \
-            ended(gs_card_of_device(device), gone, gone);                                                              \
+        bool others = gone && is_ended(gs_card_of_device(device), gone, gone);                                         \
+        gs_giving_ends();                                                                                              \
+        if (others)                                                                                                    \
+            gs_measure(gs_card_of_device(device));                                                                     \
         return result;                                                                                                 \
     } while (0)
 

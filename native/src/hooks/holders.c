@@ -104,25 +104,32 @@ static void note_tile(const CUarrayMapInfo *info)
         unpin_place(tile_of(info));
 }
 
-static int note_tiles(int result, const CUarrayMapInfo *list, unsigned int count)
+static void note_tiles(int result, const CUarrayMapInfo *list, unsigned int count)
 {
     for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++)
         note_tile(&list[i]);
-    return result;
 }
 
 int cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-    bool active = gs_enter_cuda();
+    if (!gs_enter_cuda())
+        return DRIVER(cuMemMapArrayAsync)(list, count, stream);
+    gs_giving_begins();
     int result = DRIVER(cuMemMapArrayAsync)(list, count, stream);
-    return active ? note_tiles(result, list, count) : result;
+    note_tiles(result, list, count);
+    gs_giving_ends();
+    return result;
 }
 
 int cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-    bool active = gs_enter_cuda();
+    if (!gs_enter_cuda())
+        return DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
+    gs_giving_begins();
     int result = DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
-    return active ? note_tiles(result, list, count) : result;
+    note_tiles(result, list, count);
+    gs_giving_ends();
+    return result;
 }
 
 /* ---- groups and endpoints ---- */
@@ -212,10 +219,13 @@ int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, 
 
 int cuMulticastUnbind(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset, size_t bytes)
 {
-    bool active = gs_enter_cuda();
+    if (!gs_enter_cuda())
+        return DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
+    gs_giving_begins();
     int result = DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         unbind(gs_physical_of_handle(group), device, group_offset, bytes);
+    gs_giving_ends();
     return result;
 }
 
@@ -244,18 +254,24 @@ int cuLogicalEndpointBindAddr(CUlogicalEndpointId endpoint, CUdevice device, uin
 
 int cuLogicalEndpointUnbind(CUlogicalEndpointId endpoint, CUdevice device, uint64_t offset, uint64_t bytes)
 {
-    bool active = gs_enter_cuda();
+    if (!gs_enter_cuda())
+        return DRIVER(cuLogicalEndpointUnbind)(endpoint, device, offset, bytes);
+    gs_giving_begins();
     int result = DRIVER(cuLogicalEndpointUnbind)(endpoint, device, offset, bytes);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         unbind(holder_of(endpoint), device, offset, bytes);
+    gs_giving_ends();
     return result;
 }
 
 int cuLogicalEndpointDestroy(CUlogicalEndpointId endpoint)
 {
-    bool active = gs_enter_cuda();
+    if (!gs_enter_cuda())
+        return DRIVER(cuLogicalEndpointDestroy)(endpoint);
+    gs_giving_begins();
     int result = DRIVER(cuLogicalEndpointDestroy)(endpoint);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         gs_unpin(holder_of(endpoint));
+    gs_giving_ends();
     return result;
 }

@@ -76,12 +76,8 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
 
 int cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_table_take(&gs_held, (uint64_t)(uintptr_t)memory, &entry);
-    int result = DRIVER(cuDestroyExternalMemory)(memory);
-    if (known && result == CUDA_SUCCESS)
-        gs_release_entry(&entry);
-    else if (known)
-        gs_table_put(&gs_held, &entry);
-    return result;
+    struct gs_giving giving = {0};
+    if (gs_enter_cuda())
+        giving = gs_give((uint64_t)(uintptr_t)memory);
+    return gs_gave(&giving, DRIVER(cuDestroyExternalMemory)(memory));
 }

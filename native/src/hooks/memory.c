@@ -95,45 +95,28 @@ int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int wid
 
 /* ---- freeing ---- */
 
-/* Our note goes first: once the driver has freed it, another thread may be given the same address. */
-static bool take_note(CUdeviceptr address, struct gs_entry *entry)
-{
-    return gs_enter_cuda() && gs_table_take(&gs_held, address, entry);
-}
-
-static int settle_free(int result, bool noted, struct gs_entry *entry)
-{
-    if (noted && result == CUDA_SUCCESS)
-        gs_release_entry(entry);
-    else if (noted)
-        gs_table_put(&gs_held, entry);
-    return result;
-}
+static struct gs_giving give(CUdeviceptr address) { return gs_enter_cuda() ? gs_give(address) : (struct gs_giving){0}; }
 
 int cuMemFree_v2(CUdeviceptr address)
 {
-    struct gs_entry entry;
-    bool noted = take_note(address, &entry);
-    return settle_free(DRIVER(cuMemFree_v2)(address), noted, &entry);
+    struct gs_giving giving = give(address);
+    return gs_gave(&giving, DRIVER(cuMemFree_v2)(address));
 }
 
 int cuMemFree(unsigned int address)
 {
-    struct gs_entry entry;
-    bool noted = take_note(address, &entry);
-    return settle_free(DRIVER(cuMemFree)(address), noted, &entry);
+    struct gs_giving giving = give(address);
+    return gs_gave(&giving, DRIVER(cuMemFree)(address));
 }
 
 int cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    struct gs_entry entry;
-    bool noted = take_note(address, &entry);
-    return settle_free(DRIVER(cuMemFreeAsync)(address, stream), noted, &entry);
+    struct gs_giving giving = give(address);
+    return gs_gave(&giving, DRIVER(cuMemFreeAsync)(address, stream));
 }
 
 int cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    struct gs_entry entry;
-    bool noted = take_note(address, &entry);
-    return settle_free(DRIVER(cuMemFreeAsync_ptsz)(address, stream), noted, &entry);
+    struct gs_giving giving = give(address);
+    return gs_gave(&giving, DRIVER(cuMemFreeAsync_ptsz)(address, stream));
 }

@@ -81,8 +81,7 @@ int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemA
     int result = DRIVER(cuMemCreate)(handle, bytes, properties, flags);
     if (result == CUDA_SUCCESS)
         gs_physical_made(*handle, card, reserved, GS_LINEAR);
-    else
-        gs_settle(card, reserved, 0);
+    gs_settle(card, reserved, result == CUDA_SUCCESS ? reserved : 0);
     return result;
 }
 
@@ -99,9 +98,13 @@ int cuMemRelease(CUmemGenericAllocationHandle handle)
         entry.bytes--;
         gs_table_put(&handles, &entry);
     }
+    if (known)
+        gs_giving_begins();
     int result = DRIVER(cuMemRelease)(handle);
     if (known && result == CUDA_SUCCESS)
         gs_physical_drop(entry.owner);
+    if (known)
+        gs_giving_ends();
     return result;
 }
 
@@ -134,13 +137,16 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
 int cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct gs_entry entry;
-    bool active = gs_enter_cuda();
+    if (!gs_enter_cuda())
+        return DRIVER(cuMemUnmap)(address, bytes);
+    gs_giving_begins();
     int result = DRIVER(cuMemUnmap)(address, bytes);
     CUdeviceptr end = address + bytes;
-    while (active && result == CUDA_SUCCESS && address < end && gs_table_take(&mappings, address, &entry)) {
+    while (result == CUDA_SUCCESS && address < end && gs_table_take(&mappings, address, &entry)) {
         gs_physical_drop(entry.owner);
         address += entry.bytes;
     }
+    gs_giving_ends();
     return result;
 }
 

@@ -205,12 +205,14 @@ int cuMemPoolExportPointer(void *data, CUdeviceptr address)
 
 int cuMemPoolDestroy(CUmemoryPool pool)
 {
-    bool active = gs_enter_cuda();
-    if (active)
-        gs_pools_refresh();
+    if (!gs_enter_cuda())
+        return DRIVER(cuMemPoolDestroy)(pool);
+    gs_pools_refresh();
+    gs_giving_begins();
     int result = DRIVER(cuMemPoolDestroy)(pool);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         gs_pool_destroyed(pool);
+    gs_giving_ends();
     return result;
 }
 

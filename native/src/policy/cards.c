@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "accounts/in_flight.h"
+#include "accounts/slots.h"
 #include "system/at_fork.h"
 
 #define DEVICES 128
@@ -135,13 +137,40 @@ uint64_t gs_round_up(uint64_t bytes, uint64_t step)
 
 void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
 
-void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
+bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
+{
+    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
+    bool taken = gs_accounts_reserve(&gs_accounts, card->index, bytes, limit_bytes);
+    if (!taken)
+        gs_flight_ends(&gs_accounts, card->index, GS_TAKING, bytes);
+    return taken;
+}
+
+void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now)
 {
     gs_accounts_changed(&gs_accounts, card->index);
-    if (taken > reserved)
-        gs_accounts_add(&gs_accounts, card->index, taken - reserved);
+    if (now > before)
+        gs_accounts_add(&gs_accounts, card->index, now - before);
     else
-        gs_accounts_return(&gs_accounts, card->index, reserved - taken);
+        gs_accounts_return(&gs_accounts, card->index, before - now);
+}
+
+void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
+{
+    gs_recharge(card, reserved, taken);
+    gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
+}
+
+void gs_giving_begins(void)
+{
+    for (uint32_t i = 0; i < card_count; i++)
+        gs_flight_begins(&gs_accounts, cards[i].index, GS_GIVING, GS_MOST_BYTES);
+}
+
+void gs_giving_ends(void)
+{
+    for (uint32_t i = 0; i < card_count; i++)
+        gs_flight_ends(&gs_accounts, cards[i].index, GS_GIVING, GS_MOST_BYTES);
 }
 
 uint64_t gs_used(const struct gs_card *card) { return gs_accounts_used(&gs_accounts, card->index); }

@@ -50,8 +50,15 @@ static inline void gs_restore_capture(int mode) { DRIVER(cuThreadExchangeStreamC
 uint64_t gs_round_up(uint64_t bytes, uint64_t step); /* UINT64_MAX on overflow */
 
 void gs_refuse(struct gs_card *card); /* counts it */
-/* `reserved` bytes were reserved, `taken` of them (or more) were taken. */
+/* Room for these bytes under that limit, for a call that is in flight from then on, until it is settled. */
+bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes);
+/* The call is over: `reserved` bytes were reserved, `taken` of them (or more) were taken. */
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
+/* What is counted anyway, and by no call, changes from so much to so much. */
+void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now);
+/* Around calls with which the driver lets go of nobody knows how much, on any card, and its return to the accounts. */
+void gs_giving_begins(void);
+void gs_giving_ends(void);
 uint64_t gs_used(const struct gs_card *card);
 
 #endif

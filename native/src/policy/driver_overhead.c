@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "accounts/in_flight.h"
 #include "accounts/slots.h"
 #include "policy/figures.h"
 #include "policy/nvml_readings.h"
@@ -14,6 +15,7 @@
  * launched, and with them the local memory that they want. */
 #define MEASURE_EVERY_NS UINT64_C(1000000000)
 #define MEASURE_LATEST_NS UINT64_C(8000000000) /* where nothing came for long */
+#define LOOKS 3                                /* at once, while other threads are about */
 #define MEASURE_PART 500u                      /* of the time at most, where a driver is slow to answer */
 
 static struct own owns[GPUSLICE_CARDS];
@@ -44,7 +46,7 @@ struct own *gs_own_of(struct gs_card *card)
 void gs_charge_own(struct own *own, uint64_t bytes)
 {
     if (bytes != own->charged)
-        gs_settle(own->card, own->charged, bytes);
+        gs_recharge(own->card, own->charged, bytes);
     own->charged = own->last = bytes;
     gs_accounts_set_own(&gs_accounts, own->card->index, bytes);
 }
@@ -79,34 +81,47 @@ void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
 
 static uint64_t less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
 
-/* What the driver says we hold, less what we know of. Where that leaves room for doubt, what we took it for till now is
- * kept if it can be. Unusable while other threads allocate. */
-static bool measure_own(struct own *own, const struct reading *reading, uint64_t counted, uint64_t *bytes)
+/* What the driver says we hold, less what we know of. Other threads' calls in flight widen what it may be, and so do doubts:
+ * what we took it for till now is kept if it can be. Each look brings that nearer to the truth or leaves it where it is, and
+ * none passes beyond: so no traffic, however dense, lets the account fall short for what is only on its way. */
+static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held, uint64_t more)
 {
-    uint64_t now = gs_accounts_mine(&gs_accounts, own->card->index);
     uint32_t card = own->card->index;
-    if (!reading->listed || now != counted || now < own->charged)
-        return false;
-    uint64_t asked_for = now - own->charged;
     uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]);
-    uint64_t most = less(reading->mine, less(asked_for, missing));
-    uint64_t least = less(less(reading->mine, asked_for), atomic_load(&perhaps[card][GS_PERHAPS_MORE]));
-    *bytes = own->charged > most ? most : own->charged < least ? least : own->charged;
-    return true;
+    uint64_t certain = less(less(held.least, own->charged), missing), possible = less(held.most, own->charged);
+    uint64_t most = less(figure, certain), least = less(less(figure, possible), more);
+    own->most = most < own->most ? most : own->most;
+    own->least = least > own->least ? least : own->least;
 }
 
-/* Under the lock. */
+static uint64_t as_measured(const struct own *own)
+{
+    return own->charged > own->most ? own->most : own->charged < own->least ? own->least : own->charged;
+}
+
+/* Under the lock. In a quiet moment one look is enough. */
 static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
 {
-    for (int attempt = 0; attempt < 3; attempt++) {
-        uint64_t counted = gs_accounts_mine(&gs_accounts, own->card->index);
+    uint32_t card = own->card->index;
+    own->least = 0;
+    own->most = UINT64_MAX;
+    for (int look = 0; look < LOOKS; look++) {
+        struct gs_span span;
+        uint64_t more = atomic_load(&perhaps[card][GS_PERHAPS_MORE]);
+        gs_span_begin(&gs_accounts, card, &span);
         gs_read_processes(own, reading);
-        if (measure_own(own, reading, counted, bytes))
-            return true;
+        gs_pools_changed(); /* as they were then: what they gave back meanwhile is known to be lost */
+        struct gs_bounds held = gs_span_end(&gs_accounts, card, &span);
+        uint64_t now = atomic_load(&perhaps[card][GS_PERHAPS_MORE]);
         if (!reading->listed)
+            return false;
+        measure_own(own, reading->mine, held, more > now ? more : now);
+        if (held.least == held.most)
             break;
+        gs_yield();
     }
-    return false;
+    *bytes = as_measured(own);
+    return true;
 }
 
 bool gs_measure(struct gs_card *card)
@@ -124,8 +139,7 @@ bool gs_measure(struct gs_card *card)
     return reading.listed;
 }
 
-/* Threads may be on their way between the accounts and the driver, and then it seems to be less than it is: that is
- * believed when it is seen again. */
+/* Less is believed when it is seen again: a driver's figure may be late. */
 static void charge_again(struct own *own, uint64_t bytes)
 {
     uint64_t twice = bytes > own->last ? bytes : own->last;
@@ -157,21 +171,24 @@ static bool is_on_card(struct gs_entry *piece, void *card) { return piece->card 
 static void settle_own(struct own *own)
 {
     struct gs_figure figure;
-    struct reading reading = {.listed = true};
-    uint64_t bytes, counted = gs_accounts_mine(&gs_accounts, own->card->index);
-    uint64_t changed_ns = atomic_load(&gs_accounts.mine[own->card->index].changed_ns);
+    struct gs_span span;
+    uint32_t card = own->card->index;
+    gs_span_begin(&gs_accounts, card, &span);
+    struct gs_bounds held = gs_span_end(&gs_accounts, card, &span);
+    uint64_t changed_ns = atomic_load(&gs_accounts.mine[card].changed_ns);
     if (!gs_figure_of(own->card, gs_pid(), gs_process(gs_pid()).start_time, &figure) || figure.at_ns <= own->figure_at_ns ||
         !gs_figures_are_after(figure.at_ns, changed_ns))
         return;
-    reading.mine = figure.bytes;
-    if (!measure_own(own, &reading, counted, &bytes))
-        return;
+    own->least = 0;
+    own->most = UINT64_MAX;
+    measure_own(own, figure.bytes, held, atomic_load(&perhaps[card][GS_PERHAPS_MORE]));
+    uint64_t bytes = as_measured(own);
     own->figure_at_ns = figure.at_ns;
     uint64_t before = own->charged;
     charge_again(own, bytes);
     if (own->charged < before) /* which of the pieces was too large nobody knows */
-        gs_table_sift(&pieces, is_on_card, &own->card->index);
-    if (own->charged != bytes)
+        gs_table_sift(&pieces, is_on_card, &card);
+    if (own->charged != bytes || held.least != held.most)
         return;
     set_provisional(own, false);
     learn_at_most(own);

@@ -1,5 +1,7 @@
 #include "policy/held.h"
 
+#include "accounts/in_flight.h"
+#include "accounts/slots.h"
 #include "policy/array_pages.h"
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
@@ -42,8 +44,10 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
                              .owner = (uint64_t)(uintptr_t)place.context,
                              .kind = (own ? GS_LINEAR : GS_SMALL) | managed,
                              .card = place.card->index};
-    if (!gs_table_put(&gs_held, &entry))
-        return; /* stays charged: it cannot be recognised when it is freed */
+    if (!gs_table_put(&gs_held, &entry)) { /* stays charged: it cannot be recognised when it is freed */
+        gs_settle(place.card, reserved, reserved);
+        return;
+    }
     if (managed)
         gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
     gs_settle(place.card, reserved, own ? charge : count_pages(address, bytes, 1));
@@ -52,8 +56,6 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
 uint64_t gs_release_entry(struct gs_entry *entry)
 {
     uint64_t bytes = 0;
-    if (entry->kind & (GS_MANAGED | GS_EXPORTED))
-        gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
     switch (entry->kind & 0xff) {
     case GS_LINEAR:
     case GS_ARRAY:
@@ -78,7 +80,52 @@ uint64_t gs_release_entry(struct gs_entry *entry)
         gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
     else
         gs_accounts_return(&gs_accounts, entry->card, bytes);
+    if (entry->kind & (GS_MANAGED | GS_EXPORTED)) /* afterwards: what is counted and may be missing is in doubt */
+        gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
     return bytes;
+}
+
+/* Of what the driver has let go, the most that is still counted. */
+static uint64_t most_of(const struct gs_entry *entry)
+{
+    switch (entry->kind & 0xff) {
+    case GS_LINEAR:
+    case GS_ARRAY:
+    case GS_EXTERNAL:
+        return entry->bytes;
+    case GS_SMALL_ARRAY:
+        return GS_PAGE_BYTES;
+    case GS_SMALL:
+        return gs_round_up(entry->bytes, GS_PAGE_BYTES) + GS_PAGE_BYTES;
+    case GS_STREAM_ORDERED: /* a living pool tells itself what it keeps */
+        return gs_pool_is_destroyed(entry->owner) || entry->kind & GS_LENT ? GS_MOST_BYTES : 0;
+    default:
+        return 0;
+    }
+}
+
+struct gs_giving gs_give(uint64_t key)
+{
+    struct gs_giving giving = {0};
+    giving.known = gs_table_take(&gs_held, key, &giving.entry);
+    if (giving.known) {
+        giving.bytes = most_of(&giving.entry);
+        gs_flight_begins(&gs_accounts, giving.entry.card, GS_GIVING, giving.bytes);
+    }
+    return giving;
+}
+
+int gs_gave(struct gs_giving *giving, int result)
+{
+    if (!giving->known)
+        return result;
+    uint32_t card = giving->entry.card;
+    if (result == CUDA_SUCCESS)
+        gs_release_entry(&giving->entry);
+    else
+        gs_table_put(&gs_held, &giving->entry);
+    gs_flight_ends(&gs_accounts, card, GS_GIVING, giving->bytes);
+    return result;
 }
 
 /* ---- a context that goes takes its memory along ---- */

@@ -22,6 +22,16 @@ extern struct gs_table gs_held;
 
 /* Linear memory that was allocated at `address`, for which `reserved` bytes were reserved. */
 void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_t reserved, uint32_t managed);
+/* Something that the driver is asked to free: its entry is out of the table meanwhile, since another thread may be given
+ * the same address as soon as it is free, and a call in flight. */
+struct gs_giving {
+    bool known;
+    struct gs_entry entry;
+    uint64_t bytes; /* in flight */
+};
+struct gs_giving gs_give(uint64_t key);
+/* The driver's answer, which is returned: given back to the accounts, or held on. */
+int gs_gave(struct gs_giving *giving, int result);
 /* Gives back what an entry was charged. It must be out of the table of entries. */
 uint64_t gs_release_entry(struct gs_entry *entry);
 /* A context that goes takes its memory along. */

@@ -9,6 +9,7 @@
 struct own {
     struct gs_card *card;
     uint64_t charged;
+    uint64_t least, most; /* of one measurement: what it can be */
     uint64_t last; /* what the last look while it worked found: what is less twice is less */
     uint64_t due_ns; /* for the next look; 0: none is planned */
     uint64_t pause_ns;

@@ -1,5 +1,6 @@
 #include "policy/pool_accounts.h"
 
+#include "accounts/in_flight.h"
 #include "system/at_fork.h"
 
 #define POOLS 512
@@ -81,7 +82,7 @@ static struct pool *find(uint64_t handle)
 
 static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint64_t reserved)
 {
-    gs_settle(card, reserved + *charged, now);
+    gs_recharge(card, reserved + *charged, now);
     *charged = now;
 }
 
@@ -229,7 +230,9 @@ void gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved
     if (pool)
         settle_pool(pool, reserved);
     else
-        gs_settle(card, reserved, 0);
+        gs_recharge(card, reserved, 0);
+    if (reserved)
+        gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
     gs_unlock(&lock);
 }
 
@@ -279,7 +282,7 @@ static void end_pool(struct pool *pool)
         gs_accounts_imported(&gs_accounts, pool->card->index, -1);
     if (!pool->elsewhere && pool->card) {
         leave_shared(pool, 0);
-        gs_settle(pool->card, pool->charged, 0);
+        gs_recharge(pool->card, pool->charged, 0);
     }
     *pool = (struct pool){0};
 }
@@ -298,10 +301,11 @@ static void bury(struct pool *pool)
     pool->destroyed = true;
 }
 
+bool gs_pool_is_destroyed(uint64_t owner) { return last_destroyed && owner <= last_destroyed; }
+
 void gs_pool_block_freed(const struct gs_entry *entry)
 {
-    bool of_destroyed = last_destroyed && entry->owner <= last_destroyed;
-    if (!of_destroyed && !(entry->kind & GS_LENT))
+    if (!gs_pool_is_destroyed(entry->owner) && !(entry->kind & GS_LENT))
         return; /* of a living pool, which tells itself what it keeps */
     gs_lock(&lock);
     struct pool *pool = find(entry->owner);
@@ -343,4 +347,5 @@ void gs_graph_settle(CUdevice device, struct gs_card *card, uint64_t reserved)
     if (device >= 0 && device < GRAPH_DEVICES)
         settle_graph_device(device, reserved);
     gs_unlock(&lock);
+    gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
 }

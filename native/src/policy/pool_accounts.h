@@ -35,6 +35,7 @@ void gs_pool_made(CUmemoryPool pool, struct gs_card *card, bool elsewhere);
 /* An imported pool's memory is open here, on this card. */
 void gs_pool_opened(CUmemoryPool pool, struct gs_card *card);
 void gs_pool_destroyed(CUmemoryPool pool);
+bool gs_pool_is_destroyed(uint64_t owner); /* of a block */
 /* A block is gone whose pool may be gone already. */
 void gs_pool_block_freed(const struct gs_entry *entry);
 

@@ -19,15 +19,17 @@ static bool is_of(const struct gpuslice_slot *slot, const struct gs_card *card)
     return gs_load(&slot->owner) && gs_load(&slot->provisional) >> card->index & 1;
 }
 
-/* The bytes are read before the time of their change: whoever changes them writes the time first. Our own excess is
- * settled in the accounts, by two figures, and open till then. One that the agent does not know stays as it is. */
+/* The bytes are read before the calls in flight, and these before the time of the last change: whoever changes the bytes is in
+ * flight first, and writes the time before he is no more. Our own excess is settled in the accounts, by two figures, and open
+ * till then. One that the agent does not know stays as it is. */
 static void add_slot(struct outlook *outlook, const struct gpuslice_slot *slot, const struct gs_card *card, bool ours)
 {
     struct gs_figure figure = {.at_ns = gs_figures_at()};
     const struct gpuslice_usage *usage = &slot->usage[card->index];
     uint64_t used = gs_bounded(&usage->used_bytes), own = gs_bounded(&usage->own_bytes);
     bool known = gs_figure_of(card, gs_load(&slot->pid), gs_load(&slot->start_time), &figure);
-    bool after = gs_figures_are_after(figure.at_ns, gs_load(&usage->changed_ns));
+    bool between = atomic_load(&slot->in_flight[card->index]) != 0;
+    bool after = gs_figures_are_after(figure.at_ns, gs_load(&usage->changed_ns)) && !between;
     uint64_t excess = known && after && !ours && used > figure.bytes ? used - figure.bytes : 0;
     outlook->excess += excess < own ? excess : own;
     outlook->open += figure.at_ns && (!after || (known && ours)) ? own : 0;
@@ -70,7 +72,7 @@ bool gs_reserve_as_known(struct gs_card *card, uint64_t bytes)
     struct outlook outlook = outlook_of(card);
     for (uint64_t until = 0; outlook.excess || outlook.open; outlook = outlook_of(card)) {
         gs_settle_own(card);
-        if (gs_accounts_reserve(&gs_accounts, card->index, bytes, card->limit_bytes + outlook.excess))
+        if (gs_take_room(card, bytes, card->limit_bytes + outlook.excess))
             return true;
         uint64_t now = gs_monotonic_ns();
         until = until ? until : now + LATEST_NS;
@@ -86,5 +88,8 @@ bool gs_over_limit(struct gs_card *card)
     if (fits(card, 0, gs_used(card)))
         return false;
     /* Room for nothing is there as soon as what is held fits. */
-    return !gs_reserve_as_known(card, 0);
+    bool is_room = gs_reserve_as_known(card, 0);
+    if (is_room)
+        gs_settle(card, 0, 0);
+    return !is_room;
 }

@@ -4,6 +4,7 @@
 
 #include "policy/cards.h"
 
+/* Where it succeeds, the call is in flight until it is settled. */
 bool gs_reserve(struct gs_card *card, uint64_t bytes);
 bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes); /* a refusal is not counted */
 

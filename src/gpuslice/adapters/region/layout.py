@@ -83,7 +83,8 @@ class RegionSlot(ctypes.Structure):
         ("locked", ctypes.c_uint64),
         ("unlocked_ns", ctypes.c_uint64),
         ("provisional", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64 * 7),
+        ("in_flight", ctypes.c_uint16 * CARDS),
+        ("padding", ctypes.c_uint64 * 3),
         ("usage", RegionUsage * CARDS),
     )
 

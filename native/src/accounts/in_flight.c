@@ -1,0 +1,68 @@
+#include "accounts/in_flight.h"
+
+#include "accounts/attach.h"
+#include "accounts/slots.h"
+
+/* How many, and above that how large they are together in steps of the driver's: one word, changed in one step. */
+#define STEP_BITS 21
+#define LARGEST_STEPS (UINT64_C(1) << 32) /* for what nobody knows: no card has it */
+#define STEPS_OF_A_WORD ((UINT64_C(1) << 48) - 1)
+
+static uint64_t word_of(uint64_t bytes)
+{
+    uint64_t steps = bytes < LARGEST_STEPS << STEP_BITS ? (bytes + (UINT64_C(1) << STEP_BITS) - 1) >> STEP_BITS : LARGEST_STEPS;
+    return UINT64_C(1) << 48 | steps;
+}
+
+static uint64_t bytes_in(const struct gs_accounts *accounts, uint32_t card, enum gs_flight flight)
+{
+    return (atomic_load(&accounts->mine[card].in_flight[flight]) & STEPS_OF_A_WORD) << STEP_BITS;
+}
+
+void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes)
+{
+    if (card >= GPUSLICE_CARDS)
+        return;
+    struct gs_attachment *at = gs_attach_with_slot(accounts);
+    atomic_fetch_add(&accounts->mine[card].in_flight[flight], word_of(bytes));
+    if (at) /* others do not compare our slot with the driver's figure then */
+        atomic_fetch_add(&at->slot->in_flight[card], 1);
+}
+
+void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes)
+{
+    if (card >= GPUSLICE_CARDS)
+        return;
+    struct gs_attachment *at = gs_attach_with_slot(accounts);
+    gs_accounts_changed(accounts, card);
+    atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));
+    uint16_t shown = at ? atomic_load(&at->slot->in_flight[card]) : 0;
+    while (shown && !atomic_compare_exchange_weak(&at->slot->in_flight[card], &shown, (uint16_t)(shown - 1)))
+        ;
+}
+
+uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card)
+{
+    const struct gs_holding *holding = &accounts->mine[card];
+    return (uint16_t)((atomic_load(&holding->in_flight[GS_TAKING]) >> 48) + (atomic_load(&holding->in_flight[GS_GIVING]) >> 48));
+}
+
+/* What is gained or lost is written down between a flight's beginning and its end. So those that were taking when the
+ * span began, or began since, are not among what was held for certain, nor are those that are giving at its end, or ended since;
+ * and at the most all was held that was counted by the end, less what was given back before the span began. */
+void gs_span_begin(const struct gs_accounts *accounts, uint32_t card, struct gs_span *span)
+{
+    const struct gs_holding *holding = &accounts->mine[card];
+    span->lost = atomic_load(&holding->lost);
+    span->gained = atomic_load(&holding->gained);
+    span->taking = bytes_in(accounts, card, GS_TAKING);
+}
+
+static uint64_t less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
+
+struct gs_bounds gs_span_end(const struct gs_accounts *accounts, uint32_t card, const struct gs_span *span)
+{
+    const struct gs_holding *holding = &accounts->mine[card];
+    uint64_t giving = bytes_in(accounts, card, GS_GIVING), lost = atomic_load(&holding->lost), gained = atomic_load(&holding->gained);
+    return (struct gs_bounds){.least = less(less(less(span->gained, span->taking), giving), lost), .most = gained - span->lost};
+}
