@@ -13,7 +13,14 @@ enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL =
 
 static struct gs_lock growth_lock; /* one pool grows at a time: a second thread may find room in what the first one got */
 
-static void forget(void) { growth_lock = (struct gs_lock){0}; }
+/* Until it is known whether what came fits: else a second thread takes of what is about to be undone, and keeps it there. */
+static _Atomic bool growing;
+
+static void forget(void)
+{
+    growth_lock = (struct gs_lock){0};
+    growing = false;
+}
 GS_AT_FORK(forget);
 
 /* ---- stream-ordered allocation ---- */
@@ -32,14 +39,21 @@ static bool capturing(CUstream stream, bool own_stream)
     return result == CUDA_SUCCESS && status != 0;
 }
 
+static void growth_ends(void)
+{
+    atomic_store(&growing, false);
+    gs_unlock(&growth_lock);
+}
+
 /* A pool with room need not grow. One without grows by whole steps; where there is no room for a step, by what is asked:
  * should it take more all the same, that is undone. */
 static bool reserve_growth(struct request *request)
 {
     struct gs_card *card = request->place.card;
-    if (request->bytes <= gs_pool_idle_bytes(request->pool))
+    if (!atomic_load(&growing) && request->bytes <= gs_pool_idle_bytes(request->pool))
         return true;
     gs_lock(&growth_lock);
+    atomic_store(&growing, true);
     request->grows = true;
     if (request->bytes <= gs_pool_idle_bytes(request->pool)) /* by now */
         return true;
@@ -53,7 +67,7 @@ static bool reserve_growth(struct request *request)
         return true;
     }
     gs_refuse(card);
-    gs_unlock(&growth_lock);
+    growth_ends();
     return false;
 }
 
@@ -77,13 +91,6 @@ static bool begin(struct request *request, CUstream stream, bool own_stream)
     return !request->counted || reserve_growth(request);
 }
 
-static void settle_request(struct request *request)
-{
-    gs_pool_settle(request->pool, request->place.card, request->reserved);
-    if (request->grows)
-        gs_unlock(&growth_lock);
-}
-
 /* The pool grew by more than was reserved, and that was too much. */
 static bool grew_too_far(const struct request *request, uint64_t before)
 {
@@ -102,12 +109,10 @@ static int undo(struct request *request, CUdeviceptr address, CUstream stream)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static int finish(struct request *request, int result, CUdeviceptr *address, CUstream stream)
+static int settle(struct request *request, int result, CUdeviceptr *address, CUstream stream)
 {
-    if (!request->counted)
-        return result;
     uint64_t before = gs_accounts_mine(&gs_accounts, request->place.card->index);
-    settle_request(request);
+    gs_pool_settle(request->pool, request->place.card, request->reserved);
     if (result != CUDA_SUCCESS)
         return result;
     if (grew_too_far(request, before))
@@ -117,6 +122,16 @@ static int finish(struct request *request, int result, CUdeviceptr *address, CUs
                                               .owner = (uint64_t)(uintptr_t)request->pool,
                                               .kind = GS_STREAM_ORDERED,
                                               .card = request->place.card->index});
+    return result;
+}
+
+static int finish(struct request *request, int result, CUdeviceptr *address, CUstream stream)
+{
+    if (!request->counted)
+        return result;
+    result = settle(request, result, address, stream);
+    if (request->grows)
+        growth_ends();
     return result;
 }
 
