@@ -359,6 +359,15 @@ def test_a_pod_is_promised_no_card_that_is_full_of_what_kubelet_forgot() -> None
     assert steps_of(play) == [("p1", "0")]
 
 
+def test_annotations_follow_a_container_that_kubelet_forgot() -> None:
+    """kubelet lost its checkpoint between giving another card than was meant and the write that says so."""
+    play = Play(make_node(cards=(3, 3)), [2], [0])
+    ids = play.ids_of({0: 1})[0]
+    play.state.kubelet_came([RunningContainer("folder", ids, "uid-p0", "main", play.view(0).view.key)])
+    play.kubelet_gave({})
+    assert steps_of(play) == [("p0", "1")]
+
+
 def test_a_container_of_whose_pod_there_is_no_news_is_taken_for_running_for_a_while() -> None:
     """Its pod may come to be known, or be gone: nobody can tell while the watch is behind."""
     now = 0.0

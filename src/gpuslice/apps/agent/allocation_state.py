@@ -162,7 +162,7 @@ class AllocationState:
             for ids, (at_s, had_theirs) in self._granted.items()
             if ids & listed or self._clock() - at_s < LISTED_AFTER_S
         }
-        for actual in self._actual_placements():
+        for actual in self._actual_placements(self.assignments):
             for each in self._assignments_of(actual.pod):
                 self._owners[each.ids] = actual.pod.view.uid
         self.changed.set()
@@ -321,8 +321,10 @@ class AllocationState:
         """
         if self.assignments is None:
             return []
-        actual = self._actual_placements()
-        settled = {each.uid for each in self.forgotten()}  # their cards are what they are
+        # the forgotten before the others: they run, and nobody starts beside them for whom there is no room
+        true = (*(each.assignment for each in self.forgotten()), *self.assignments)
+        actual = self._actual_placements(true)
+        settled = {each.uid for each in self.forgotten()}  # they wait for nothing
         waiting = [each for each in self.waiting() if each.pod.view.uid not in settled]
         self.targets.update(exchanges(actual, waiting, self.targets, self.node))
         never_listed = {grant.uid: self._pods[grant.uid] for grant in self.tentative if grant.never_listed}
@@ -394,9 +396,9 @@ class AllocationState:
     def _living(self, uid: str) -> Pod | None:
         return self._pods[uid].view if self.alive(uid) else None
 
-    def _actual_placements(self) -> list[ActualPlacement]:
+    def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
         """Where pods are. Not of pods whose name kubelet still lists with the devices of an earlier pod."""
-        found = actual_placements(self._pods.values(), self.assignments or (), self.node)
+        found = actual_placements(self._pods.values(), assignments, self.node)
         return [
             each
             for each in found

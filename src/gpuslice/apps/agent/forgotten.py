@@ -30,6 +30,12 @@ class RunningContainer:
     container: str
     pod_key: str
 
+    @property
+    def assignment(self) -> DeviceAssignment:
+        """As kubelet would list it."""
+        namespace, _, pod = self.pod_key.partition("/")
+        return DeviceAssignment(namespace, pod, self.container, self.ids)
+
 
 class ForgottenContainers:
     """Who is to be kept from harm. `certain` once kubelet was asked after it came."""
