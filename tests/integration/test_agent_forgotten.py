@@ -131,16 +131,19 @@ async def test_a_card_is_not_filled_beyond_what_runs_there(tmp_path: Path) -> No
 
 async def test_a_container_that_nobody_could_tell_when_it_started_is_known_later(tmp_path: Path) -> None:
     """There was no news of its pod: it starts, and its folder says whose it is as soon as somebody knows."""
-    async with Bench(tmp_path, ONE).running() as node:
+    async with Bench(tmp_path, ONE, settings={"sweep_after_s": 0.0}).running() as node:
         held = node.kubelet.ids(await started(node, "old", 5, 0))
         (file,) = (node.folder / "host" / "containers").glob("*/owner.json")
         named = json.loads(file.read_text())
-        unknown = dict.fromkeys(("uid", "namespace", "pod", "container"), "")
-        file.write_text(json.dumps({**named, **unknown}))
+        unknown = {**named, **dict.fromkeys(("uid", "namespace", "pod", "container"), "")}
+        file.write_text(json.dumps(unknown))
         await node.agent.sweeper.sweep()
         assert json.loads(file.read_text()) == named
         await forget(node)
         assert not node.kubelet.ids(await started(node, "new", 5, 0)) & held
+        file.write_text(json.dumps(unknown))  # nor did anybody learn it before kubelet forgot
+        await node.agent.sweeper.sweep()
+        assert json.loads(file.read_text()) == unknown
 
 
 async def test_a_card_is_not_filled_by_somebody_of_whom_there_is_no_news_yet(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class Sweeper:
                 continue
             # at once: kubelet may ask for the same ids any moment
             owner = self._folders.owner(name)
+            if self._folders.unidentified(owner) and not owner.pod:
+                continue  # whoever was started there may run: it stays until the machine starts anew
             last = name == self._folders.current(owner.ids)
             if self._state.alive(owner.uid):  # used by its pod; of several for the same ids the last is
                 ids = self._state.listed_ids(owner.uid, owner.container)
