@@ -186,30 +186,11 @@ class PodResourcesClient:
         self._list = UnaryUnaryMethod(
             channel, f"{POD_RESOURCES}/List", pr.ListPodResourcesRequest, pr.ListPodResourcesResponse
         )
-        self._get = UnaryUnaryMethod(
-            channel, f"{POD_RESOURCES}/Get", pr.GetPodResourcesRequest, pr.GetPodResourcesResponse
-        )
-        self._allocatable = UnaryUnaryMethod(
-            channel,
-            f"{POD_RESOURCES}/GetAllocatableResources",
-            pr.AllocatableResourcesRequest,
-            pr.AllocatableResourcesResponse,
-        )
 
     async def list(self, timeout_s: float) -> pr.ListPodResourcesResponse:
         reply: pr.ListPodResourcesResponse = await complete(
             self._list(pr.ListPodResourcesRequest(), timeout=timeout_s)
         )
-        return reply
-
-    async def get(self, namespace: str, name: str, timeout_s: float) -> pr.GetPodResourcesResponse:
-        request = pr.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
-        reply: pr.GetPodResourcesResponse = await complete(self._get(request, timeout=timeout_s))
-        return reply
-
-    async def get_allocatable_resources(self, timeout_s: float) -> pr.AllocatableResourcesResponse:
-        request = pr.AllocatableResourcesRequest()
-        reply: pr.AllocatableResourcesResponse = await complete(self._allocatable(request, timeout=timeout_s))
         return reply
 
 
