@@ -127,3 +127,39 @@ def test_a_process_killed_in_a_call_leaves_nothing_in_flight(tmp_path: Path) -> 
             next_one.ok("start 0")
             next_one.ok(f"alloc 0 plain {500 * MIB}")
             assert box.card().used_bytes == box.machine.used()
+
+
+@pytest.mark.parametrize(
+    ("idle", "asked_mib", "meanwhile"),
+    [
+        pytest.param("none", 20, f"alloc 91 async {10 * MIB}", id="another takes of what came"),
+        pytest.param("scattered", 12, f"alloc 91 async {16 * MIB}", id="the idle room is in pieces"),
+        pytest.param("none", 20, "sync", id="another counts what came"),
+    ],
+)
+def test_a_chunk_that_passes_the_limit_is_given_back(
+    tmp_path: Path, idle: str, asked_mib: int, meanwhile: str
+) -> None:
+    """A pool takes 32 MiB for a small block where fewer are left; another comes before that is undone."""
+    with gated(tmp_path) as (box, gates), box.worker() as worker:
+        worker.ok("start 0")
+        if idle == "scattered":
+            worker.ok(f"keep {LIMIT_MIB * MIB}")
+            for number, size_mib in enumerate((10, 2, 10, 2)):
+                worker.ok(f"alloc {number} async {size_mib * MIB}")
+            worker.ok("free 0")
+            worker.ok("free 2")
+        left = LIMIT_MIB * MIB - box.card().used_bytes
+        worker.ok(f"alloc 50 plain {left - 24 * MIB}")
+        (gates / "pool-grown").touch()
+        worker.ok(f"beside alloc 90 async {asked_mib * MIB}")
+        assert is_reached(gates / "pool-grown.reached")
+        worker.say(meanwhile)
+        time.sleep(0.1)
+        (gates / "pool-grown").unlink()
+        answers = [worker.heard(), worker.heard()]
+        worker.ok("joined")
+        assert OUT_OF_MEMORY in answers
+        assert box.machine.used() <= LIMIT_MIB * MIB
+        worker.ok("sync")
+        assert box.card().used_bytes == box.machine.used()

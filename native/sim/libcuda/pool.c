@@ -129,14 +129,19 @@ CUresult pool_allocate(struct pool *pool, uint64_t bytes, CUdeviceptr *address)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > UINT64_C(1) << 48)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    gate_pass("pool");
     memory_lock();
+    uint64_t before = pool->reserved;
     struct block *block = fit_anywhere(pool, rounded, &chunk);
+    bool grown = pool->reserved > before;
     if (block) {
         take(pool, chunk, block, rounded);
         block->asked = bytes;
         *address = chunk->allocation->address + block->offset;
     }
     memory_unlock();
+    if (grown)
+        gate_pass("pool-grown");
     return block ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 

@@ -11,15 +11,14 @@
 #define POOL_STEP (UINT64_C(32) << 20) /* pools grow in these */
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
-static struct gs_lock growth_lock; /* one pool grows at a time: a second thread may find room in what the first one got */
-
-/* Until it is known whether what came fits: else a second thread takes of what is about to be undone, and keeps it there. */
-static _Atomic bool growing;
+/* From the look at a pool's room until it is known whether what came fits: in between a second thread would be given the
+ * same room, so that the driver grows the pool unasked, or take of what is about to be undone, and keep it there. */
+static struct gs_lock locks[GPUSLICE_CARDS + 1]; /* the last for a card that found no place in the region */
 
 static void forget(void)
 {
-    growth_lock = (struct gs_lock){0};
-    growing = false;
+    for (uint32_t card = 0; card <= GPUSLICE_CARDS; card++)
+        locks[card] = (struct gs_lock){0};
 }
 GS_AT_FORK(forget);
 
@@ -29,7 +28,7 @@ struct request {
     struct gs_place place;
     CUmemoryPool pool;
     uint64_t bytes, reserved;
-    bool counted, grows;
+    bool counted;
 };
 
 static bool capturing(CUstream stream, bool own_stream)
@@ -39,23 +38,13 @@ static bool capturing(CUstream stream, bool own_stream)
     return result == CUDA_SUCCESS && status != 0;
 }
 
-static void growth_ends(void)
-{
-    atomic_store(&growing, false);
-    gs_unlock(&growth_lock);
-}
-
 /* A pool with room need not grow. One without grows by whole steps; where there is no room for a step, by what is asked:
  * should it take more all the same, that is undone. */
 static bool reserve_growth(struct request *request)
 {
     struct gs_card *card = request->place.card;
-    if (!atomic_load(&growing) && request->bytes <= gs_pool_idle_bytes(request->pool))
-        return true;
-    gs_lock(&growth_lock);
-    atomic_store(&growing, true);
-    request->grows = true;
-    if (request->bytes <= gs_pool_idle_bytes(request->pool)) /* by now */
+    gs_lock(&locks[card->index]);
+    if (request->bytes <= gs_pool_idle_bytes(request->pool))
         return true;
     uint64_t step = gs_round_up(request->bytes, POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
     gs_measure_sometimes(card);
@@ -67,7 +56,7 @@ static bool reserve_growth(struct request *request)
         return true;
     }
     gs_refuse(card);
-    growth_ends();
+    gs_unlock(&locks[card->index]);
     return false;
 }
 
@@ -91,12 +80,6 @@ static bool begin(struct request *request, CUstream stream, bool own_stream)
     return !request->counted || reserve_growth(request);
 }
 
-/* The pool grew by more than was reserved, and that was too much. */
-static bool grew_too_far(const struct request *request, uint64_t before)
-{
-    return gs_over_limit(request->place.card) && gs_accounts_mine(&gs_accounts, request->place.card->index) > before;
-}
-
 static int undo(struct request *request, CUdeviceptr address, CUstream stream)
 {
     int mode = gs_relax_capture();
@@ -111,11 +94,10 @@ static int undo(struct request *request, CUdeviceptr address, CUstream stream)
 
 static int settle(struct request *request, int result, CUdeviceptr *address, CUstream stream)
 {
-    uint64_t before = gs_accounts_mine(&gs_accounts, request->place.card->index);
-    gs_pool_settle(request->pool, request->place.card, request->reserved);
+    bool outgrew = gs_pool_settle(request->pool, request->place.card, request->reserved);
     if (result != CUDA_SUCCESS)
         return result;
-    if (grew_too_far(request, before))
+    if (outgrew && gs_over_limit(request->place.card))
         return undo(request, *address, stream);
     gs_table_put(&gs_held, &(struct gs_entry){.key = *address,
                                               .bytes = request->bytes,
@@ -130,8 +112,7 @@ static int finish(struct request *request, int result, CUdeviceptr *address, CUs
     if (!request->counted)
         return result;
     result = settle(request, result, address, stream);
-    if (request->grows)
-        growth_ends();
+    gs_unlock(&locks[request->place.card->index]);
     return result;
 }
 

@@ -13,6 +13,7 @@ struct pool {
     struct gs_card *card; /* NULL: managed memory of no place, which counts where it is first asked for */
     uint64_t charged;
     uint64_t promised; /* reserved for growth that is under way: what it grows by till then is paid for */
+    uint64_t unasked;  /* what it grew by beyond that, whoever noticed, since an allocation was settled last */
     uint64_t shared;   /* of blocks that other processes may have opened, since they were freed here */
     uint64_t live;     /* blocks, once the program has destroyed the pool */
     uint32_t opened;   /* an imported one: counts as an import on its card */
@@ -112,8 +113,10 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
     }
     leave_shared(pool, now);
     uint64_t covered = pool->charged + reserved;
-    if (now > covered) /* by a thread that grows it at this moment, perhaps, and has reserved for that */
+    if (now > covered) { /* by a thread that grows it at this moment, perhaps, and has reserved for that */
         now = now - covered > pool->promised ? now - pool->promised : covered;
+        pool->unasked += now - covered;
+    }
     recharge(pool->card, &pool->charged, now, reserved);
 }
 
@@ -223,17 +226,21 @@ void gs_pool_promise(CUmemoryPool handle, uint64_t bytes)
     gs_unlock(&lock);
 }
 
-void gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved)
+bool gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved)
 {
+    bool outgrew = false;
     gs_lock(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
-    if (pool)
+    if (pool) {
         settle_pool(pool, reserved);
-    else
+        outgrew = pool->unasked != 0;
+        pool->unasked = 0;
+    } else
         gs_recharge(card, reserved, 0);
     if (reserved)
         gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
     gs_unlock(&lock);
+    return outgrew;
 }
 
 void gs_pool_made(CUmemoryPool handle, struct gs_card *card, bool elsewhere)

@@ -27,9 +27,9 @@ enum gs_pool_owner { GS_POOL_OURS, GS_POOL_ELSEWHERE, GS_POOL_UNKNOWN };
 enum gs_pool_owner gs_pool_owner(CUmemoryPool pool, struct gs_card **card);
 /* What it keeps and nobody uses. */
 uint64_t gs_pool_idle_bytes(CUmemoryPool pool);
-/* `bytes` are reserved for growth that is under way; settled when that is over. */
+/* `bytes` are reserved for growth that is under way; settled when that is over: whether it grew by more than that. */
 void gs_pool_promise(CUmemoryPool pool, uint64_t bytes);
-void gs_pool_settle(CUmemoryPool pool, struct gs_card *card, uint64_t reserved);
+bool gs_pool_settle(CUmemoryPool pool, struct gs_card *card, uint64_t reserved);
 
 void gs_pool_made(CUmemoryPool pool, struct gs_card *card, bool elsewhere);
 /* An imported pool's memory is open here, on this card. */
