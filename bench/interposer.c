@@ -22,6 +22,8 @@
 typedef unsigned long long address_t;
 static int (*mem_alloc)(address_t *, size_t);
 static int (*mem_free)(address_t);
+static int (*mem_alloc_async)(address_t *, size_t, void *);
+static int (*mem_free_async)(address_t, void *);
 static int (*mem_info)(size_t *, size_t *);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*synchronize)(void);
@@ -65,6 +67,15 @@ static void do_alloc_free(int calls)
     for (int i = 0; i < calls; i++) {
         check(mem_alloc(&address, 1 << 20), "cuMemAlloc");
         check(mem_free(address), "cuMemFree");
+    }
+}
+
+static void do_alloc_free_async(int calls)
+{
+    address_t address;
+    for (int i = 0; i < calls; i++) {
+        check(mem_alloc_async(&address, 1 << 20, NULL), "cuMemAllocAsync");
+        check(mem_free_async(address, NULL), "cuMemFreeAsync");
     }
 }
 
@@ -182,6 +193,8 @@ int main(int count, char **arguments)
     check(set_current(context), "cuCtxSetCurrent");
     *(void **)&mem_alloc = find(driver, "cuMemAlloc_v2");
     *(void **)&mem_free = find(driver, "cuMemFree_v2");
+    *(void **)&mem_alloc_async = find(driver, "cuMemAllocAsync");
+    *(void **)&mem_free_async = find(driver, "cuMemFreeAsync");
     *(void **)&mem_info = find(driver, "cuMemGetInfo_v2");
     *(void **)&launch = find(driver, "cuLaunchKernel");
     *(void **)&synchronize = find(driver, "cuCtxSynchronize");
@@ -189,6 +202,7 @@ int main(int count, char **arguments)
     measure("launch", do_launch);
     measure("memgetinfo", do_info);
     measure("alloc_free", do_alloc_free);
+    measure("alloc_free_async", do_alloc_free_async);
     for (int i = 0; i < LIVE; i++)
         check(mem_alloc(&live[i], 1 << 20), "cuMemAlloc");
     measure("alloc_free_2000_live", do_alloc_free);

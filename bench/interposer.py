@@ -31,7 +31,7 @@ from gpuslice.adapters.region.reader import prepare_region  # noqa: E402
 from simcluster import gpu  # noqa: E402
 
 BUILD = ROOT / "native" / "build"
-CALLS = ("launch", "memgetinfo", "alloc_free", "alloc_free_2000_live")
+CALLS = ("launch", "memgetinfo", "alloc_free", "alloc_free_async", "alloc_free_2000_live")
 AIMS_NS = {"launch": 15, "memgetinfo": 100, "alloc_free": 200, "alloc_free_2000_live": 200}
 MODES = {
     "threads_1": (1, 1),
@@ -190,7 +190,7 @@ def print_table(results: dict[str, Rounds]) -> None:
         ratio = ratios(by, "gpuslice")
         for call in CALLS:
             added = shown["gpuslice"][call] - shown["raw"][call]
-            aim = str(AIMS_NS[call]) if mode == ALONE else ""
+            aim = str(AIMS_NS.get(call, "")) if mode == ALONE else ""
             line = "".join(f"{shown[name][call]:12.1f}" for name in names)
             print(f"{mode + ' ' + call:34}{line}{added:10.1f}{aim:>7}{ratio[call]:8.2f}")
 
