@@ -194,6 +194,14 @@ static int map_physical(int id, size_t bytes)
     return result;
 }
 
+/* By a handle that may have been given back. */
+static int map_again(int id, unsigned long long handle, size_t bytes)
+{
+    held[id].value = handle;
+    held[id].bytes = bytes;
+    return map_physical(id, bytes);
+}
+
 static int make_array(int id, size_t bytes, int shape)
 {
     CUDA_ARRAY_DESCRIPTOR flat = {.Width = 65536, .Height = bytes / 65536 / 4, .Format = 0x20, .NumChannels = 1};
@@ -1076,6 +1084,8 @@ static void obey(char *line)
         answer(CALL(cuArrayDestroy, held[id].pointer));
     else if (is(word, "map") && sscanf(line, "%*s %d", &id) == 1)
         answer(map_physical(id, held[id].bytes));
+    else if (is(word, "map-again") && sscanf(line, "%*s %d %llu", &id, &more) == 2)
+        answer(map_again(id, held[more].value, held[more].bytes));
     else if (is(word, "unmap") && sscanf(line, "%*s %d", &id) == 1)
         answer(CALL(cuMemUnmap, held[id].address, held[id].bytes));
     else if (is(word, "retain") && sscanf(line, "%*s %d", &id) == 1)

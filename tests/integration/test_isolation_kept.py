@@ -107,6 +107,18 @@ def test_a_handle_counts_until_the_last_of_its_references(tmp_path: Path) -> Non
         assert_counted(box, 0)
 
 
+def test_what_a_handle_maps_counts_though_it_was_given_back(tmp_path: Path) -> None:
+    with started(tmp_path) as (box, worker):
+        worker.ok(f"alloc 0 physical {64 * MIB}")
+        worker.ok("map 0")
+        worker.ok("free 0")
+        worker.ok("map-again 1 0")
+        worker.ok("unmap 0")
+        assert_counted(box, 64)
+        worker.ok("unmap 1")
+        assert_counted(box, 0)
+
+
 def test_what_an_importer_of_a_handle_keeps_alive_stays_counted(tmp_path: Path) -> None:
     with container(tmp_path) as box, box.worker() as opener:
         opener.ok("start 0")

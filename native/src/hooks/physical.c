@@ -13,7 +13,7 @@
 
 static struct gs_table handles;  /* handle → references by it, object */
 static struct gs_table mappings; /* address → length, object */
-static struct gs_table objects;  /* object → what it is charged */
+static struct gs_table objects;  /* object → what it is charged; its owner is the handle that it was made with */
 static struct gs_table references; /* object → how many */
 static _Atomic uint64_t last_object;
 
@@ -40,7 +40,11 @@ static struct gs_card *card_of(const CUmemAllocationProp *properties)
 void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind)
 {
     uint64_t object = atomic_fetch_add(&last_object, 1) + 1;
-    gs_table_put(&objects, &(struct gs_entry){.key = object, .bytes = bytes, .kind = kind, .card = card ? card->index : GPUSLICE_CARDS});
+    gs_table_put(&objects, &(struct gs_entry){.key = object,
+                                            .bytes = bytes,
+                                            .owner = handle,
+                                            .kind = kind,
+                                            .card = card ? card->index : GPUSLICE_CARDS});
     gs_table_count(&references, object, 1);
     gs_table_put(&handles, &(struct gs_entry){.key = handle, .bytes = 1, .owner = object});
 }
@@ -64,6 +68,7 @@ void gs_physical_drop(uint64_t object)
     struct gs_entry entry;
     if (gs_table_count(&references, object, -1) != 1 || !gs_table_take(&objects, object, &entry))
         return;
+    gs_table_take_of(&handles, entry.owner, object);
     if (!(entry.kind & GS_EXPORTED) || !gs_descriptors_keep(object))
         gs_release_entry(&entry);
     gs_unpin(object); /* its members, if it is a group */
@@ -85,25 +90,28 @@ int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemA
     return result;
 }
 
-static bool take_handle(CUmemGenericAllocationHandle handle, struct gs_entry *entry)
+static bool made_with(uint64_t object, CUmemGenericAllocationHandle handle)
 {
-    return gs_enter_cuda() && gs_table_take(&handles, handle, entry);
+    struct gs_entry entry;
+    return gs_table_get(&objects, object, &entry) && entry.owner == handle;
 }
 
+/* While the memory lives, a program can go on with the handle that it has given back, where the driver lets it. */
 int cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct gs_entry entry;
-    bool known = take_handle(handle, &entry);
-    if (known && entry.bytes > 1) { /* retained: other references go by the same handle */
+    bool known = gs_enter_cuda() && gs_table_take(&handles, handle, &entry);
+    bool held = known && entry.bytes;
+    if (held)
         entry.bytes--;
+    if (known && (entry.bytes || made_with(entry.owner, handle)))
         gs_table_put(&handles, &entry);
-    }
-    if (known)
+    if (held)
         gs_giving_begins();
     int result = DRIVER(cuMemRelease)(handle);
-    if (known && result == CUDA_SUCCESS)
+    if (held && result == CUDA_SUCCESS)
         gs_physical_drop(entry.owner);
-    if (known)
+    if (held)
         gs_giving_ends();
     return result;
 }

@@ -101,6 +101,16 @@ static bool look(struct gs_table *table, uint64_t key, struct gs_entry *entry, b
 bool gs_table_get(struct gs_table *table, uint64_t key, struct gs_entry *entry) { return look(table, key, entry, false); }
 bool gs_table_take(struct gs_table *table, uint64_t key, struct gs_entry *entry) { return look(table, key, entry, true); }
 
+void gs_table_take_of(struct gs_table *table, uint64_t key, uint64_t owner)
+{
+    struct gs_shard *shard = shard_of(table, hash_of(key));
+    gs_lock(&shard->lock);
+    struct gs_entry *found = find(shard, key);
+    if (found && found->owner == owner)
+        remove_at(shard, (uint32_t)(found - shard->entries));
+    gs_unlock(&shard->lock);
+}
+
 uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by)
 {
     struct gs_shard *shard = shard_of(table, hash_of(key));

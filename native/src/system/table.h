@@ -33,6 +33,8 @@ struct gs_table {
 bool gs_table_put(struct gs_table *table, const struct gs_entry *entry);
 bool gs_table_get(struct gs_table *table, uint64_t key, struct gs_entry *entry);
 bool gs_table_take(struct gs_table *table, uint64_t key, struct gs_entry *entry);
+/* Only if it is that owner's. */
+void gs_table_take_of(struct gs_table *table, uint64_t key, uint64_t owner);
 /* Adds to `bytes` of the entry, made with 0 if need be, and removes it when it gets to 0. The value before. */
 uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by);
 /* Removes the entries the callback returns true for. It must not use the table. */
