@@ -306,9 +306,12 @@ class Network:
         self.trail.update(what.encode())
         if "/leases" not in request.path:  # where each process has a name of its own
             self.trail.update(request.body)
-        if request.path.endswith("/binding") and answer.status == 201:
+        if request.path.endswith("/binding"):  # whatever is answered, it may have taken effect
             meta = msgspec.json.decode(request.body)["metadata"]
-            self.bound[meta["uid"]] = meta["annotations"][ANN_ALLOCATION]
+            said = meta["annotations"][ANN_ALLOCATION]
+            for pod in (entry.obj["metadata"] for entry in self.cluster.store.shelf("pods").items.values()):
+                if pod["uid"] == meta["uid"] and (pod.get("annotations") or {}).get(ANN_ALLOCATION) == said:
+                    self.bound.setdefault(pod["uid"], said)
         return answer
 
     # -- the answers ---------------------------------------------------------------------------------------
