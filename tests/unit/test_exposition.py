@@ -211,3 +211,8 @@ PROMETHEUS_3 = (
 )
 def test_a_client_gets_the_format_that_it_likes_best(accept: str, chosen: Format) -> None:
     assert chosen_format(accept) is chosen
+
+
+def test_a_line_of_digits_that_is_no_number_is_left_out_at_once() -> None:
+    """Looked at in every way to part it in two, it would take hours."""
+    assert parse(f"a {'9' * 500_000}x\nb 1\n").samples == (Sample("b", {}, 1.0),)
