@@ -58,11 +58,9 @@ void gs_span_begin(const struct gs_accounts *accounts, uint32_t card, struct gs_
     span->taking = bytes_in(accounts, card, GS_TAKING);
 }
 
-static uint64_t less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
-
 struct gs_bounds gs_span_end(const struct gs_accounts *accounts, uint32_t card, const struct gs_span *span)
 {
     const struct gs_holding *holding = &accounts->mine[card];
     uint64_t giving = bytes_in(accounts, card, GS_GIVING), lost = atomic_load(&holding->lost), gained = atomic_load(&holding->gained);
-    return (struct gs_bounds){.least = less(less(less(span->gained, span->taking), giving), lost), .most = gained - span->lost};
+    return (struct gs_bounds){.least = gs_less(gs_less(gs_less(span->gained, span->taking), giving), lost), .most = gained - span->lost};
 }

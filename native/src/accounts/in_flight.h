@@ -19,6 +19,7 @@ struct gs_span {
 struct gs_bounds {
     uint64_t least, most;
 };
+static inline uint64_t gs_less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
 void gs_span_begin(const struct gs_accounts *accounts, uint32_t card, struct gs_span *span);
 struct gs_bounds gs_span_end(const struct gs_accounts *accounts, uint32_t card, const struct gs_span *span);
 

@@ -79,8 +79,6 @@ void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
         show_provisional(card);
 }
 
-static uint64_t less(uint64_t from, uint64_t bytes) { return from > bytes ? from - bytes : 0; }
-
 /* What the driver says we hold, less what we know of. Other threads' calls in flight widen what it may be, and so do doubts:
  * what we took it for till now is kept if it can be. Each look brings that nearer to the truth or leaves it where it is, and
  * none passes beyond: so no traffic, however dense, lets the account fall short for what is only on its way. */
@@ -88,8 +86,8 @@ static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held,
 {
     uint32_t card = own->card->index;
     uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]);
-    uint64_t certain = less(less(held.least, own->charged), missing), possible = less(held.most, own->charged);
-    uint64_t most = less(figure, certain), least = less(less(figure, possible), more);
+    uint64_t certain = gs_less(gs_less(held.least, own->charged), missing), possible = gs_less(held.most, own->charged);
+    uint64_t most = gs_less(figure, certain), least = gs_less(gs_less(figure, possible), more);
     own->most = most < own->most ? most : own->most;
     own->least = least > own->least ? least : own->least;
 }

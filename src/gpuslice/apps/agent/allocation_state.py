@@ -247,14 +247,13 @@ class AllocationState:
 
     def owner(self, ids: frozenset[str]) -> Owner:
         """Of the folder for `ids`; without news of the pod, by the name that kubelet has for it."""
-        match, holder = holder_of(ids, self.assignments or ()), self.holder(ids)
-        if holder is not None:
+        if (holder := self.holder(ids)) is not None:
             pod, container = holder.pod.view, holder.container
             return Owner(sorted(ids), pod.uid, pod.namespace, pod.name, container.name if container else "")
-        if match is None:
+        if (match := holder_of(ids, self.assignments or ())) is None:
             return Owner(sorted(ids))
-        namespace, _, name = match.assignment.pod_key.partition("/")
-        return Owner(sorted(ids), "", namespace, name, match.assignment.container if match.exact else "")
+        listed = match.assignment
+        return Owner(sorted(ids), "", listed.namespace, listed.pod, listed.container if match.exact else "")
 
     # -- whom kubelet forgot ----------------------------------------------------------------------------
 

@@ -301,12 +301,10 @@ class Folders:
         """Whether nobody could tell whose it is when its container started, in this run of the machine."""
         return bool(owner.boot) and owner.boot == self.boot and not owner.uid
 
-    def identify(self, name: str, owner: Owner) -> None:
-        """Whose the container is that lives in the folder. Raises OSError."""
-        before = self.owner(name)
-        self._own(
-            self._folder(name), msgspec.structs.replace(owner, boot=before.boot, earlier=before.earlier)
-        )
+    def identify(self, name: str, before: Owner, owner: Owner) -> None:
+        """Whose the container is that lives in the folder, which was `before`'s. Raises OSError."""
+        found = msgspec.structs.replace(owner, boot=before.boot, earlier=before.earlier)
+        self._own(self._folder(name), found)
 
     def running(self) -> Iterator[RunningContainer]:
         """The folders of containers that were started in this run of the machine, so may be running.

@@ -82,4 +82,4 @@ class Sweeper:
         before = self._folders.owner(name)  # as it is now
         found = self._state.owner(frozenset(before.ids))
         if found.pod and self._folders.unidentified(before) and name == self._folders.current(before.ids):
-            self._folders.identify(name, found)
+            self._folders.identify(name, before, found)
