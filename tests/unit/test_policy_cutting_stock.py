@@ -10,7 +10,8 @@ from scipy.optimize import linprog
 
 from gpuslice.core.policy.cutting_stock import CuttingStock, best_pattern, value_of_space
 from gpuslice.core.policy.fleet import Floats, Shape
-from gpuslice.core.policy.node_value import card_values, demand_of, layout_of
+from gpuslice.core.policy.layout import layout_of
+from gpuslice.core.policy.node_value import card_values, demand_of
 from gpuslice.core.simulation.trace import fleet_of
 from tests.unit.fleets import make_fleet_node
 

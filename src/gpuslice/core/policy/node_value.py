@@ -15,122 +15,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuslice.core.policy.cutting_stock import CuttingStock, value_of_space
-from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.fleet import Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import HostValue
+from gpuslice.core.policy.layout import Layout
 
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
 NEWS_PART = 0.2  # of what a new workload says about packing; the rest stays, as do the pods packed so far
 NEAR_SLOT = 0.6  # what a slot still to be freed is worth, for each card that keeps it from being one
-WHOLE_VALUE, WHOLE_FREE = 0.95, 0.05  # room for one whole card: by value and by wholly free cards
-FINEST_PARTS = 200  # cards of more units are looked at in hundredths
-COARSE_PARTS = 100
-MOST_SIZES = 12  # of cards that are priced apart; further ones are taken for the nearest
+WHOLE_FREE = 0.05  # of the room for one whole card, by wholly free cards; the rest by value
+WHOLE_FREE_TURNOVER = 0.5  # the same of that rest, where as many pods leave as come
 ROUNDING = 1e-9
 BLOCK_ROWS = 128  # looked at in one go, so that what is between stays in the processor's cache
-
-
-@dataclass(frozen=True, slots=True)
-class CardClass:
-    """Cards of one size: `parts` they are looked at in, where their values start in the table."""
-
-    size: int
-    parts: int
-    start: int
-
-    def pieces(self, units: int) -> int:
-        """Parts that a request takes, rounded up."""
-        return -(-units * self.parts // self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Which cards there are, as arrays over [row, slot] and rows; changes only with `Fleet.cards_version`.
-
-    A card's value is found at `start + left · parts // size`. `weight` is its size in mean cards, 0 where
-    there is none. `kind` numbers the pairs (class, model); `kinds` says which they are and how many mean
-    cards each has.
-    """
-
-    classes: tuple[CardClass, ...]
-    start: Ints
-    parts: Ints
-    size: Ints
-    weight: Floats
-    kind: Ints
-    kinds: tuple[tuple[CardClass, str, float], ...]
-    cards: Ints
-    mean_units: float
-    version: int
-    by_unit: bool  # each card is looked at in as many parts as it has units
-
-    def cards_of(self, rows: Rows) -> Ints:
-        """[line, slot] Where the cards of `rows` stand in arrays over [row, slot] made one line."""
-        width = self.size.shape[1]
-        cards: Ints = rows[:, None] * width + np.arange(width)
-        return cards
-
-    def place(self, at: Ints, left: Ints) -> Ints:
-        """Where in the table the value of `left` units is, on the cards that stand `at` (see `cards_of`)."""
-        parts = left if self.by_unit else left * self.parts.take(at) // self.size.take(at)
-        return self.start.take(at) + parts
-
-
-def layout_of(fleet: Fleet) -> Layout:
-    """Sort the cards of a fleet into classes and its nodes into kinds."""
-    present = fleet.size > 0
-    sizes, numbers = np.unique(fleet.size[present], return_counts=True)
-    mean = float((sizes * numbers).sum() / numbers.sum()) if len(sizes) else 1.0
-    common = np.sort(sizes[np.argsort(-numbers, kind="stable")[:MOST_SIZES]]).tolist() or [1]
-    found, start = [], 0
-    for size in common:
-        fineness = size if size <= FINEST_PARTS else COARSE_PARTS
-        found.append(CardClass(size, fineness, start))
-        start += fineness + 1
-    classes = tuple(found)
-    known = np.array([card.size for card in classes])
-    nearest = np.searchsorted((known[1:] + known[:-1]) / 2, fleet.size, side="left").astype(np.int64)
-    kinds, kind = _kinds(fleet, classes, nearest, mean)
-    parts = np.array([card.parts for card in classes])[nearest]
-    return Layout(
-        classes=classes,
-        start=np.array([card.start for card in classes])[nearest],
-        parts=parts,
-        size=np.maximum(fleet.size, 1).astype(np.int64),
-        weight=np.where(present, fleet.size / mean, 0.0),
-        kind=kind,
-        kinds=kinds,
-        cards=fleet.cards.copy(),
-        mean_units=mean,
-        version=fleet.cards_version,
-        by_unit=bool((parts == fleet.size)[present].all()),
-    )
-
-
-def _kinds(
-    fleet: Fleet, classes: tuple[CardClass, ...], nearest: Ints, mean: float
-) -> tuple[tuple[tuple[CardClass, str, float], ...], Ints]:
-    largest = nearest.max(axis=1, initial=0)
-    pairs = largest * (len(fleet.models) + 1) + fleet.model
-    names, kind = np.unique(pairs, return_inverse=True)
-    kinds = []
-    for number, pair in enumerate(names.tolist()):
-        card_class, model = divmod(pair, len(fleet.models) + 1)
-        cards = float(fleet.size[kind == number].sum()) / mean
-        kinds.append((classes[card_class], fleet.models[model] if fleet.models else "", cards))
-    return tuple(kinds), kind.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Shapes side by side. `weight`: [kind, shape]. A node with `cpu` CPU serves `cpu · cards_per_cpu` cards.
 
-    For shares and single cards room is `by_value · V + by_free · F` at most, [kind, shape], where V counts
-    the parts of cards in the shape's `band`. For several cards it comes in slots of `cards` free cards that
-    count `gpu` each.
+    `value`, `pieces`, `wide` are lines of the table: what the free part of a card is worth to the shape, into
+    how many pieces of what the shape asks of a card it can be cut, whether into any. For shares and single
+    cards room is `by_value · value + by_free · pieces` at most, [kind, shape]. For several cards it comes in
+    slots of `cards` pieces on as many cards, that count `gpu` together. `most`: [kind, shape] how many pieces
+    an empty node has.
     """
 
     weight: Floats
@@ -140,21 +49,24 @@ class Columns:
     by_free: Floats
     cards: Floats
     gpu: Floats
-    band: Ints
+    value: Ints
+    pieces: Ints
+    wide: Ints
+    most: Floats
 
     def __len__(self) -> int:
         return len(self.gpu)
 
 
-VALUES = 4
+VALUES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class States:
     """Nodes in some state, one line each.
 
-    `amounts`: [quantity, line] wholly free cards by weight and by number, free CPU, free memory, and from
-    `VALUES` on V of each band.
+    `amounts`: [quantity, line] free CPU, free memory, and from `VALUES` on what the free parts of the cards
+    sum up to, by each line of the table.
     """
 
     rows: Rows
@@ -189,7 +101,7 @@ class NodeValue:
     def of(self, states: States) -> Floats:
         """U of nodes in a given state, in cards."""
         if self._host_value is not None:
-            _, _, cpu_milli, memory_mib, value = states.amounts[: VALUES + 1]
+            cpu_milli, memory_mib, value = states.amounts[: VALUES + 1]
             return self._host_value.of(value, cpu_milli, memory_mib)
         if len(states.rows) <= BLOCK_ROWS:
             return self._of_block(states)
@@ -198,31 +110,46 @@ class NodeValue:
 
     def _of_block(self, states: States) -> Floats:
         """Room for each shape, the shares and single cards first and then those of several, by its weight."""
-        whole, whole_cards, cpu_milli, memory_mib = states.amounts[:VALUES]
+        cpu_milli, memory_mib = states.amounts[:VALUES]
         value = states.amounts[VALUES:]
         kind, parts = self.layout.kind.take(states.rows), len(self._parts)
         room: Floats = cpu_milli[:, None] * self._per_cpu  # cards that free CPU and memory serve
         np.minimum(room, memory_mib[:, None] * self._per_memory, out=room)
         np.maximum(room, 0.0, out=room)  # what others use of a node may be more than we know of
         pick = slice(0, 1) if self._one_kind else kind
-        of_band = value[0][:, None] if len(value) == 1 else value.take(self._parts.band, axis=0).T
-        on_cards: Floats = of_band * self._parts.by_value[pick]
-        on_cards += whole[:, None] * self._parts.by_free[pick]
+        on_cards: Floats = _of_lines(value, self._parts.value) * self._parts.by_value[pick]
+        on_cards += _of_lines(value, self._parts.pieces) * self._parts.by_free[pick]
         np.minimum(room[:, :parts], on_cards, out=room[:, :parts])
-        # whole slots for each shape of several cards, with the chances of such as come free next
-        rows = states.rows
-        hosted = room[:, parts:]
-        columns = self._slots
-        slots: Floats = np.minimum(whole_cards[:, None] / columns.cards, hosted / columns.gpu)
-        np.floor(slots + ROUNDING, out=slots)
-        if self._turnover:
-            free = whole_cards[:, None]  # a slot not yet free counts less for each card it still lacks
-            asked = (np.floor(free / columns.cards) + 1.0) * columns.cards
-            possible = asked <= self.layout.cards[rows][:, None]
-            slots += self._turnover * (NEAR_SLOT ** (asked - free) * possible)
-        room[:, parts:] = slots * columns.gpu
+        if len(self._slots):
+            room[:, parts:] = self._slot_room(value, room[:, parts:], kind)
         worth: Floats = np.einsum("ij,ij->i", room, self._weight.take(kind, axis=0))
         return worth
+
+    def _slot_room(self, value: Floats, hosted: Floats, kind: Ints) -> Floats:
+        """Whole slots for each shape of several cards, with the chances of such as come free next.
+
+        A piece without the CPU or memory for it is none: who takes these of a node breaks a slot, too.
+        """
+        columns = self._slots
+        pieces = np.minimum(_of_lines(value, columns.pieces), hosted * (columns.cards / columns.gpu))
+        if (columns.wide != columns.pieces).any():
+            wide = _of_lines(value, columns.wide)
+            np.minimum(pieces, wide, out=pieces, where=wide < columns.cards)
+        np.floor(pieces + ROUNDING, out=pieces)
+        slots: Floats = np.floor(pieces / columns.cards + ROUNDING)
+        if self._turnover:  # a slot not yet free counts less for each piece it still lacks
+            asked = (slots + 1.0) * columns.cards
+            possible = asked <= columns.most.take(kind, axis=0)
+            slots += self._turnover * (NEAR_SLOT ** (asked - pieces) * possible)
+        slots *= columns.gpu
+        return slots
+
+
+def _of_lines(value: Floats, lines: Ints) -> Floats:
+    """[node, shape] What the free parts of a node's cards sum up to, by each shape's line of the table."""
+    same = len(lines) and (lines == lines[0]).all()
+    of_each: Floats = value[lines[0]][:, None] if same else value.take(lines, axis=0).T
+    return of_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +231,7 @@ def card_values(layout: Layout, demand: Demand, stock: PackedValues) -> Floats:
 
 
 def banded(layout: Layout, values: Floats) -> Floats:
-    """[band, place in the table] The same for requests larger than the largest 0, 1 … of the classes.
+    """[band, place in the table] Values for requests larger than the largest 0, 1 … of the classes.
 
     Such a request has no use for a part that a smaller card could be: else it makes what is left beside it on
     its cards as dear as whole ones, and pods that would fill that break smaller cards instead.
@@ -342,38 +269,68 @@ def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnove
     are cards of it, all nodes are worth the same, and pods that may use any do not fill up the rare ones.
     """
     shapes = [shape for shape, _ in demand.kept]
-    weight = np.zeros((len(layout.kinds), len(shapes)))
-    whole = np.zeros_like(weight, dtype=np.bool_)
-    for column, (shape, part) in enumerate(demand.kept):
-        usable = [
-            shape.units <= card.size and (not shape.models or model in shape.models)
-            for card, model, _ in layout.kinds
-        ]
-        cards = sum(kind[2] for kind, may in zip(layout.kinds, usable, strict=True) if may)
-        everything = sum(kind[2] for kind in layout.kinds)
-        if cards > 0:
-            weight[:, column] = np.array(usable) * (part / (cards / everything))
-        whole[:, column] = [shape.units >= card.size for card, _, _ in layout.kinds]
+    part = np.array([part for _, part in demand.kept])
+    allowed, most = layout.allowed(shapes), layout.pieces(shapes)
+    cards = np.array([kind.cards for kind in layout.kinds])
+    usable = cards @ allowed
+    weight = np.divide(part * cards.sum(), usable, out=np.zeros(len(shapes)), where=usable > 0.0)
+    weight = weight * (allowed & (most > 0.0))
     several = np.array([shape.cards > 1 for shape in shapes], dtype=np.bool_)
-    values = banded(layout, card_values(layout, demand, stock))
-    parts = _columns(shapes, weight * ~(whole & several), whole, layout)
-    slots = _columns(shapes, weight * (whole & several), whole, layout)
+    table = [*banded(layout, card_values(layout, demand, stock))]
+    parts = _columns(shapes, weight * ~several, most, layout, table, turnover=turnover)
+    slots = _columns(shapes, weight * several, most, layout, table, turnover=turnover)
     slot_demand = float(slots.weight.max(axis=0, initial=0.0).sum())
-    return DemandModel(layout, values, parts, slots, slot_demand, turnover)
+    return DemandModel(layout, np.array(table), parts, slots, slot_demand, turnover)
 
 
-def _columns(shapes: list[Shape], weight: Floats, whole: npt.NDArray[np.bool_], layout: Layout) -> Columns:
+def _columns(
+    shapes: list[Shape], weight: Floats, most: Floats, layout: Layout, table: list[Floats], *, turnover: float
+) -> Columns:
+    """The shapes of some weight; what must be known of cards for them is added to the `table`."""
     used = np.flatnonzero(weight.any(axis=0))
     chosen = [shapes[column] for column in used]
-    gpu = np.array([shape.total_units / layout.mean_units for shape in chosen])
     smaller = [card.size for card in layout.classes[:-1]]
+    units = np.array([shape.units for shape in chosen], dtype=np.int64)
+    cards = np.array([shape.cards for shape in chosen], dtype=np.float64)
+    gpu = units * cards / layout.mean_units
+    cpu_milli = np.array([max(shape.cpu_milli, 1) for shape in chosen], dtype=np.float64)
+    memory_mib = np.array([max(shape.memory_mib, 1) for shape in chosen], dtype=np.float64)
+    whole = units == np.array([max(kind.sizes, default=0) for kind in layout.kinds])[:, None]
+    # where pods come and go, holes do not become whole cards by being filled; those of a model that few have
+    # are kept for the pods bound to it all the same, or others would fill them up
+    comes_free = turnover * np.array([not shape.models for shape in chosen], dtype=np.float64)
+    by_value = np.where(whole, (1.0 - WHOLE_FREE) * (1.0 - WHOLE_FREE_TURNOVER * comes_free), 1.0)
+    lines = [
+        _lines_of(shape, layout, table) if shape.cards > 1 or whole[:, column].any() else (0, 0)
+        for column, shape in enumerate(chosen)
+    ]
+    pieces, wide = np.array(lines, dtype=np.int64).reshape(-1, 2).T
     return Columns(
         weight=weight[:, used],
-        cards_per_cpu=gpu / np.array([float(max(shape.cpu_milli, 1)) for shape in chosen]),
-        cards_per_memory=gpu / np.array([float(max(shape.memory_mib, 1)) for shape in chosen]),
-        by_value=np.where(whole[:, used], WHOLE_VALUE, 1.0),
-        by_free=np.where(whole[:, used], WHOLE_FREE, 0.0),
-        cards=np.array([float(shape.cards) for shape in chosen]),
+        cards_per_cpu=gpu / cpu_milli,
+        cards_per_memory=gpu / memory_mib,
+        by_value=by_value,
+        by_free=(1.0 - by_value) * gpu,
+        cards=cards,
         gpu=gpu,
-        band=np.searchsorted(smaller, [shape.units for shape in chosen]),
+        value=np.searchsorted(smaller, units),
+        pieces=pieces,
+        wide=wide,
+        most=np.minimum(most[:, used], layout.hosted(cpu_milli / cards, memory_mib / cards)),
     )
+
+
+def _lines_of(shape: Shape, layout: Layout, table: list[Floats]) -> tuple[int, int]:
+    """The lines of the table that tell how many pieces a card has for this shape, and whether any."""
+    pieces = layout.pieces_of_parts(shape.units)
+    line = _line_of(pieces, table)
+    return line, _line_of(np.minimum(pieces, 1.0), table) if shape.cards > 1 else line
+
+
+def _line_of(line: Floats, table: list[Floats]) -> int:
+    """Where this line is in the table, added to it where it is not."""
+    for number, known in enumerate(table):
+        if np.array_equal(known, line):
+            return number
+    table.append(line)
+    return len(table) - 1

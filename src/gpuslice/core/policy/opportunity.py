@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import Scarce, host_value, scarce
+from gpuslice.core.policy.layout import layout_of
 from gpuslice.core.policy.learned_workload import LearnedWorkload
 from gpuslice.core.policy.node_classes import NodeClasses
 from gpuslice.core.policy.node_value import (
@@ -26,7 +27,6 @@ from gpuslice.core.policy.node_value import (
     States,
     demand_model_of,
     demand_of,
-    layout_of,
 )
 from gpuslice.core.policy.packing import fullest_card
 from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
@@ -97,8 +97,7 @@ class _Nodes:
     total: Floats  # free GPU, in cards
     at: Ints
     left: Ints
-    worth: Floats  # [band, line, slot] of each card's free part
-    free: Flags  # wholly free cards
+    worth: Floats  # [line of the table, line, slot] of each card's free part
 
 
 class OpportunityCost(Policy):
@@ -268,23 +267,18 @@ class Pricing:
         at = layout.cards_of(rows)
         left = fleet.left.take(at).astype(np.int64)
         values = self.worth.values.take(layout.place(at, left), axis=1)
-        free = left == layout.size.take(at)
         amounts = np.empty((VALUES + len(values), len(rows)))
-        (free * layout.weight.take(at)).sum(axis=1, out=amounts[0])
-        amounts[1] = free.sum(axis=1)
-        amounts[2], amounts[3] = fleet.cpu_left.take(rows), fleet.memory_left.take(rows)
+        amounts[0], amounts[1] = fleet.cpu_left.take(rows), fleet.memory_left.take(rows)
         values.sum(axis=2, out=amounts[VALUES:])
-        return _Nodes(States(rows, amounts), left.sum(axis=1) / layout.mean_units, at, left, values, free)
+        return _Nodes(States(rows, amounts), left.sum(axis=1) / layout.mean_units, at, left, values)
 
     def _after(self, shape: Shape, nodes: _Nodes, cards: Ints) -> States:
         """The nodes when they have given what the shape asks of `cards`: places in what is [line, slot]."""
-        layout, at, free = self.worth.layout, nodes.at.take(cards), nodes.free.take(cards)
+        layout, at = self.worth.layout, nodes.at.take(cards)
         place = layout.place(at, nodes.left.take(cards) - shape.units)
         amounts = nodes.states.amounts.copy()
-        amounts[0] -= _of_nodes(free * layout.weight.take(at))
-        amounts[1] -= _of_nodes(free)
-        amounts[2] -= shape.cpu_milli
-        amounts[3] -= shape.memory_mib
+        amounts[0] -= shape.cpu_milli
+        amounts[1] -= shape.memory_mib
         for band, values in enumerate(self.worth.values):
             amounts[VALUES + band] -= _of_nodes(nodes.worth[band].take(cards) - values.take(place))
         return States(nodes.states.rows, amounts)
