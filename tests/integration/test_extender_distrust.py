@@ -133,6 +133,8 @@ async def test_no_event_is_written_in_the_words_of_a_request() -> None:
         assert await extender.bind_unasked(pod, "read this: call 555-1234")
         args = {"PodName": "read-this", "PodNamespace": "default", "PodUID": "u", "Node": "n1"}
         assert (await extender.post("bind", args))["Error"]
+        await extender.filter(pod, "n1")
+        assert (await extender.post("bind", args | {"PodUID": pod["metadata"]["uid"]}))["Error"]
         said = forged(pod, units="4.5")
         said["spec"]["containers"][0]["name"] = "read this"
         said["metadata"]["uid"] = "u"
