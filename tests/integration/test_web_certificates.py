@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gpuslice.adapters.web.app import for_known_clients, post
 from gpuslice.adapters.web.messages import text_answer
-from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.adapters.web.serve import MOST_HANDSHAKES, Listen, serving
 from tests.integration.test_web_serve import app_of, write_certificate
 
 NAME = "gpuslice-scheduler"
@@ -119,6 +119,16 @@ async def test_a_renewal_cuts_no_connection_and_a_client_goes_on_with_its_own(do
         async with client.post(url, ssl=shown) as answer:
             assert answer.status == 200
         assert connection is None or not connection.closed
+
+
+async def test_so_many_handshakes_are_under_way_and_no_more(door: Door) -> None:
+    """Each takes memory before anything is known of who it is; the oldest makes room."""
+    lines = [await asyncio.open_connection("localhost", door.port) for _ in range(3 * MOST_HANDSHAKES)]
+    assert await door.status(door.authority.issue_cert(NAME)) == 200
+    under_way = [task for task in asyncio.all_tasks() if task.get_name() == "handshake"]
+    assert 0 < len(under_way) <= MOST_HANDSHAKES
+    for _, writer in lines:
+        writer.transport.abort()
 
 
 async def test_a_handshake_of_plain_text_or_half_of_one_harms_nobody(door: Door) -> None:

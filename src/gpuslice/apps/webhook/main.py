@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 Decide = Callable[[AdmissionRequest], dict[str, Any]]
 
 LARGEST_REVIEW_BYTES = 24 << 20
-"""Two pods, the old and the new: etcd keeps 1.5 MiB of each, of which a byte may be six in JSON. A larger one would
-be passed over where the failure policy is to ignore."""
+"""Two pods, the old and the new: etcd keeps 1.5 MiB of each, of which a byte may be six in JSON. A larger one
+would be passed over where the failure policy is to ignore."""
 
 
 class Webhook:
