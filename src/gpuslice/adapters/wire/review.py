@@ -19,7 +19,7 @@ from gpuslice.core.form import ContainerForm, Operation, PodForm
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 MOST_VALUES = 20_000
-"""Of a pod: each takes some hundred bytes and microseconds, however few bytes it was. Large ones have 1,000."""
+"""Of a pod: each takes some hundred bytes and microseconds, however few bytes it was. Large have 1,000."""
 MOST_REVIEW_VALUES = 1_000_000
 """More than two pods can have that the API server keeps."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
