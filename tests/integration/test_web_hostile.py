@@ -216,6 +216,25 @@ async def test_a_head_is_bounded_also_where_it_comes_at_once(more: str, end: str
     assert line.connection.held_bytes == 0
 
 
+async def test_who_sends_many_requests_ahead_lets_others_have_their_turn() -> None:
+    """256 KiB of them, each a page that takes its time, would keep a probe waiting for too long."""
+    answered = 0
+
+    def app(_: HttpRequest) -> HttpResponse:
+        nonlocal answered
+        answered += 1
+        return text_answer("x")
+
+    line = Older(app)
+    line.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+    assert answered < 5
+    while answered < 50:
+        before = answered
+        await asyncio.sleep(0)
+        assert before < answered < before + 5
+    assert line.connection.held_bytes == 0
+
+
 async def test_heads_that_were_sent_ahead_count() -> None:
     line = Older(never)
     line.send(f"GET / HTTP/1.1\r\nhost: x\r\nx: {'a' * 20_000}\r\n\r\n" * 10)

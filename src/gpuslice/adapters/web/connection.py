@@ -154,15 +154,17 @@ class Connection(Client):
 
     def _go_on(self) -> None:
         """Hand over what waits, one at a time; read on only when nothing does."""
-        while self._waiting and not self._busy and not self._blocked:
+        if self._waiting and not self._busy and not self._blocked:
             request = self._waiting.popleft()
             self._waiting_bytes -= _WAITING_BYTES + request.size_bytes
             answer = self._clients.app(request)
             if isinstance(answer, HttpResponse):
                 self._answered(request, answer)
-                continue
-            self._busy, self._answering_bytes = True, request.size_bytes
-            self._clients.hand_over(self._await(request, answer))
+                if self._waiting:  # what was sent ahead waits for others' turn, of which one may be a probe's
+                    self._loop.call_soon(self._go_on)
+            else:
+                self._busy, self._answering_bytes = True, request.size_bytes
+                self._clients.hand_over(self._await(request, answer))
         if self._transport is None or self._lingering or self._transport.is_closing():
             return
         if self._refusal is not None and not self._busy and not self._waiting:
