@@ -185,3 +185,9 @@ def test_of_a_plain_file_no_more_than_asked_for_is_read(tmp_path: Path) -> None:
     with (tmp_path / "region").open("wb") as file:
         file.truncate(1 << 40)
     assert read_plain(tmp_path / "region", 100) == bytes(100)
+
+
+def test_a_device_is_no_file() -> None:
+    """Where nobody mounts a tenant's folder `nodev`, it may be any."""
+    with pytest.raises(OSError, match="is no plain file"):
+        read_plain("/dev/zero", 100)
