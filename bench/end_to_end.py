@@ -11,6 +11,8 @@ Turns take place one after the other, round by round, on the same API server, ea
     plain sampled  the same with kube-scheduler's own percentageOfNodesToScore (10 % of 5,000 nodes)
     gpuslice       the shipped scheduler configuration and the extender as the chart starts it
 
+    plain_http     gpuslice without TLS between kube-scheduler and the extender. Only where `--ways` names it:
+                   `--ways gpuslice,plain_http` measures what TLS costs, as tls_ratio (at least 0.9 is wanted)
     claims         by dynamic resource allocation: the same pods with a claim each, and no extender;
                    kube-controller-manager, whose limits are raised, makes the claims meanwhile. Only where
                    `--ways` names it, and best alone: the nodes then have ResourceSlices as well
@@ -44,7 +46,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +90,13 @@ class Way:
     flags: tuple[str, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     claims: bool = False
+    tls: bool = True  # of the extender
 
 
 PLAIN = Way("plain")
 SAMPLED = Way("plain_sampled", changes={"percentageOfNodesToScore": 0})
 GPUSLICE = Way("gpuslice", extended=True)
+PLAIN_HTTP = Way("plain_http", extended=True, tls=False)
 CLAIMS = Way("claims", claims=True, changes={"percentageOfNodesToScore": 0})
 
 
@@ -261,7 +265,7 @@ async def turn(
 
 
 def _extender(stack: contextlib.ExitStack, plane: control_plane.ControlPlane, way: Way) -> Running:
-    return stack.enter_context(extender(plane, *way.flags))
+    return stack.enter_context(extender(plane, *way.flags, tls=way.tls))
 
 
 def pods_a_node(pods: list[SlimPod]) -> float:
@@ -349,6 +353,8 @@ def summary(ways: list[Way], turns: list[Turn], replicas: int, idle_cpu_ms_per_s
             found[name] = round(_ratio(turns, way.name, PLAIN.name), 3)
     if SAMPLED in ways and GPUSLICE in ways:
         found["of_sampled"] = round(_ratio(turns, GPUSLICE.name, SAMPLED.name), 3)
+    if PLAIN_HTTP in ways and GPUSLICE in ways:
+        found["tls_ratio"] = round(_ratio(turns, GPUSLICE.name, PLAIN_HTTP.name), 3)
     for way in ways:
         own = [each for each in turns if each.way == way.name]
         found[f"{way.name}_ms_per_pod"] = _medians([each.ms_per_pod for each in own])
@@ -387,7 +393,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--nodes", type=int, default=5000)
-    parser.add_argument("--gpus", type=int, default=8, help="cards of a node")
+    parser.add_argument("--gpus", type=int, default=8, dest="cards", help="of a node")
     parser.add_argument("--pods", type=int, default=500, help="pods of a turn")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
@@ -400,17 +406,10 @@ def main() -> None:
     if why_not := control_plane.missing():
         raise SystemExit(f"no real control plane here: {why_not}")
     others = [Way(f"gpuslice {flags}", True, tuple(flags.split())) for flags in chosen.flags]
-    ways = [way for way in (PLAIN, SAMPLED, GPUSLICE, CLAIMS) if way.name in chosen.ways.split(",")] + others
+    known = (PLAIN, SAMPLED, GPUSLICE, PLAIN_HTTP, CLAIMS)
+    ways = [way for way in known if way.name in chosen.ways.split(",")] + others
     began = time.perf_counter()
-    size = Size(
-        chosen.nodes,
-        chosen.gpus,
-        chosen.pods,
-        chosen.rounds,
-        chosen.seed,
-        chosen.replicas,
-        chosen.owner,
-    )
+    size = Size(**{each.name: getattr(chosen, each.name) for each in fields(Size)})
     found = asyncio.run(measure(size, ways))
     found["took_s"] = round(time.perf_counter() - began, 1)
     print(json.dumps(found) if chosen.json else table(found))

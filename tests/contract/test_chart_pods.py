@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -161,6 +162,26 @@ def test_a_network_policy_leaves_each_pod_its_one_port(helm: str) -> None:
         assert spec["podSelector"]["matchLabels"].items() <= labels.items()
     assert doors["gpuslice-webhook"]["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in doors["gpuslice-webhook"]
+
+
+def test_the_extenders_door_is_open_to_the_charts_scheduler_and_who_is_named(helm: str) -> None:
+    """Where a kube-scheduler is that is not the chart's nobody knows: the operator names it, or all may."""
+    named = "networkPolicy.extenderFrom[0].ipBlock.cidr=10.0.0.0/28"
+    scraping = "networkPolicy.metricsFrom[0].podSelector.matchLabels.app=prometheus"
+
+    def peers(*values: str) -> Any:
+        objects = render(helm, "--set", ",".join(("networkPolicy.enabled=true", *values)))
+        (ingress,) = objects["NetworkPolicy", "gpushare-schd-extender"]["spec"]["ingress"]
+        assert [each["port"] for each in ingress["ports"]] == [12345]
+        return [json.dumps(each, sort_keys=True) for each in ingress.get("from", [])]
+
+    scheduler = '{"podSelector": {"matchLabels": {"app": "gpushare", "component": "gpuslice-scheduler"}}}'
+    cidr = '{"ipBlock": {"cidr": "10.0.0.0/28"}}'
+    prometheus = '{"podSelector": {"matchLabels": {"app": "prometheus"}}}'
+    assert peers("test.enabled=false") == [scheduler]
+    assert peers("test.enabled=false", named, scraping) == [cidr, scheduler, prometheus]
+    assert peers("test.enabled=false", "scheduler.enabled=false", named) == [cidr]
+    assert peers("test.enabled=false", "scheduler.enabled=false") == []
 
 
 def test_the_hosts_own_preload_file_is_out_of_reach(helm: str) -> None:

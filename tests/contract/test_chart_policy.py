@@ -108,6 +108,9 @@ def test_the_way_back_to_whole_cards_may_switch_the_other_plugin(policy: Object)
     assert denial(policy, "nodes", old, new) == ""
 
 
+KEPT = changed(POD, metadata__finalizers=["stay"], metadata__ownerReferences=[{"uid": "u"}])
+
+
 @pytest.mark.parametrize(
     ("what", "old", "new", "why"),
     [
@@ -115,6 +118,8 @@ def test_the_way_back_to_whole_cards_may_switch_the_other_plugin(policy: Object)
         ("pods", POD, changed(POD, metadata__labels={"app": "b"}), "labels"),
         ("pods", POD, changed(POD, metadata__finalizers=["stay"]), "finalizers"),
         ("pods", POD, changed(POD, metadata__ownerReferences=[{"uid": "u"}]), "owners"),
+        ("pods", KEPT, changed(KEPT, metadata__finalizers=["go"]), "finalizers"),
+        ("pods", KEPT, changed(KEPT, metadata__ownerReferences=[]), "owners"),
         ("pods", POD, changed(POD, metadata__annotations={"theirs": "y"}), "annotations"),
         ("pods", POD, changed(POD, metadata__annotations={}), "annotations"),
         ("pods", POD, changed(POD, metadata__annotations={"theirs": "x", "new": "y"}), "annotations"),

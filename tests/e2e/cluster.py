@@ -87,7 +87,7 @@ def shipped_configuration(extender_url: str = "") -> Object:
     """The scheduler configuration of the chart with its default values, calling the extender at this URL.
 
     Without a URL it calls none: what is left is a plain kube-scheduler, tuned alike. An ``http:`` URL is that
-    of something in between, which speaks TLS on the other side.
+    of something in between, which speaks TLS on the other side, or of an extender that speaks none.
     """
     text = release().objects["ConfigMap", "gpuslice-scheduler"]["data"]["config.yaml"]
     files = release().files("gpushare-schd-extender-client")
@@ -117,13 +117,17 @@ class Running:
 
     port: int
     process: subprocess.Popen[bytes]
+    tls: bool = True
 
     @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}"
+        return f"http{'s' * self.tls}://127.0.0.1:{self.port}"
 
     def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=release().client)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        if self.tls:
+            context = release().client
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=context)
         with contextlib.closing(connection):
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -142,7 +146,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def extender(plane: ControlPlane, *flags: str, log: str = "extender", wait: bool = True) -> Iterator[Running]:
+def extender(
+    plane: ControlPlane, *flags: str, log: str = "extender", wait: bool = True, tls: bool = True
+) -> Iterator[Running]:
     """The extender as a process, with the chart's flags and these; it is ready unless `wait` is False."""
     port = free_port()
     code = "from gpuslice.apps.extender.command import command; command()"
@@ -150,13 +156,15 @@ def extender(plane: ControlPlane, *flags: str, log: str = "extender", wait: bool
     files = str(release().files("gpushare-schd-extender-tls"))
     shipped = [each.replace("/etc/gpuslice/tls", files) for each in pod["containers"][0]["args"][1:]]
     shipped.remove("--label-leader")  # there is no pod to label
+    if not tls:
+        shipped = [each for each in shipped if not each.startswith(("--tls-", "--debug-tokens"))]
     command = [sys.executable, "-c", code, f"--port={port}", "--host=127.0.0.1", *shipped, *flags]
     environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig), "PYTHONPATH": str(ROOT / "src")}
     environment.setdefault("LOG_LEVEL", "info")
     with (plane.folder / f"{log}.log").open("ab") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
-            running = Running(port, process)
+            running = Running(port, process, tls)
             if wait:
                 wait_ready(running)
             yield running

@@ -217,8 +217,13 @@ class Memory(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
         self.closed = self.paused = False
+        self.written = b""
 
-    def write(self, data: object) -> None: ...
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def can_write_eof(self) -> bool:
+        return False
 
     def close(self) -> None:
         self.closed = True

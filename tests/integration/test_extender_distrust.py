@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from contextlib import closing
 from typing import Any
@@ -13,6 +14,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import UnavailableError
 from gpuslice.adapters.kube.http import ApiResponse
+from gpuslice.adapters.kube.reviews import MOST_WAITING, PathReviews
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
@@ -131,6 +133,8 @@ async def test_no_event_is_written_in_the_words_of_a_request() -> None:
         assert await extender.bind_unasked(pod, "read this: call 555-1234")
         args = {"PodName": "read-this", "PodNamespace": "default", "PodUID": "u", "Node": "n1"}
         assert (await extender.post("bind", args))["Error"]
+        await extender.filter(pod, "n1")
+        assert (await extender.post("bind", args | {"PodUID": pod["metadata"]["uid"]}))["Error"]
         said = forged(pod, units="4.5")
         said["spec"]["containers"][0]["name"] = "read this"
         said["metadata"]["uid"] = "u"
@@ -213,6 +217,25 @@ class Reviews:
 
     def stream(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("nothing is watched")
+
+
+async def test_made_up_tokens_wait_in_no_number() -> None:
+    """An API server that answers slowly would have them all held, each with its request."""
+    held = asyncio.Event()
+
+    class Slow(Reviews):
+        async def request(self, *args: Any, **more: Any) -> ApiResponse:
+            await held.wait()
+            return await super().request(*args, **more)
+
+    reviews = PathReviews(KubeClient(Slow()))
+    tasks = [asyncio.create_task(reviews.allows(f"made-up-{each}", "/debug/state")) for each in range(1000)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sum(not task.done() for task in tasks) == MOST_WAITING
+    held.set()
+    assert not any(await asyncio.gather(*tasks))
+    assert await reviews.allows("sre", "/debug/state")
 
 
 async def ask_as_stranger(app: App, path: str, token: str = "", method: str = "GET") -> int:

@@ -21,10 +21,14 @@ import aiohttp
 import msgspec
 import pytest
 import trustme
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from hyperframe.frame import HeadersFrame, SettingsFrame
 
 from simcluster.apiserver.server import ApiServer
 from tests import HANG_S
 from tests.integration.extender_rig import PREFIX, Api, cluster
+from tests.integration.http2_rig import PREFACE
 
 POD_LIMIT_BYTES = 512 << 20  # the chart's
 NAME = "gpuslice-scheduler"
@@ -78,7 +82,7 @@ async def victim(folder: Path) -> AsyncIterator[Victim]:
     async with ApiServer(api.cluster) as server:
         (folder / "kubeconfig").write_text(server.kubeconfig())
         code = "from gpuslice.apps.extender.command import command; command()"
-        flags = ["--port=0", "--host=127.0.0.1", f"--tls-client-names={NAME}"]
+        flags = ["--port=0", "--host=127.0.0.1", f"--tls-client-names={NAME}", "--debug-tokens"]
         flags += [f"--tls-{flag}={folder / file}" for flag, file in FILES.items()]
         environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
         process = await asyncio.to_thread(
@@ -180,6 +184,21 @@ async def questions_that_grow_when_read(
                     await answer.read()
 
 
+async def streams_with_large_heads(
+    at: Victim, stack: contextlib.AsyncExitStack, context: ssl.SSLContext
+) -> None:
+    """HTTP/2: 27 kB that are a dozen bytes on the wire, on each stream of each connection."""
+    context.set_alpn_protocols(["h2"])
+    encoder = H2Connection(H2Configuration()).encoder
+    fields = [(":method", "GET"), (":path", "/healthz"), (":scheme", "https"), (":authority", "localhost")]
+    sent = PREFACE + SettingsFrame(0).serialize()
+    for stream in range(1, 250, 2):
+        block = encoder.encode([*fields, *[("x", "a" * 3900)] * (1 if stream == 1 else 7)])
+        sent += HeadersFrame(stream, block, flags=["END_HEADERS"]).serialize()
+    for _ in range(60):
+        await send(await line(stack, at.port, context), sent)
+
+
 MOST_BYTES = (
     256 << 20
 )  # beside what it takes anyway: requests and answers under way, and reading one question
@@ -193,6 +212,7 @@ MOST_BYTES = (
         (heads_that_never_end, "none", MOST_BYTES),
         (handshakes_that_never_end, "none", MOST_BYTES),
         (answers_that_nobody_reads, "none", MOST_BYTES),
+        (streams_with_large_heads, "none", 128 << 20),
         (questions_that_grow_when_read, "a certificate", MOST_BYTES),
     ],
 )

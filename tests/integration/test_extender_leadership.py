@@ -131,7 +131,10 @@ async def test_connections_end_with_the_lease() -> None:
         await writer.wait_closed()
 
 
-async def test_each_bind_is_remembered_with_its_cards_and_its_reason() -> None:
+async def test_each_bind_is_remembered_with_its_cards_and_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "gpuslice.apps.extender.scheduling_cycle")
     async with rig(cluster(n1=(30, 2)), lease_identity="replica-a") as extender:
         pod, other = extender.api.add_pod("p", "4"), extender.api.add_pod("other", "15")
         assert await extender.bind(pod) == ""
@@ -154,3 +157,9 @@ async def test_each_bind_is_remembered_with_its_cards_and_its_reason() -> None:
         }
         assert "not equal with expected gone" in second["error"]
         assert second["cards"] == {}
+        said = [vars(each) for each in caplog.records if each.getMessage() == "bind decided"]
+        assert [(each["pod"], each["cards"], each["replica"]) for each in said] == [
+            ("default/p", {"0": 4}, "replica-a"),
+            ("default/other", {}, "replica-a"),
+        ]
+        assert extender.extender.cycle.decisions.maxlen == 1000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from gpuslice.apps.extender.node_query import NodeNames
+from gpuslice.apps.extender.stranded_pods import REMEMBERED, StrandedPods
 from tests.integration.preemption_rig import Story
 
 
@@ -38,6 +40,17 @@ def test_a_pod_asked_about_before_the_watch_showed_it_is_woken() -> None:
         assert story.schedule("b") == ""
         story.calm(3)
         assert version(story) != before
+
+
+def test_no_more_of_them_are_remembered_than_a_bound() -> None:
+    """kube-scheduler may ask about any number of pods, and of many nobody ever heard."""
+    with closing(Story(cards=1)) as story:
+        one = story.extender
+        stranded = StrandedPods(one.placer, one.waker, one.leadership, clock=lambda: 0.0)
+        query = NodeNames(story.extender.ledger.fleet).query(b'["n1"]')
+        for number in range(2 * REMEMBERED):
+            stranded.note_refused(f"uid-{number}", query)
+        assert len(stranded._refused) == REMEMBERED
 
 
 def test_who_fits_nowhere_wakes_nobody() -> None:

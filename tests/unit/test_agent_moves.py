@@ -350,7 +350,7 @@ def test_a_pod_is_promised_no_card_that_is_full_of_what_kubelet_forgot() -> None
     """It may not start there, and counts against every card until it may."""
     play = Play(make_node(cards=(3, 3)), [2, 2], [0, 1])
     ids = play.ids_of({0: 0})[0]
-    play.state.kubelet_came([RunningContainer("folder", ids, "uid-p0", "main", "default/p0")])
+    play.state.kubelet_came([RunningContainer("f", "uid-p0", DeviceAssignment("default", "p0", "main", ids))])
     play.kubelet_gave({1: 0})
     assert play.state.forgotten()
     assert steps_of(play) == [("p1", "")]
@@ -363,7 +363,7 @@ def test_annotations_follow_a_container_that_kubelet_forgot() -> None:
     """kubelet lost its checkpoint between giving another card than was meant and the write that says so."""
     play = Play(make_node(cards=(3, 3)), [2], [0])
     ids = play.ids_of({0: 1})[0]
-    play.state.kubelet_came([RunningContainer("folder", ids, "uid-p0", "main", play.view(0).view.key)])
+    play.state.kubelet_came([RunningContainer("f", "uid-p0", DeviceAssignment("default", "p0", "main", ids))])
     play.kubelet_gave({})
     assert steps_of(play) == [("p0", "1")]
 
@@ -373,9 +373,9 @@ def test_a_container_of_whose_pod_there_is_no_news_is_taken_for_running_for_a_wh
     now = 0.0
     state = AllocationState(make_node(cards=(3,)), clock=lambda: now)
     ids = frozenset(device_id(state.node.cards[0].uuid, unit) for unit in range(2))
-    state.kubelet_came([RunningContainer("folder", ids, "", "main", "default/unknown")])
+    state.kubelet_came([RunningContainer("f", "", DeviceAssignment("default", "unknown", "main", ids))])
     state.assignments_read((), asked_at_s=now)
-    assert [each.ids for each in state.forgotten()] == [ids]
+    assert [each.assignment.ids for each in state.forgotten()] == [ids]
     refused = state.crowded(ids, "uid-other")
     assert refused is not None
     assert "default/unknown" in refused.reason

@@ -120,8 +120,12 @@ def test_a_start_takes_as_long_whatever_was_left_in_the_folder(tmp_path: Path) -
 def test_nobody_but_root_gets_below_the_containers_folder(tmp_path: Path) -> None:
     """A tenant may leave programs there that run as their owner, and files for devices."""
     folders = Folders(tmp_path, boot="this")
-    folders.prepare(IDS)
+    content = tmp_path / "libgpuslice.so"
+    content.write_bytes(b"library")
+    folders.library.install(str(content))
+    folders.grant(IDS, limits_compute=True)
     assert (tmp_path / "containers").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "cards").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:

@@ -18,61 +18,61 @@ CASES = {
     "v2, systemd, containerd": (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice/"
         f"cri-containerd-{ID}.scope\n",
-        ContainerRef(ID, UID, "containerd"),
+        ContainerRef(ID, UID),
     ),
     "v2, systemd, guaranteed": (
         f"0::/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope",
-        ContainerRef(ID, UID, "containerd"),
+        ContainerRef(ID, UID),
     ),
     "v2, systemd, CRI-O": (
         f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SYSTEMD_UID}.slice/"
         f"crio-{ID}.scope/container",
-        ContainerRef(ID, UID, "cri-o"),
+        ContainerRef(ID, UID),
     ),
-    "v2, cgroupfs": (f"0::/kubepods/burstable/pod{UID}/{ID}", ContainerRef(ID, UID, "")),
+    "v2, cgroupfs": (f"0::/kubepods/burstable/pod{UID}/{ID}", ContainerRef(ID, UID)),
     "v1, cgroupfs": (
         f"12:memory:/kubepods/besteffort/pod{UID}/{ID}\n11:cpu,cpuacct:/kubepods/besteffort/pod{UID}/{ID}\n"
         f"1:name=systemd:/kubepods/besteffort/pod{UID}/{ID}\n0::/system.slice/containerd.service",
-        ContainerRef(ID, UID, ""),
+        ContainerRef(ID, UID),
     ),
     "v1, systemd, docker": (
         f"4:memory:/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/docker-{ID}.scope",
-        ContainerRef(ID, UID, "docker"),
+        ContainerRef(ID, UID),
     ),
     "containerd without its systemd driver": (
         f"0::/system.slice/containerd.service/kubepods-burstable-pod{SYSTEMD_UID}.slice:cri-containerd:{ID}",
-        ContainerRef(ID, UID, "containerd"),
+        ContainerRef(ID, UID),
     ),
     "kind: the node is a container": (
         f"0::/docker/{OTHER}/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
         f"kubelet-kubepods-burstable-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope",
-        ContainerRef(ID, UID, "containerd"),
+        ContainerRef(ID, UID),
     ),
     "kind with cgroupfs": (
         f"0::/docker/{OTHER}/kubelet/kubepods/besteffort/pod{UID}/{ID}",
-        ContainerRef(ID, UID, ""),
+        ContainerRef(ID, UID),
     ),
     "a container inside a pod's container": (
         f"0::/kubepods/pod{UID}/{ID}/docker/{OTHER}",
-        ContainerRef(ID, UID, ""),
+        ContainerRef(ID, UID),
     ),
     "a container with systemd inside": (
         f"0::/kubepods/pod{UID}/{ID}/init.scope",
-        ContainerRef(ID, UID, ""),
+        ContainerRef(ID, UID),
     ),
     "another cgroup namespace": (
         f"0::/../../kubepods-burstable-pod{SYSTEMD_UID}.slice/cri-containerd-{ID}.scope",
-        ContainerRef(ID, UID, "containerd"),
+        ContainerRef(ID, UID),
     ),
     "a static pod": (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC_UID}.slice/"
         f"cri-containerd-{ID}.scope",
-        ContainerRef(ID, STATIC_UID, "containerd"),
+        ContainerRef(ID, STATIC_UID),
     ),
-    "docker without Kubernetes": (f"0::/docker/{ID}", ContainerRef(ID, "", "")),
+    "docker without Kubernetes": (f"0::/docker/{ID}", ContainerRef(ID, "")),
     "podman": (
         f"0::/machine.slice/libpod-{ID}.scope/container",
-        ContainerRef(ID, "", "podman"),
+        ContainerRef(ID, ""),
     ),
     "CRI-O's monitor beside the container": (
         f"0::/kubepods.slice/kubepods-pod{SYSTEMD_UID}.slice/crio-conmon-{ID}.scope",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -158,3 +160,34 @@ def test_what_the_disk_refuses_is_said(budgets: Budgets, library: Path) -> None:
 def one_note(tmp_path: Path) -> tuple[Path, int]:
     (note,) = (base_of(tmp_path) / "mine" / "members").iterdir()
     return note, 10_000
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "socket", "nothing"])
+def test_what_is_no_plain_file_is_read_by_nobody(tmp_path: Path, kind: str) -> None:
+    """A pipe would hold the reader up for ever, a link lead it to somebody else's file."""
+    place, other = tmp_path / "region", tmp_path / "other"
+    other.write_bytes(b"somebody else's")
+    with contextlib.ExitStack() as stack:
+        match kind:
+            case "pipe":
+                os.mkfifo(place)
+            case "link":
+                place.symlink_to(other)
+            case "folder":
+                place.mkdir()
+            case "socket":
+                stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(place))
+        with pytest.raises(OSError):
+            read_plain(place, 100)
+
+
+def test_of_a_plain_file_no_more_than_asked_for_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "region").open("wb") as file:
+        file.truncate(1 << 40)
+    assert read_plain(tmp_path / "region", 100) == bytes(100)
+
+
+def test_a_device_is_no_file() -> None:
+    """Where nobody mounts a tenant's folder `nodev`, it may be any."""
+    with pytest.raises(OSError, match="is no plain file"):
+        read_plain("/dev/zero", 100)

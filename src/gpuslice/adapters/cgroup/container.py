@@ -22,15 +22,13 @@ class ContainerRef:
 
     container_id: str
     pod_uid: str = ""
-    runtime: str = ""
 
 
 _UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD = re.compile(rf"(?:^|-)pod({_UID})(?:\.slice)?$")
 _CONTAINER = re.compile(
-    r"^(?:(cri-containerd|crio|docker|libpod|containerd)[-:])?([0-9a-f]{64})(?:\.scope)?$"
+    r"^(?:(?:cri-containerd|crio|docker|libpod|containerd)[-:])?([0-9a-f]{64})(?:\.scope)?$"
 )
-_RUNTIMES = {"cri-containerd": "containerd", "crio": "cri-o", "libpod": "podman"}
 _HELPERS = ("crio-conmon-", "libpod-conmon-")  # the monitor beside a container, not the container
 
 
@@ -60,6 +58,5 @@ def _first_container(parts: Iterable[str], pod_uid: str) -> ContainerRef | None:
         if part.startswith(_HELPERS):
             return None
         if match := _CONTAINER.match(part):
-            prefix = match[1] or ""
-            return ContainerRef(match[2], pod_uid, _RUNTIMES.get(prefix, prefix))
+            return ContainerRef(match[1], pod_uid)
     return None

@@ -22,6 +22,8 @@ LASTS_S = 60.0
 MOST_ANSWERS = 1000
 AT_ONCE = 2
 """Reviews under way: a stranger with many made-up tokens keeps himself waiting, and not the API server."""
+MOST_WAITING = 32
+"""For those: who comes then is refused at once, since each that waits is held in memory."""
 
 
 async def user_of(client: KubeClient, token: str) -> dict[str, Any] | None:
@@ -46,19 +48,25 @@ class PathReviews:
         self._client = client
         self._clock = clock
         self._asking = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
         self._answers: OrderedDict[tuple[str, str], tuple[bool, float]] = OrderedDict()
 
     async def allows(self, token: str, path: str) -> bool:
-        """No, where the API server does not answer."""
+        """No, where the API server does not answer, or too many ask."""
         key = hashlib.sha256(token.encode()).hexdigest(), path  # tokens themselves are not kept
         answer, since_s = self._answers.get(key, (False, float("-inf")))
         if self._clock() - since_s <= LASTS_S:
             return answer
+        if self._waiting >= MOST_WAITING:
+            return False
+        self._waiting += 1
         try:
             async with self._asking:
                 answer = await self._ask(token, path)
         except KubeError:
             return False
+        finally:
+            self._waiting -= 1
         self._answers[key] = answer, self._clock()
         self._answers.move_to_end(key)
         if len(self._answers) > MOST_ANSWERS:

@@ -23,6 +23,9 @@ _MOMENT_S = 1.0  # who has sent for longer makes room for others
 MOST_CLIENTS = 256
 """kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
 
+MOST_FIELDS = 100
+"""Of a head: an empty one takes some fifty times its bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -62,7 +65,12 @@ class Clients:
         allowed = self.body_limit_bytes if self.admit is None else self.admit(request)
         if isinstance(allowed, HttpResponse):
             return allowed
-        if int(request.headers.get("content-length", 0)) > allowed:
+        if len(request.headers) > MOST_FIELDS:
+            return json_answer({"error": f"the request's head has more than {MOST_FIELDS} fields"}, 431)
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal():  # it has been looked at, but not whether it was said twice
+            return json_answer({"error": "Content-Length is not one number"}, 400)
+        if int(length) > allowed:
             return too_large(allowed)
         if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
             sentence = f"the request's body is encoded as {encoding}, must not be encoded"

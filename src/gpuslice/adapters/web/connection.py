@@ -12,11 +12,11 @@ from collections.abc import Awaitable
 
 import httptools
 
-from gpuslice.adapters.web.clients import STEP_BITS, Client, Clients, too_large
+from gpuslice.adapters.web.clients import MOST_FIELDS, STEP_BITS, Client, Clients, too_large
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, head_of, json_answer
 
 HEAD_LIMIT_BYTES = 32 << 10
-_WAITING_BYTES = 1 << 10  # what a request that was sent ahead takes beside its body
+_WAITING_BYTES = 1 << 10  # what a request that was sent ahead takes beside its head and body
 
 
 class Connection(Client):
@@ -26,11 +26,12 @@ class Connection(Client):
         super().__init__(clients)
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[HttpRequest] = deque()
+        self._waiting_bytes = 0
         self._refusal: HttpResponse | None = (
             None  # the last answer: what came after the waiting ones is no request
         )
         self._busy = False  # an answer is being made
-        self._answering_bytes = 0  # of the body that it answers
+        self._answering_bytes = 0  # of the request that it answers
         self._blocked = False  # the client does not read what we send
         self._deaf = False  # what it sends is not looked at any more
         self._lingering = False
@@ -40,7 +41,7 @@ class Connection(Client):
     def _new_message(self) -> None:
         self._receiving = self._in_head = True
         self._body_limit_bytes = self._clients.body_limit_bytes
-        self._received_bytes = self._body_bytes = 0
+        self._received_bytes = self._head_bytes = self._body_bytes = 0
         self._target = b""
         self._headers: dict[str, str] = {}
         self._body: list[bytes] = []
@@ -49,7 +50,7 @@ class Connection(Client):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._waiting.clear()
+        self._forget_waiting()
         del self._parser  # it calls us, a circle that only the collector would find; it is fed no more
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -62,6 +63,9 @@ class Connection(Client):
             self._deaf = True
         except httptools.HttpParserError as error:
             self._refuse(400, f"this is not HTTP/1.1: {error}")
+        if self._received_bytes == 0 and nbytes > HEAD_LIMIT_BYTES:
+            # it began in this read, behind others
+            self._received_bytes = nbytes - (bytes(self._clients.buffer[:nbytes]).rfind(b"\r\n\r\n") + 1)
         if self._in_head and self._receiving and self._received_bytes > HEAD_LIMIT_BYTES:
             self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
         self._go_on()
@@ -92,11 +96,16 @@ class Connection(Client):
         self._target += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:
-            return  # a trailer
+        if not self._in_head or self._refusal is not None:
+            return  # a trailer, or too much already
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         before = self._headers.get(key)
         self._headers[key] = text if before is None else f"{before}, {text}"
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
+        elif len(self._headers) > MOST_FIELDS:
+            self._refuse(431, f"the request's head has more than {MOST_FIELDS} fields")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -127,6 +136,7 @@ class Connection(Client):
             request = self._request()
             request.body = b"".join(self._body) if len(self._body) != 1 else self._body[0]
             self._waiting.append(request)
+            self._waiting_bytes += _WAITING_BYTES + request.size_bytes
         self._body, self._body_bytes = [], 0
 
     def _request(self) -> HttpRequest:
@@ -144,14 +154,17 @@ class Connection(Client):
 
     def _go_on(self) -> None:
         """Hand over what waits, one at a time; read on only when nothing does."""
-        while self._waiting and not self._busy and not self._blocked:
+        if self._waiting and not self._busy and not self._blocked:
             request = self._waiting.popleft()
+            self._waiting_bytes -= _WAITING_BYTES + request.size_bytes
             answer = self._clients.app(request)
             if isinstance(answer, HttpResponse):
                 self._answered(request, answer)
-                continue
-            self._busy, self._answering_bytes = True, len(request.body)
-            self._clients.hand_over(self._await(request, answer))
+                if self._waiting:  # what was sent ahead waits for others' turn, of which one may be a probe's
+                    self._loop.call_soon(self._go_on)
+            else:
+                self._busy, self._answering_bytes = True, request.size_bytes
+                self._clients.hand_over(self._await(request, answer))
         if self._transport is None or self._lingering or self._transport.is_closing():
             return
         if self._refusal is not None and not self._busy and not self._waiting:
@@ -185,9 +198,13 @@ class Connection(Client):
         last = answer.last or not request.keep_alive or last_word or self._clients.draining
         self._write(answer, last, without_body=request.method == "HEAD")
         if last and self._transport is not None:
-            self._waiting.clear()
+            self._forget_waiting()
             self._deaf = True
             self._transport.close()
+
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def _write(self, answer: HttpResponse, last: bool, without_body: bool = False) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -226,9 +243,8 @@ class Connection(Client):
 
     @property
     def held_bytes(self) -> int:
-        waiting = sum(_WAITING_BYTES + len(request.body) for request in self._waiting)
         unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        return self._body_bytes + waiting + self._answering_bytes + unsent
+        return self._body_bytes + self._waiting_bytes + self._answering_bytes + unsent
 
     def silent_s(self, now: float) -> float:
         return -1.0 if self._busy else now - self._since

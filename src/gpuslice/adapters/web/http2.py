@@ -9,6 +9,7 @@ and time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -36,11 +37,15 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, fields_of,
 NAME = "h2"  # in the TLS handshake (ALPN)
 MOST_STREAMS = 128  # requests of one client at once: more than the binds that an extender lets begin
 MOST_RESETS = 256  # taken back before their answer, more than answered: that is no client, it is an attack
+MOST_REQUESTS = 10_000
+"""Of one connection, and a tenth of it without a certificate: hyper-h2 keeps a note of each that ended."""
+_STREAM_BYTES = 4 << 10  # what a stream takes beside its request: hyper-h2's part, ours, its task
 _STREAM_WINDOW_BYTES = 1 << 20  # the question of a large cluster comes without waiting for leave
 _CONNECTION_WINDOW_BYTES = 4 << 20
 _MOST_UNFINISHED_BYTES = (
     2 * HEAD_LIMIT_BYTES
 )  # of frames that say nothing yet: the largest head, or one frame
+_BUSY = json_answer({"error": "others send large requests just now; try again"}, 503)
 _CONFIG = H2Configuration(client_side=False, header_encoding=None, normalize_outbound_headers=False)
 
 
@@ -51,6 +56,7 @@ class _Receiving:
     request: HttpRequest
     body_limit_bytes: int
     began_s: float
+    held_bytes: int
     parts: list[bytes] = field(default_factory=list)
     body_bytes: int = 0
 
@@ -92,9 +98,11 @@ class Http2Connection(Client):
         self._h2.local_settings = Settings(client=False, initial_values=allowed)
         self._h2.decoder.max_header_list_size = HEAD_LIMIT_BYTES
         self._receiving: dict[int, _Receiving] = {}  # by stream, as all below
-        self._answering: dict[int, int] = {}  # bytes of the body that is being answered
+        self._answering: dict[int, int] = {}  # bytes of the request that is being answered
         self._unsent: dict[int, _Unsent] = {}
         self._unfinished_bytes = 0  # of a frame, or of a head in many frames
+        self._uncounted_bytes = 0  # held since it was last looked whether there is room
+        self._requests = 0
         self._resets = 0
         self._blocked_s: float | None = None  # since when the client does not read what we send
         self._leaving = False  # it has been told that no new request is taken
@@ -171,8 +179,11 @@ class Http2Connection(Client):
     def _begin(self, stream: int, fields: Sequence[tuple[bytes, bytes]]) -> None:
         # a request that was taken back may still be worked on, so the streams that are open are not all
         if self._leaving or len(self._answering) >= MOST_STREAMS:
-            self._h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM)  # that is: try again elsewhere
+            self._reset(stream, ErrorCodes.REFUSED_STREAM)  # that is: try again elsewhere
             return
+        self._requests += 1
+        if self._requests >= (MOST_REQUESTS if self.known else MOST_REQUESTS // 10):
+            self.end_when_idle()
         headers: dict[str, str] = {}
         for name, value in fields:
             key, text = name.decode("latin-1"), value.decode("latin-1")
@@ -183,21 +194,34 @@ class Http2Connection(Client):
         allowed = self._clients.body_limit(request)
         if isinstance(allowed, HttpResponse):
             self._answer(stream, request, allowed, cut_short=True)
-        else:
-            self._receiving[stream] = _Receiving(request, allowed, self._loop.time())
+            return
+        held_bytes = _STREAM_BYTES + request.size_bytes
+        self._receiving[stream] = _Receiving(request, allowed, self._loop.time(), held_bytes)
+        if not self._may_hold(held_bytes):
+            self._refuse(stream, _BUSY)
 
     def _add(self, stream: int, data: bytes) -> None:
         receiving = self._receiving[stream]
         receiving.parts.append(data)
-        before, receiving.body_bytes = receiving.body_bytes, receiving.body_bytes + len(data)
-        refusal = None
+        receiving.body_bytes += len(data)
+        receiving.held_bytes += len(data)
         if receiving.body_bytes > receiving.body_limit_bytes:
-            refusal = too_large(receiving.body_limit_bytes)
-        elif before >> STEP_BITS != receiving.body_bytes >> STEP_BITS and not self._has_room():
-            refusal = json_answer({"error": "others send large requests just now; try again"}, 503)
-        if refusal is not None:
-            del self._receiving[stream]
-            self._answer(stream, receiving.request, refusal, cut_short=True)
+            self._refuse(stream, too_large(receiving.body_limit_bytes))
+        elif not self._may_hold(len(data)):
+            self._refuse(stream, _BUSY)
+
+    def _may_hold(self, more_bytes: int) -> bool:
+        """Whether there is room for so much more. It is looked at in steps, which all streams take together:
+        else each of them would stay below its own."""
+        self._uncounted_bytes += more_bytes
+        if self._uncounted_bytes >> STEP_BITS:
+            if not self._has_room():
+                return False  # and the next is asked about at once
+            self._uncounted_bytes = 0
+        return True
+
+    def _refuse(self, stream: int, answer: HttpResponse) -> None:
+        self._answer(stream, self._receiving.pop(stream).request, answer, cut_short=True)
 
     def _ask(self, stream: int, received: _Receiving) -> None:
         request = received.request
@@ -206,7 +230,7 @@ class Http2Connection(Client):
         if isinstance(answer, HttpResponse):
             self._answer(stream, request, answer)
             return
-        self._answering[stream] = len(request.body)
+        self._answering[stream] = received.held_bytes
         self._clients.hand_over(self._await(stream, request, answer))
 
     async def _await(self, stream: int, request: HttpRequest, coming: Awaitable[HttpResponse]) -> None:
@@ -241,29 +265,33 @@ class Http2Connection(Client):
     def _send(self, stream: int) -> None:
         """As much of an answer as the client takes."""
         unsent = self._unsent[stream]
-        while True:
-            window_bytes = self._h2.local_flow_control_window(stream)
-            part = unsent.rest[: max(0, min(window_bytes, self._h2.max_outbound_frame_size))]
-            ends = len(part) == len(unsent.rest)
-            if not part and not ends:
-                return
-            self._h2.send_data(stream, part.tobytes(), end_stream=ends)
-            unsent.rest = unsent.rest[len(part) :]
-            if ends:
-                break
+        try:
+            while True:
+                window_bytes = self._h2.local_flow_control_window(stream)
+                part = unsent.rest[: max(0, min(window_bytes, self._h2.max_outbound_frame_size))]
+                ends = len(part) == len(unsent.rest)
+                if not part and not ends:
+                    return
+                self._h2.send_data(stream, part.tobytes(), end_stream=ends)
+                unsent.rest = unsent.rest[len(part) :]
+                if ends:
+                    break
+        except ProtocolError:  # taken back, or the client has left, in the breath that gave leave to send
+            unsent.cut_short = False
         del self._unsent[stream]
         if unsent.cut_short:  # we have said why; what is still to come of the request is not wanted
-            try:
-                self._h2.reset_stream(stream, ErrorCodes.NO_ERROR)
-            except ProtocolError:
-                return  # all of it had come
+            self._reset(stream, ErrorCodes.NO_ERROR)
+
+    def _reset(self, stream: int, code: ErrorCodes) -> None:
+        with contextlib.suppress(ProtocolError):  # it has ended already
+            self._h2.reset_stream(stream, code)
 
     def _flush(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         if data := self._h2.data_to_send():
             self._transport.write(data)
-            if self._transport.get_write_buffer_size() and not self._has_room():
+            if (self._unsent or self._transport.get_write_buffer_size()) and not self._has_room():
                 self._transport.abort()
         if self._leaving and not (self._receiving or self._answering or self._unsent):
             self._transport.close()
@@ -293,7 +321,7 @@ class Http2Connection(Client):
 
     @property
     def held_bytes(self) -> int:
-        waiting = sum(each.body_bytes for each in self._receiving.values()) + sum(self._answering.values())
+        waiting = sum(each.held_bytes for each in self._receiving.values()) + sum(self._answering.values())
         unsent = sum(len(each.rest) for each in self._unsent.values())
         buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
         return self._unfinished_bytes + waiting + unsent + buffered
@@ -312,7 +340,7 @@ class Http2Connection(Client):
         for stream in late:
             self._receiving.pop(stream, None)
             self._unsent.pop(stream, None)
-            self._h2.reset_stream(stream, ErrorCodes.CANCEL)
+            self._reset(stream, ErrorCodes.CANCEL)
         if self._blocked_s is not None and now - self._blocked_s > patience.answer_s:
             self.abort()
         elif not (self._receiving or self._answering or self._unsent) and now - self._since > patience.idle_s:

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 JSON = "application/json"
+_FIELD_BYTES = 200  # what a header takes in memory beside its text
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -32,6 +33,12 @@ class HttpRequest:
     part: str = ""
     known: bool = False
     local: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes in memory."""
+        head = sum(_FIELD_BYTES + len(name) + len(value) for name, value in self.headers.items())
+        return len(self.body) + len(self.target) + head
 
     @property
     def path(self) -> str:

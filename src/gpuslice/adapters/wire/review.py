@@ -6,17 +6,23 @@ Only what decides is decoded; what a patch writes back whole (environment, affin
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
-from gpuslice.core.errors import shown
+from gpuslice.core.errors import InvalidRequestError, shown
 from gpuslice.core.form import ContainerForm, Operation, PodForm
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+MOST_VALUES = 20_000
+"""Of a pod: each takes some hundred bytes and microseconds, however few bytes it was. Large have 1,000."""
+MOST_REVIEW_VALUES = 1_000_000
+"""More than two pods can have that the API server keeps."""
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 
 class _Wire(msgspec.Struct, gc=False, rename="camel", kw_only=True):
@@ -103,6 +109,8 @@ _POD = msgspec.json.Decoder(_Pod)
 
 def decode_review(body: bytes) -> AdmissionRequest:
     """The request of an AdmissionReview. Raises `MalformedError`."""
+    if _values(body, MOST_REVIEW_VALUES) > MOST_REVIEW_VALUES:
+        raise MalformedError(f"the AdmissionReview has more than {MOST_REVIEW_VALUES} values")
     try:
         review = _REVIEW.decode(body)
     except UNREADABLE as error:
@@ -113,8 +121,24 @@ def decode_review(body: bytes) -> AdmissionRequest:
     return review.request
 
 
+def _values(document: bytes, enough: int) -> int:
+    """How many values a JSON document has, or more than `enough`; a comma in a text is none."""
+    if (values := document.count(b",")) <= enough:
+        return values
+    values = end = 0
+    for text in _STRING.finditer(document):
+        values += document.count(b",", end, text.start())
+        end = text.end()
+        if values > enough:
+            return values
+    return values + document.count(b",", end)
+
+
 def pod_form(raw: msgspec.Raw) -> PodForm:
-    """A pod of a review. Raises `MalformedError`."""
+    """A pod of a review. Raises `MalformedError`, and `InvalidRequestError` for one that is beyond measure: a
+    review that fails may be passed over, a pod that is denied is not."""
+    if (values := _values(bytes(raw), MOST_VALUES)) > MOST_VALUES:
+        raise InvalidRequestError("the pod's size", f"{values} values", f"at most {MOST_VALUES}")
     try:
         pod = _POD.decode(raw)
     except UNREADABLE as error:

@@ -210,7 +210,9 @@ class AllocationState:
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
         """Ids for the container that kubelet probably asks for; none that one it forgot still uses."""
-        in_use = {identifier: each.uid for each in self.maybe_forgotten() for identifier in each.ids}
+        in_use = {
+            identifier: each.uid for each in self.maybe_forgotten() for identifier in each.assignment.ids
+        }
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
     def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
@@ -266,11 +268,11 @@ class AllocationState:
                 found.append(replace(each, uid=pod.uid))
             elif not each.uid:  # there is no news of its pod yet
                 found.append(each)
-        return tuple(each for each in found if (each.uid, each.container) not in again)
+        return tuple(each for each in found if each.name not in again)
 
     def _pod_of(self, container: RunningContainer) -> Pod | None:
         """By its uid, or else by its name, as long as it lives."""
-        named = None if container.uid else self._pod_named(container.pod_key)
+        named = None if container.uid else self._pod_named(container.assignment.pod_key)
         return self._living(named.view.uid if named else container.uid)
 
     def forgotten(self) -> tuple[RunningContainer, ...]:
@@ -285,7 +287,7 @@ class AllocationState:
         """
         if self.assignments is None or not self._forgotten.certain:
             return {}
-        served = self._served() | {(each.uid, each.container) for each in self.maybe_forgotten()}
+        served = self._served() | {each.name for each in self.maybe_forgotten()}
         found = {}
         for uid, pod in self._pods.items():
             if pod.view.request is None or pod.view.assigned or pod.view.finished:
@@ -299,10 +301,10 @@ class AllocationState:
         """Why pod `uid` may not use `ids`: with those whom kubelet forgot it is too much for a card."""
         others = [each for each in self.forgotten() if each.uid != uid]
         known = units_per_card(ids | self.held_ids())
-        unknown = Counter(card_of_device_id(each) for other in others for each in other.ids)
+        unknown = Counter(card_of_device_id(each) for other in others for each in other.assignment.ids)
         for card in self.node.cards:
             if card.uuid in units_per_card(ids) and known[card.uuid] + unknown[card.uuid] > card.units:
-                pods = {each.pod_key for each in others}
+                pods = {each.assignment.pod_key for each in others}
                 return Refusal(
                     f"card {card.index} of node {self.node.name} has no room left beside "
                     f"{unknown[card.uuid]} of its {card.units} units of {self.node.names.memory} "

@@ -42,6 +42,7 @@ from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replac
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
 from gpuslice.apps.agent.removal import remove_tree
 from gpuslice.core.contract import card_of_device_id
+from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.mode import ComputePolicy, Rules
 from gpuslice.core.units import MIB
@@ -314,8 +315,9 @@ class Folders:
         with contextlib.suppress(OSError):
             for name, owner, _ in self.owners():
                 if owner.pod and owner.boot in ("", self.boot):
-                    key = f"{owner.namespace}/{owner.pod}"
-                    yield RunningContainer(name, frozenset(owner.ids), owner.uid, owner.container, key)
+                    ids = frozenset(owner.ids)
+                    assignment = DeviceAssignment(owner.namespace, owner.pod, owner.container, ids)
+                    yield RunningContainer(name, owner.uid, assignment)
 
     def exists(self, ids: Iterable[str]) -> bool:
         """Whether a container with these ids was granted a folder."""

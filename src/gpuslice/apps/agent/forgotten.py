@@ -19,22 +19,19 @@ NEWS_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RunningContainer:
-    """A container that was started since the machine was: its folder, and the ids that it was given.
+    """A container that was started since the machine was: its folder, and what it was given.
 
-    `uid` is "" where there was no news of its pod when it started: known is kubelet's name for it, `pod_key`.
+    `uid` is its pod's, "" where there was no news of that when it started: known is kubelet's name for it.
     """
 
     folder: str
-    ids: frozenset[str]
     uid: str
-    container: str
-    pod_key: str
+    assignment: DeviceAssignment  # as kubelet would list it
 
     @property
-    def assignment(self) -> DeviceAssignment:
-        """As kubelet would list it."""
-        namespace, _, pod = self.pod_key.partition("/")
-        return DeviceAssignment(namespace, pod, self.container, self.ids)
+    def name(self) -> tuple[str, str]:
+        """Its pod's uid and its own name."""
+        return self.uid, self.assignment.container
 
 
 class ForgottenContainers:
@@ -64,16 +61,15 @@ class ForgottenContainers:
             listed.setdefault(each.pod_key, set()).add(each.container)
 
         def unlisted(container: RunningContainer) -> bool:
-            pod, names = living_pod(container), listed.get(container.pod_key, set())
+            name = container.assignment.container
+            pod, names = living_pod(container), listed.get(container.assignment.pod_key, set())
             if pod is None:  # one that was ever known is gone
                 late = not container.uid and now_s - self._since_s < NEWS_AFTER_S
-                return late and container.container not in names
+                return late and name not in names
             requests = pod.request.containers if pod.request else ()
-            listable = any(
-                each.name == container.container and each.kind is not ContainerKind.INIT for each in requests
-            )
+            listable = any(each.name == name and each.kind is not ContainerKind.INIT for each in requests)
             # kubelet lists no ordinary init containers: they are known where their pod is
-            return container.container not in names if listable else not names
+            return name not in names if listable else not names
 
         self.containers = tuple(each for each in self.containers if unlisted(each))
         self.certain = True

@@ -115,7 +115,7 @@ class GpuMemoryPlugin(DevicePluginService):
 
         def expected() -> bool:
             """Whether somebody waits for that much who does not run already. One card makes no difference."""
-            runs = {(each.uid, each.container) for each in state.maybe_forgotten()}
+            runs = {each.name for each in state.maybe_forgotten()}
             return state.places_unplaced or any(
                 each.units == size and (each.pod.view.uid, each.container.name) not in runs
                 for each in state.acceptable()

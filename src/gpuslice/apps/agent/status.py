@@ -172,7 +172,12 @@ class AgentStatus:
                 for each in state.waiting()
             ],
             "forgotten": [
-                {"uid": each.uid, "container": each.container, "folder": each.folder, "ids": sorted(each.ids)}
+                {
+                    "uid": each.uid,
+                    "container": each.assignment.container,
+                    "folder": each.folder,
+                    "ids": sorted(each.assignment.ids),
+                }
                 for each in state.maybe_forgotten()
             ],
             "targets": {uid: units_by_card(placement) for uid, placement in state.targets.items()},

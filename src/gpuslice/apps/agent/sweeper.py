@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.reconciler import Reconciler
 
 _log = logging.getLogger(__name__)
@@ -55,13 +55,11 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """One round. Raises OSError for what cannot be removed, after everything else was."""
-        for name, seen, age_s in await asyncio.to_thread(lambda: list(self._folders.owners())):
-            if self._folders.unidentified(seen):
-                self._identify(name)
+        for name, _, age_s in await asyncio.to_thread(lambda: list(self._folders.owners())):
+            # at once: kubelet may ask for the same ids any moment
+            owner = self._identified(name, self._folders.owner(name))
             if age_s <= self._after_s:
                 continue
-            # at once: kubelet may ask for the same ids any moment
-            owner = self._folders.owner(name)
             if self._folders.unidentified(owner) and not owner.pod:
                 continue  # whoever was started there may run: it stays until the machine starts anew
             last = name == self._folders.current(owner.ids)
@@ -77,9 +75,13 @@ class Sweeper:
         await asyncio.to_thread(self._folders.sweep_libraries, self._after_s)
         await asyncio.to_thread(self._folders.empty_trash, BUDGET_S)
 
-    def _identify(self, name: str) -> None:
-        """Note whose container was started when that was not known: kubelet may forget it (`forgotten`)."""
-        before = self._folders.owner(name)  # as it is now
-        found = self._state.owner(frozenset(before.ids))
-        if found.pod and self._folders.unidentified(before) and name == self._folders.current(before.ids):
-            self._folders.identify(name, before, found)
+    def _identified(self, name: str, owner: Owner) -> Owner:
+        """As it is once somebody can tell whose container was started there when nobody could. It is noted:
+        kubelet may forget the container (`forgotten`)."""
+        if not self._folders.unidentified(owner) or name != self._folders.current(owner.ids):
+            return owner
+        found = self._state.owner(frozenset(owner.ids))
+        if not found.pod:
+            return owner
+        self._folders.identify(name, owner, found)
+        return self._folders.owner(name)

@@ -24,7 +24,8 @@ def command(context: click.Context, /, pod: str | None, output: str, **cluster: 
 
     Every node is put into a class with why not and the most that is free there on one card. It is worked out
     from the API server alone, as the scheduler extender does; what a container uses, its peak and what was
-    refused comes from the exporter of its node, if there is one.
+    refused comes from the exporter of its node, if there is one, and who bound it from the extender's log, if
+    you may read that.
 
     \b
     Examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpuslice.adapters.kube import objects
@@ -25,6 +25,7 @@ from gpuslice.apps.cli.cluster import connection_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
+from gpuslice.apps.diagnosis.decisions import read_decision
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
     alike,
@@ -88,7 +89,10 @@ def read(flags: Flags, name: str | None) -> Explanations:
     except NotFoundError as error:
         hint = _what_was_meant(client, kind, bare, namespace)
         raise NoSuchPodError(f'there is no pod "{bare}" in namespace {namespace}; {hint}') from error
-    return Explanations(bare, tuple(_explained(client, [found])), single=True)
+    (one,) = _explained(client, [found])
+    if one.pod.request is not None:
+        one = replace(one, decision=read_decision(client, one.pod.uid))
+    return Explanations(bare, (one,), single=True)
 
 
 def _what_was_meant(client: SyncClient, kind: str, name: str, namespace: str) -> str:

@@ -11,6 +11,7 @@
     usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused
     claims[]     by which it asks, or the templates they are made from
     tiers        by container, what holds its limits: driver, library, watchdog or none
+    decision     the extender's last: time, node, gpus, policy, passed, nominated, replica, seconds, error
     hints[]      sentences
     events[]     time, type, reason, message, count; the newest last
 
@@ -23,6 +24,7 @@ from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
 from gpuslice.apps.cli.table import aligned, row
+from gpuslice.apps.diagnosis.decisions import sentence_of
 from gpuslice.apps.diagnosis.pod_document import pod_document
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
@@ -93,6 +95,7 @@ def pod_text(explained: PodExplanation) -> str:
         if explained.neighbours:
             beside = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
             parts.append(f"Beside it: {beside}.\n")
+    parts += [f"{sentence_of(explained.decision)}\n"] if explained.decision is not None else []
     for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]
         amounts += [f"{_mib(use.peak_bytes)} at its peak"] if use.peak_bytes is not None else []

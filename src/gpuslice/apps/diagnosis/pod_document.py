@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpuslice.adapters.kube import objects
+from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, event_time, holds
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 
@@ -51,6 +52,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
         usage=[_usage_document(each) for each in explained.usage] or None,
         claims=list(explained.claims) or None,
         tiers={name: tier.word for name, tier in explained.tiers.items()} or None,
+        decision=_decision_document(explained.decision),
         hints=list(explained.hints),
         events=[_event_document(each) for each in explained.events],
     )
@@ -64,6 +66,22 @@ def _usage_document(each: ContainerUsage) -> dict[str, Any]:
         limitBytes=each.limit_bytes,
         peakBytes=each.peak_bytes,
         refused=each.refused,
+    )
+
+
+def _decision_document(each: Decision | None) -> dict[str, Any] | None:
+    if each is None:
+        return None
+    return _known(
+        time=each.time,
+        node=each.node,
+        gpus=dict(each.cards),
+        policy=each.policy,
+        passed=each.passed,
+        nominated=each.nominated,
+        replica=each.replica,
+        seconds=each.seconds,
+        error=each.error or None,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
+from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
@@ -42,6 +43,7 @@ class PodExplanation:
 
     `ends`: how its containers last ended, one sentence each; `usage`: what they use now, where that is known;
     `claims`: by which it asks, where it does so by claims. `tiers`: what holds each container's limits.
+    `decision`: the extender's last about it, where its log may be read.
     """
 
     pod: Pod
@@ -57,6 +59,7 @@ class PodExplanation:
     hints: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     tiers: Mapping[str, Tier] = field(default_factory=dict)
+    decision: Decision | None = None
 
 
 def explained(

@@ -28,8 +28,8 @@ class Reviewer:
         """The review that goes back, with the pod's patch. Raises `MalformedError`."""
         if not request.is_pod or request.operation != "CREATE":
             return answer(request.uid)
-        pod = pod_form(request.object)
         try:
+            pod = pod_form(request.object)
             asked = self._in_our_names(pod)
         except InvalidRequestError as error:
             return answer(request.uid, denial=str(error))
@@ -46,8 +46,8 @@ class Reviewer:
         """The same for a pod that is to ask by a claim. Which pods, the API server knows by their labels."""
         if not request.is_pod or request.operation != "CREATE":
             return answer(request.uid)
-        pod = pod_form(request.object)
         try:
+            pod = pod_form(request.object)
             claiming = as_claims(self._in_our_names(pod))
         except InvalidRequestError as error:
             return answer(request.uid, denial=str(error))
@@ -66,10 +66,13 @@ class Reviewer:
         if not request.is_pod:
             return answer(request.uid)
         verdict = Verdict()
-        if request.operation == "CREATE":
-            verdict = validate(pod_form(request.object), self.rules)
-        elif request.operation == "UPDATE":
-            old, new = pod_form(request.old_object), pod_form(request.object)
-            user = User(request.user_info.username, request.user_info.groups or ())
-            verdict = validate_update(old, new, user, self.rules)
+        try:
+            if request.operation == "CREATE":
+                verdict = validate(pod_form(request.object), self.rules)
+            elif request.operation == "UPDATE":
+                old, new = pod_form(request.old_object), pod_form(request.object)
+                user = User(request.user_info.username, request.user_info.groups or ())
+                verdict = validate_update(old, new, user, self.rules)
+        except InvalidRequestError as error:
+            return answer(request.uid, denial=str(error))
         return answer(request.uid, denial=verdict.denial, warnings=verdict.warnings)

@@ -1,0 +1,330 @@
+"""Requests and frames made by hand against our server: what is legal, and meant to hurt.
+
+In memory, so that what one breath of a client does can be told from the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PriorityFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuslice.adapters.web.clients import App, Clients
+from gpuslice.adapters.web.connection import Connection
+from gpuslice.adapters.web.http2 import MOST_REQUESTS, MOST_STREAMS, Http2Connection
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
+from tests.integration.http2_rig import FIELDS, LIMIT_BYTES, PREFACE, Memory
+
+MOST_BYTES = 1_000_000
+STEP_BYTES = 100_000  # so much may come of each connection before it is looked at, and a request
+Fields = list[tuple[str, str]]
+
+
+class Attacker:
+    """A client whose frames are made by hand."""
+
+    def __init__(self, app: App, *, limit_bytes: int = LIMIT_BYTES, window_bytes: int = 65_535) -> None:
+        self.clients = Clients(app, limit_bytes, most_bytes=MOST_BYTES)
+        self.connections: list[Http2Connection] = []
+        self._made: list[tuple[Memory, Http2Connection]] = []
+        self._window_bytes = window_bytes
+        self.connect()
+
+    def connect(self) -> None:
+        self.transport, self.connection = Memory(), Http2Connection(self.clients)
+        self.connections.append(self.connection)
+        self._made.append((self.transport, self.connection))
+        self.connection.connection_made(self.transport)
+        self._encoder = H2Connection(H2Configuration()).encoder
+        self.send(PREFACE, SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: self._window_bytes}))
+
+    def send(self, *frames: Frame | bytes) -> None:
+        """In one breath."""
+        sent = b"".join(each if isinstance(each, bytes) else each.serialize() for each in frames)
+        self.clients.buffer[: len(sent)] = sent
+        self.connection.buffer_updated(len(sent))
+
+    def head(self, stream: int, fields: Fields, *, ends: bool = False) -> HeadersFrame:
+        flags = ["END_HEADERS", *(["END_STREAM"] if ends else [])]
+        return HeadersFrame(stream, self._encoder.encode(fields), flags=flags)
+
+    def made(self, head: Head) -> HeadersFrame:
+        fields = [(":method", head.method), (":path", head.path), *FIELDS[2:], *head.more]
+        return self.head(head.stream, fields, ends=head.ends)
+
+    def held_bytes(self) -> int:
+        """Of all that were not sent away, as those are that began more than a second ago."""
+        return sum(each.held_bytes for at, each in self._made if not at.closed)
+
+
+def never(_: HttpRequest) -> asyncio.Future[HttpResponse]:
+    return asyncio.get_running_loop().create_future()
+
+
+LARGE = [*FIELDS, *[("x", "a" * 3900)] * 7]
+"""27 kB that are a dozen bytes on the wire from the second time on."""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_heads_count_as_much_as_bodies(ends: bool) -> None:
+    """128 streams of 256 clients would else be a GiB, of clients without a certificate too."""
+    attacker = Attacker(never)
+    for _ in range(4):
+        for stream in range(1, 2 * MOST_STREAMS, 2):
+            attacker.send(attacker.head(stream, LARGE, ends=ends))
+        assert attacker.held_bytes() <= MOST_BYTES + len(attacker.connections) * STEP_BYTES
+        attacker.connect()
+    for task in attacker.clients.answering:
+        task.cancel()
+
+
+async def test_small_bodies_of_many_streams_count_together() -> None:
+    """None reaches the step at which a single one would be counted."""
+    attacker = Attacker(never)
+    for stream in range(1, 2 * MOST_STREAMS, 2):
+        attacker.send(attacker.head(stream, FIELDS))
+        for _ in range(6):
+            attacker.send(DataFrame(stream, b"x" * 10_000))
+        assert attacker.held_bytes() <= MOST_BYTES + STEP_BYTES
+
+
+async def test_answers_behind_a_closed_window_count_as_they_are_made() -> None:
+    """Nothing of them is ever in the socket's buffer."""
+    attacker = Attacker(lambda _: HttpResponse(b"x" * 300_000), window_bytes=0)
+    for stream in range(1, 2 * MOST_STREAMS, 2):
+        if not attacker.transport.closed:
+            attacker.send(attacker.head(stream, FIELDS, ends=True))
+        assert attacker.held_bytes() <= MOST_BYTES + 400_000
+    assert attacker.transport.closed
+
+
+async def test_a_length_that_is_said_twice_is_refused_in_words() -> None:
+    """hyper-h2 lets it pass where both are the same."""
+    fields = [*FIELDS, ("content-length", "3"), ("content-length", "3")]
+    asked: list[HttpRequest] = []
+
+    def app(request: HttpRequest) -> HttpResponse:
+        asked.append(request)
+        return text_answer("x")
+
+    attacker = Attacker(app)
+    attacker.send(attacker.head(1, fields))
+    attacker.send(attacker.head(3, FIELDS, ends=True))
+    assert [request.method for request in asked] == ["POST"]
+
+
+async def test_more_fields_than_anybody_needs_are_refused() -> None:
+    """An empty one takes a hundred times its bytes."""
+    asked: list[HttpRequest] = []
+
+    def app(request: HttpRequest) -> HttpResponse:
+        asked.append(request)
+        return text_answer("x")
+
+    attacker = Attacker(app)
+    attacker.send(attacker.head(1, [*FIELDS, *((f"x{each}", "") for each in range(500))], ends=True))
+    attacker.send(attacker.head(3, FIELDS, ends=True))
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "breath",
+    [
+        [WindowUpdateFrame(1, 100), RstStreamFrame(1, 8)],
+        [WindowUpdateFrame(0, 100), GoAwayFrame(0)],
+        [SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: 10}), RstStreamFrame(1, 8)],
+        [WindowUpdateFrame(1, 100), RstStreamFrame(1, 8), GoAwayFrame(0)],
+        [RstStreamFrame(1, 8), GoAwayFrame(0)],
+    ],
+)
+async def test_leave_to_send_that_is_taken_back_in_the_same_breath(breath: list[Frame]) -> None:
+    """As an honest client does whose caller gives up: the other requests of its connection go on."""
+    attacker = Attacker(lambda _: HttpResponse(b"x" * 300_000), window_bytes=0)
+    attacker.send(attacker.head(1, FIELDS, ends=True))
+    attacker.send(*breath)
+    gone = any(isinstance(frame, GoAwayFrame) for frame in breath)
+    assert attacker.transport.closed is gone
+    assert gone or attacker.connection.held_bytes == 0
+
+
+@pytest.mark.parametrize("requests", [1, 100])
+async def test_requests_and_goodbye_in_one_breath(requests: int) -> None:
+    attacker = Attacker(lambda _: text_answer("x"))
+    heads = [attacker.head(2 * each + 1, FIELDS, ends=True) for each in range(requests)]
+    begun: list[Frame] = [attacker.head(2 * requests + 1, FIELDS), DataFrame(2 * requests + 1, b"x")]
+    attacker.send(*heads, *begun, GoAwayFrame(0))
+    assert attacker.transport.closed
+
+
+async def test_a_connection_is_for_so_many_requests() -> None:
+    """hyper-h2 keeps a note of each: 256 connections that ask for a day would fill a pod."""
+    attacker = Attacker(lambda _: text_answer("x"))
+    for stream in range(1, 2 * MOST_REQUESTS // 10, 2):
+        assert not attacker.transport.closed
+        attacker.send(attacker.head(stream, FIELDS, ends=True))
+    assert attacker.transport.closed
+
+
+# -- HTTP/1.1 -----------------------------------------------------------------------------------------------
+
+
+class Older:
+    """The same by HTTP/1.1."""
+
+    def __init__(self, app: App) -> None:
+        self.clients = Clients(app, LIMIT_BYTES, most_bytes=MOST_BYTES)
+        self.transport, self.connection = Memory(), Connection(self.clients)
+        self.connection.connection_made(self.transport)
+
+    def send(self, text: str) -> None:
+        sent = text.encode()
+        self.clients.buffer[: len(sent)] = sent
+        self.connection.buffer_updated(len(sent))
+
+
+@pytest.mark.parametrize(
+    "more", ["".join(f"x{each}:\r\n" for each in range(500)), f"x: {'a' * 40_000}\r\n"], ids=["many", "long"]
+)
+@pytest.mark.parametrize("end", ["", "\r\n"], ids=["begun", "whole"])
+async def test_a_head_is_bounded_also_where_it_comes_at_once(more: str, end: str) -> None:
+    asked: list[HttpRequest] = []
+
+    def app(request: HttpRequest) -> HttpResponse:
+        asked.append(request)
+        return text_answer("x")
+
+    line = Older(app)
+    line.send(f"GET / HTTP/1.1\r\nhost: x\r\n{more}{end}")
+    assert line.transport.written.startswith(b"HTTP/1.1 431 ")
+    assert asked == []
+    assert line.connection.held_bytes == 0
+
+
+async def test_who_sends_many_requests_ahead_lets_others_have_their_turn() -> None:
+    """256 KiB of them, each a page that takes its time, would keep a probe waiting for too long."""
+    answered = 0
+
+    def app(_: HttpRequest) -> HttpResponse:
+        nonlocal answered
+        answered += 1
+        return text_answer("x")
+
+    line = Older(app)
+    line.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+    assert answered < 5
+    while answered < 50:
+        before = answered
+        await asyncio.sleep(0)
+        assert before < answered < before + 5
+    assert line.connection.held_bytes == 0
+
+
+async def test_heads_that_were_sent_ahead_count() -> None:
+    line = Older(never)
+    line.send(f"GET / HTTP/1.1\r\nhost: x\r\nx: {'a' * 20_000}\r\n\r\n" * 10)
+    assert line.connection.held_bytes > 10 * 20_000
+    for task in line.clients.answering:
+        task.cancel()
+
+
+# -- whatever they send -------------------------------------------------------------------------------------
+
+STREAMS = st.integers(0, 4).map(lambda each: 2 * each + 1)
+PATHS = ["/at-once", "/later", "/large", "/\x00\r\n", "*", "/%0d%0a%zz", "//", "?", "http://[", "/é"]
+
+
+@dataclass(frozen=True)
+class Head:
+    stream: int
+    method: str
+    path: str
+    more: Fields
+    ends: bool
+
+
+HEADS = st.builds(
+    Head,
+    STREAMS,
+    st.sampled_from(["GET", "POST", "HEAD", "BREW", "CONNECT"]),
+    st.sampled_from(PATHS),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["content-length", "content-encoding", "authorization", "accept", "te", "x"]),
+            st.sampled_from(["0", "1", "many", "-1", "gzip", "trailers", "a, b", "Bearer x", "\x7f", "é"]),
+        ),
+        max_size=3,
+    ),
+    st.booleans(),
+)
+WINDOW, TABLE = SettingsFrame.INITIAL_WINDOW_SIZE, SettingsFrame.HEADER_TABLE_SIZE
+SIZES, ENDS = st.sampled_from([0, 1, 16_000]), st.sampled_from([[], ["END_STREAM"]])
+FRAMES = st.one_of(
+    st.builds(lambda stream, size, ends: DataFrame(stream, b"x" * size, flags=ends), STREAMS, SIZES, ENDS),
+    st.builds(lambda stream: RstStreamFrame(stream, 8), STREAMS),
+    st.builds(WindowUpdateFrame, st.integers(0, 4), st.sampled_from([1, 1000, 2**31 - 1])),
+    st.builds(lambda size: SettingsFrame(0, {WINDOW: size}), st.integers(0, 100_000)),
+    st.builds(lambda size: SettingsFrame(0, {TABLE: size}), st.sampled_from([0, 2**32 - 1])),
+    st.builds(lambda stream, on: PriorityFrame(stream, depends_on=on), STREAMS, STREAMS),
+    st.just(GoAwayFrame(0)),
+)
+BREATHS = st.lists(st.lists(st.one_of(HEADS, FRAMES), min_size=1, max_size=5), max_size=8)
+
+
+@settings(max_examples=300, deadline=None)
+@given(BREATHS, st.sampled_from([0, 100, 65_535]))
+def test_no_order_of_frames_makes_it_fail(breaths: list[list[Head | Frame]], window_bytes: int) -> None:
+    """A failure would be an exception out of `buffer_updated`, which ends the connection with a traceback."""
+
+    async def play() -> None:
+        coming: list[asyncio.Future[HttpResponse]] = []
+
+        def app(request: HttpRequest) -> HttpResponse | asyncio.Future[HttpResponse]:
+            assert request.path is not None
+            if request.path == "/later":
+                coming.append(asyncio.get_running_loop().create_future())
+                return coming[-1]
+            return HttpResponse(b"x" * (100_000 if request.path == "/large" else 1))
+
+        attacker = Attacker(app, window_bytes=window_bytes)
+        for number, breath in zip(itertools.count(), breaths, strict=False):
+            if attacker.transport.closed:
+                attacker.connect()
+            attacker.send(*(attacker.made(each) if isinstance(each, Head) else each for each in breath))
+            if number % 2 and coming:
+                coming.pop().set_result(text_answer("later"))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            attacker.connection.hurry(asyncio.get_running_loop().time() + 31 * number)
+        for each in coming:
+            each.set_result(text_answer("late"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for connection in attacker.connections:
+            connection.end_when_idle()
+            connection.connection_lost(None)
+        assert not attacker.clients.connections
+
+    loop_errors: list[dict[str, object]] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_errors.append(context))
+        await play()
+
+    asyncio.run(watched())
+    assert loop_errors == []
