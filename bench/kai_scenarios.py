@@ -166,20 +166,27 @@ async def gang_verdict(made: Cluster, cards: int) -> float:
 async def stand_in_for_kubelets(made: Cluster) -> AsyncIterator[None]:
     """Whoever is to go is gone."""
 
-    async def bury() -> None:
-        version = (await made.client.list(SLIM_PODS, "default")).metadata.resource_version
-        async for line in made.client.watch(SLIM_PODS, version, "default", timeout_s=3600):
-            meta = line.object.metadata
-            if line.type == "MODIFIED" and meta.deletion_timestamp is not None:
-                with contextlib.suppress(NotFoundError, ConflictError):  # it may have been removed at once
-                    await made.client.delete(SLIM_PODS, meta.name, "default", uid=meta.uid, grace_s=0)
+    async def bury(name: str, uid: str) -> None:
+        with contextlib.suppress(NotFoundError, ConflictError):  # it may have been removed at once
+            await made.client.delete(SLIM_PODS, name, "default", uid=uid, grace_s=0)
+
+    async def watch(tasks: asyncio.TaskGroup) -> None:
+        listing, buried = await made.client.list(SLIM_PODS, "default"), set[str]()
+        version = listing.metadata.resource_version
+        while True:  # an API server on a busy machine ends a watch that is read too slowly
+            async for line in made.client.watch(SLIM_PODS, version, "default", timeout_s=3600):
+                meta = line.object.metadata
+                version = meta.resource_version
+                if line.type == "MODIFIED" and meta.deletion_timestamp and meta.uid not in buried:
+                    buried.add(meta.uid)
+                    tasks.create_task(bury(meta.name, meta.uid))
 
     async with asyncio.TaskGroup() as tasks:
-        burying = tasks.create_task(bury())
+        watching = tasks.create_task(watch(tasks))
         try:
             yield
         finally:
-            burying.cancel()
+            watching.cancel()
 
 
 def main() -> None:

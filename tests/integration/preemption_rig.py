@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -116,8 +117,15 @@ class Story(Played):
 
     def propose(self, name: str, *victims: str, node: str = "n1") -> set[str]:
         """kube-scheduler asks whom to evict from one node, these for one; the answer."""
-        uids = [{"UID": self.api.pod(victim)["metadata"]["uid"]} for victim in victims]
-        proposed = {node: {"Pods": uids, "NumPDBViolations": 0}}
+        return self.propose_on(name, {node: victims}).get(node, set())
+
+    def propose_on(self, name: str, victims: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+        """kube-scheduler asks on which of these nodes to evict whom; the answer."""
+        uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.api.pods()}
+        proposed = {
+            node: {"Pods": [{"UID": uids[victim]} for victim in its], "NumPDBViolations": 0}
+            for node, its in victims.items()
+        }
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})
 
         async def answered() -> Any:
@@ -128,9 +136,8 @@ class Story(Played):
         self.loop.settle()
         for message in list(self.network.messages):  # what it asks; the watch may be late
             self.network.deliver(message)
-        found = asked.result()
-        names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.api.pods()}
-        return {names[pod.uid] for each in found.values() for pod in each.pods}
+        names = {uid: victim for victim, uid in uids.items()}
+        return {node: {names[pod.uid] for pod in each.pods} for node, each in asked.result().items()}
 
     def leaving_for(self, pod: Object, node: str) -> bool:
         """Whether a less important pod leaves this node for another, as ``podTerminatingByPreemption``."""
