@@ -36,6 +36,7 @@ class Story(Played):
         for value in (0, 5, 10, 20, 30, 100, 200):
             head = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
             self.api.call("POST", CLASSES, head | {"metadata": {"name": f"p{value}"}, "value": value})
+        self.uids: dict[str, str] = {}  # of all pods that there were, by name
         self.network = Network(self.api.cluster, self.loop)
         self.settings = ExtenderSettings(policy="binpack", preemption=preemption)
         self.start()
@@ -57,7 +58,8 @@ class Story(Played):
     # -- the user ------------------------------------------------------------------------------------------
 
     def add(self, name: str, units: int, priority: int = 0, **fields: Any) -> None:
-        self.api.add_pod(name, str(units), priorityClassName=f"p{priority}", **fields)
+        pod = self.api.add_pod(name, str(units), priorityClassName=f"p{priority}", **fields)
+        self.uids[name] = pod["metadata"]["uid"]
 
     def place(self, name: str, units: int, priority: int = 0, **fields: Any) -> str:
         """Create, bind; the card."""
@@ -121,7 +123,7 @@ class Story(Played):
 
     def propose_on(self, name: str, victims: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
         """kube-scheduler asks on which of these nodes to evict whom; the answer."""
-        uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.api.pods()}
+        uids = self.uids | {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.api.pods()}
         proposed = {
             node: {"Pods": [{"UID": uids[victim]} for victim in its], "NumPDBViolations": 0}
             for node, its in victims.items()
@@ -134,8 +136,11 @@ class Story(Played):
 
         asked = self.loop.create_task(answered())
         self.loop.settle()
-        for message in list(self.network.messages):  # what it asks; the watch may be late
-            self.network.deliver(message)
+        while not asked.done():
+            for message in list(self.network.messages):  # what it asks; the watch may be late
+                self.network.deliver(message)
+            if not self.network.messages:
+                self.loop.advance(0.01)
         names = {uid: victim for victim, uid in uids.items()}
         return {node: {names[pod.uid] for pod in each.pods} for node, each in asked.result().items()}
 

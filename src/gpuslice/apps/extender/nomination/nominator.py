@@ -127,6 +127,11 @@ class Nominator:
             self._queue.put(pod, terms)
             self._wake.set()
 
+    def terms_of(self, uid: str) -> Terms | None:
+        """Of a pod that waits; None where it may not be nominated."""
+        waiting = self._waiting.get(uid)
+        return waiting.terms if waiting is not None else None
+
     def pod_left(self, uid: str) -> None:
         """A pod has a node, or is gone."""
         waiting = self._waiting.pop(uid, None)

@@ -32,8 +32,14 @@ class _Pending:
 class PendingEvictions:
     """Answers for a ledger, and remembers what it answered, beside the reservations of the ledger."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        victims_for: Callable[[str], Collection[str]] = lambda _: (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._ledger = ledger
+        self._victims_for = victims_for  # whom we evicted for a pod ourselves
         self._clock = clock
         self._by_uid: dict[str, _Pending] = {}
 
@@ -63,6 +69,14 @@ class PendingEvictions:
             )
             for name, each in found.items()
         }
+
+    def knows(self, uid: str) -> bool:
+        """Whether others leave for this pod, or kube-scheduler was told whom to evict for it."""
+        return uid in self._by_uid or self._ledger.reservations.of(uid) is not None
+
+    def is_taken(self, node: str) -> bool:
+        """Whether others leave this node, or may soon."""
+        return bool(self._ledger.reservations.on(node) or self._under_way((node,)))
 
     def _choose(
         self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]
@@ -109,7 +123,7 @@ class PendingEvictions:
                     found.setdefault(node, []).append(pending.by_node[node])
         return found
 
-    def _room_is_coming(self, pod: Pod, request: Request, proposed: Collection[str]) -> bool:
+    def _room_is_coming(self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]) -> bool:
         """Whether others leave, or have left, a card for this pod already.
 
         kube-scheduler may hear before us that the last of them is gone: filter then refuses the pod by what
@@ -118,6 +132,12 @@ class PendingEvictions:
         """
         ledger, pending = self._ledger, self._by_uid.get(pod.uid)
         kept = ledger.reservations.of(pod.uid)
+        ours = self._victims_for(pod.uid) if kept is not None else ()
+        if kept is not None and ours:
+            there = proposed.get(kept.placement.node)
+            named = {victim.uid for victim in there.pods or ()} if there is not None else set()
+            if not named.isdisjoint(ours) or any(ledger.allocation(uid) is not None for uid in ours):
+                return True  # kube-scheduler does not see yet that they leave, or that they are gone
         meant = {kept.placement.node: kept} if kept is not None else pending.by_node if pending else {}
         shown = ledger.nominated.get(pod.uid)
         for node, reservation in meant.items():
