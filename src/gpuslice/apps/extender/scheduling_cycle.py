@@ -168,6 +168,7 @@ class SchedulingCycle:
         # none: tell the pod's owner, and have room made for it if it is important enough
         if not asking.spec.pod_group:  # room for one member helps nobody where the others do not fit
             self._preemptor.note_refused(pod.uid, query)
+            self._batch_preemptor.pending.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
         if is_known:
             self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
+from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Refusal, Request
 from gpuslice.core.placement import on_cards, place
@@ -27,6 +28,7 @@ class _Pending:
 
     by_node: Mapping[str, Reservation]
     until_s: float
+    refused: set[str] = field(default_factory=set)  # nodes on which filter refused the pod since
 
 
 class PendingEvictions:
@@ -69,6 +71,13 @@ class PendingEvictions:
             )
             for name, each in found.items()
         }
+
+    def note_refused(self, uid: str, query: NodeQuery) -> None:
+        """filter refuses a pod: where it was told whom to evict, they are gone for kube-scheduler."""
+        pending = self._by_uid.get(uid)
+        if pending is not None:
+            row_of, rows = self._ledger.fleet.row_of, set(query.rows.tolist())
+            pending.refused.update(node for node in pending.by_node if row_of.get(node) in rows)
 
     def knows(self, uid: str) -> bool:
         """Whether others leave for this pod, or kube-scheduler was told whom to evict for it."""
@@ -146,7 +155,8 @@ class PendingEvictions:
                 continue
             taken = ledger.reservations.taken(node, pod.uid, pod.priority)
             has_room = not isinstance(place(open_to(allocations, taken), request), Refusal)
-            was_told = kept is None and shown == node  # and took it; who is to leave is not seen leaving yet
+            # and took it; who is to leave is not seen leaving yet, nor perhaps that it is nominated
+            was_told = kept is None and pending is not None and (shown == node or node in pending.refused)
             if was_told or has_room or comes_free(allocations, reservation):
                 return True
         return False
