@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.preemption_rig import BUDGETS, Story
+from tests.integration.preemption_rig import BUDGETS, PODS, Story
 
 NODES = 4
 
@@ -55,6 +55,29 @@ def test_kube_scheduler_waits_where_room_is_made_already() -> None:
     assert story.propose_on("high-1", on) == {}, "it sees the victim yet"
     assert story.propose_on("high-1", {each: on[each] for each in on if each != node}) == {}
     assert story.schedule("high-1") == node
+    story.close()
+
+
+def test_nobody_else_leaves_for_a_pod_that_lost_what_was_kept_for_it() -> None:
+    """A plan took its place and came to nothing, and kube-scheduler took the nomination back."""
+    story, on = full()
+    for number in range(3):
+        story.add(f"high-{number}", 10, 100)
+    story.calm()
+    others = dict(list(on.items())[:2])
+    story.propose_on("high-0", others)
+    story.calm(1)
+    assert len(story.leaving()) == 1
+    (name,) = [each for each in ("high-1", "high-2") if story.nominated(each)]
+    story.extender.ledger.reservations.drop(story.uids[name])
+    story.api.patch(f"{PODS}/{name}/status", {"status": {"nominatedNodeName": None}})
+    story.calm()
+    assert story.propose_on(name, on) == {}
+    left = {node: victims for node, victims in on.items() if node not in others}
+    (other,) = {"high-1", "high-2"} - {name}
+    story.propose_on("high-0", left)
+    story.calm(1)
+    assert (bool(story.nominated(name)), bool(story.nominated(other))) == (False, True)
     story.close()
 
 

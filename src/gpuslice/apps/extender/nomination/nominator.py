@@ -256,6 +256,9 @@ class Nominator:
             if pod is None or pod.node or pod.nominated or self._ledger.allocation(uid) is not None:
                 self._queue.drop(uid)
                 continue
+            if self._ledger.reservations.of(uid) is not None:  # others were evicted for it
+                self._queue.drop(uid)
+                continue
             feasible = self._feasible[terms]
             placement = self._placer.choose_node(pod, feasible.rows, self._least_room)
             if placement is None or self._ledger.plan(pod, placement) is not None:

@@ -163,7 +163,8 @@ class BatchPreemptor:
         first = answer.pod
         alike = (pod.priority, pod.request, pod.namespace) == (first.priority, first.request, first.namespace)
         taken_up = self._ledger.allocation(pod.uid) or pod.nominated or self.pending.knows(pod.uid)
-        return alike and not taken_up and self._nominator.terms_of(pod.uid) == answer.terms
+        had_room = self._preemptor.evictor.victims_for(pod.uid)  # even if it lost what was kept for it
+        return alike and not taken_up and not had_room and self._nominator.terms_of(pod.uid) == answer.terms
 
     async def _preempt(self, answer: _Answer, pod: Pod, like: bytes) -> None:
         if await self._read(pod) != like or self._clock() > answer.since_s + LASTS_S:

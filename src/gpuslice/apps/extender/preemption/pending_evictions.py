@@ -141,10 +141,8 @@ class PendingEvictions:
         """
         ledger, pending = self._ledger, self._by_uid.get(pod.uid)
         kept = ledger.reservations.of(pod.uid)
-        ours = self._victims_for(pod.uid) if kept is not None else ()
-        if kept is not None and ours:
-            there = proposed.get(kept.placement.node)
-            named = {victim.uid for victim in there.pods or ()} if there is not None else set()
+        if ours := self._victims_for(pod.uid):
+            named = {victim.uid for each in proposed.values() for victim in each.pods or ()}
             if not named.isdisjoint(ours) or any(ledger.allocation(uid) is not None for uid in ours):
                 return True  # kube-scheduler does not see yet that they leave, or that they are gone
         meant = {kept.placement.node: kept} if kept is not None else pending.by_node if pending else {}
