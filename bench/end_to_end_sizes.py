@@ -7,11 +7,14 @@
 Each round of each size and kind of pods (of nobody, of ReplicaSets, of Jobs, 50 to an owner) has a control
 plane of its own, and is a line of the file as soon as it is measured. What is in the file is not measured
 again, so that the same command goes on where it was stopped. All rows have one round before any has two.
+Sizes whose pods ask for more than nine tenths of the cards are left out, with a word: some would never be
+bound, and the turn would wait for its end.
 At the end, and with `--table`, medians over the rounds are printed as Markdown:
 
     of sampled    pods a second, of those that the sampling kube-scheduler of the same round did
     its CPU       CPU of the whole control plane for each pod, in times of that one's; what etcd and
                   kube-apiserver use while nobody asks them anything is left out
+    s             that a round took, all of it
     load          of the machine when the round ended: above 3, on two cores, others were busy too
 """
 
@@ -32,15 +35,19 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from bench.end_to_end import ALL, GPUSLICE, PLAIN, SAMPLED, Size, measure  # noqa: E402 - after the path to it
+from bench.big_api import UNITS, pending_pods  # noqa: E402 - after the path to it
+from bench.end_to_end import ALL, GPUSLICE, PLAIN, SAMPLED, Size, measure  # noqa: E402
 from tests.e2e import control_plane  # noqa: E402
+
+from gpuslice.core.contract import GPU_MEM  # noqa: E402
 
 SIZES = "50x500,500x500,1000x500,5000x500,10000x500,500x4000,1000x4000,5000x4000,10000x4000"
 KINDS = {"bare": (0, "ReplicaSet"), "ReplicaSet": (50, "ReplicaSet"), "Job": (50, "Job")}
 HEADINGS = (
     "nodes × 8, pods|rounds|plain|sampled|gpuslice|of sampled|CPU ms a pod: sampled / gpuslice"
-    "|of it kube-apiserver|its CPU|refused|unbound|load"
+    "|of it kube-apiserver|its CPU|refused|unbound|s|load"
 )
+CARDS, FULL = 8, 0.9
 Figures = dict[str, Any]
 
 
@@ -62,6 +69,15 @@ def rounds(sizes: str, kinds: str, count: int) -> Iterator[Round]:
                 yield Round(kind, nodes, pods, number)
 
 
+def fills(one: Round) -> float:
+    """The part of the cluster's cards that the pods of a round ask for."""
+    units = sum(
+        int(each["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
+        for each in pending_pods(one.pods, one.number + 1)
+    )
+    return units / (one.nodes * CARDS * UNITS)
+
+
 def round_of(line: Figures) -> Round:
     return Round(line["kind"], line["nodes"], line["pods"], line["seed"] - 1)
 
@@ -73,9 +89,10 @@ def read(file: Path) -> list[Figures]:
 def measured(one: Round, plain: bool) -> Figures:
     replicas, owner = KINDS[one.kind]
     ways = [*([PLAIN] if plain else []), SAMPLED, GPUSLICE]
-    size = Size(one.nodes, 8, one.pods, 1, one.number + 1, replicas, owner)
+    size, began = Size(one.nodes, CARDS, one.pods, 1, one.number + 1, replicas, owner), time.monotonic()
     found = asyncio.run(measure(size, ways))
-    return {"kind": one.kind, **found, "load": round(os.getloadavg()[0], 1)}
+    took_s = round(time.monotonic() - began)
+    return {"kind": one.kind, **found, "took_s": took_s, "load": round(os.getloadavg()[0], 1)}
 
 
 def table(lines: Iterable[Figures]) -> str:
@@ -118,6 +135,7 @@ def cells(lines: list[Figures]) -> list[str]:
         median(lambda line: line[idle_out[0]] / line[idle_out[1]], 2),
         str(sum(int(line["gpuslice_ms_per_pod"]["binds refused, in all"]) for line in lines)),
         str(sum(line["gpuslice_unbound"] for line in lines)),
+        median(lambda line: line.get("took_s", 0), 0),
         median(lambda line: line["load"], 1),
     ]
 
@@ -141,6 +159,11 @@ def main() -> None:
         done, began = {round_of(line) for line in read(chosen.into)}, time.monotonic()
         for one in rounds(chosen.sizes, chosen.kinds, chosen.rounds):
             if one in done:
+                continue
+            if (part := fills(one)) > FULL:
+                print(
+                    f"{one.nodes} nodes, {one.pods} pods: left out, {part:.0%} of the cards", file=sys.stderr
+                )
                 continue
             if chosen.minutes and time.monotonic() - began >= 60 * chosen.minutes:
                 print("the time is over; the same command goes on here", file=sys.stderr)

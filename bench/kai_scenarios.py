@@ -12,6 +12,7 @@ Nodes and pods are API objects without kubelets, as theirs are (KWOK). Figures e
                        that they cannot be scheduled (Kubernetes 1.36, behind its gates)
     reclaim_many_s     a more important pod for every second card of the full cluster, all created at once,
                        from the first creation to the last binding
+    evicted            pods that left for these: as many as there are of them, where nobody left in vain
     extender_mib       resident memory of the extender at the end
     load               of the machine at the end
 
@@ -112,14 +113,20 @@ async def measure(nodes: int, cards: int) -> dict[str, Any]:
             found["reclaim_one_s"] = await until_bindings(made, bound + 1, began)
             print(found, file=sys.stderr, flush=True)
             many = nodes * cards // 2
+            jobs = await jobs_left(made)
             bound, began = made.log.bindings, time.perf_counter()
             names = [f"important-{number:05d}" for number in range(many)]
             await made.add_pods([api_pod(name, priorityClassName="important") for name in names])
             found["reclaim_many_s"] = await until_bindings(made, bound + many, began)
+            found["evicted"] = jobs - await jobs_left(made)
             found |= {"extender_mib": resident_mib(ours.process.pid), "violations": made.log.wrong}
             found["load"] = round(os.getloadavg()[0], 1)
             await asyncio.to_thread(processes.close)
     return found
+
+
+async def jobs_left(made: Cluster) -> int:
+    return sum(pod.metadata.name.startswith("job-") for pod in await made.pods())
 
 
 def resident_mib(pid: int) -> int:
@@ -166,20 +173,27 @@ async def gang_verdict(made: Cluster, cards: int) -> float:
 async def stand_in_for_kubelets(made: Cluster) -> AsyncIterator[None]:
     """Whoever is to go is gone."""
 
-    async def bury() -> None:
-        version = (await made.client.list(SLIM_PODS, "default")).metadata.resource_version
-        async for line in made.client.watch(SLIM_PODS, version, "default", timeout_s=3600):
-            meta = line.object.metadata
-            if line.type == "MODIFIED" and meta.deletion_timestamp is not None:
-                with contextlib.suppress(NotFoundError, ConflictError):  # it may have been removed at once
-                    await made.client.delete(SLIM_PODS, meta.name, "default", uid=meta.uid, grace_s=0)
+    async def bury(name: str, uid: str) -> None:
+        with contextlib.suppress(NotFoundError, ConflictError):  # it may have been removed at once
+            await made.client.delete(SLIM_PODS, name, "default", uid=uid, grace_s=0)
+
+    async def watch(tasks: asyncio.TaskGroup) -> None:
+        listing, buried = await made.client.list(SLIM_PODS, "default"), set[str]()
+        version = listing.metadata.resource_version
+        while True:  # an API server on a busy machine ends a watch that is read too slowly
+            async for line in made.client.watch(SLIM_PODS, version, "default", timeout_s=3600):
+                meta = line.object.metadata
+                version = meta.resource_version
+                if line.type == "MODIFIED" and meta.deletion_timestamp and meta.uid not in buried:
+                    buried.add(meta.uid)
+                    tasks.create_task(bury(meta.name, meta.uid))
 
     async with asyncio.TaskGroup() as tasks:
-        burying = tasks.create_task(bury())
+        watching = tasks.create_task(watch(tasks))
         try:
             yield
         finally:
-            burying.cancel()
+            watching.cancel()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ class Story(Played):
         for value in (0, 5, 10, 20, 30, 100, 200):
             head = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
             self.api.call("POST", CLASSES, head | {"metadata": {"name": f"p{value}"}, "value": value})
+        self.uids: dict[str, str] = {}  # of all pods that there were, by name
         self.network = Network(self.api.cluster, self.loop)
         self.settings = ExtenderSettings(policy="binpack", preemption=preemption)
         self.start()
@@ -56,7 +58,8 @@ class Story(Played):
     # -- the user ------------------------------------------------------------------------------------------
 
     def add(self, name: str, units: int, priority: int = 0, **fields: Any) -> None:
-        self.api.add_pod(name, str(units), priorityClassName=f"p{priority}", **fields)
+        pod = self.api.add_pod(name, str(units), priorityClassName=f"p{priority}", **fields)
+        self.uids[name] = pod["metadata"]["uid"]
 
     def place(self, name: str, units: int, priority: int = 0, **fields: Any) -> str:
         """Create, bind; the card."""
@@ -116,8 +119,15 @@ class Story(Played):
 
     def propose(self, name: str, *victims: str, node: str = "n1") -> set[str]:
         """kube-scheduler asks whom to evict from one node, these for one; the answer."""
-        uids = [{"UID": self.api.pod(victim)["metadata"]["uid"]} for victim in victims]
-        proposed = {node: {"Pods": uids, "NumPDBViolations": 0}}
+        return self.propose_on(name, {node: victims}).get(node, set())
+
+    def propose_on(self, name: str, victims: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
+        """kube-scheduler asks on which of these nodes to evict whom; the answer."""
+        uids = self.uids | {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.api.pods()}
+        proposed = {
+            node: {"Pods": [{"UID": uids[victim]} for victim in its], "NumPDBViolations": 0}
+            for node, its in victims.items()
+        }
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})
 
         async def answered() -> Any:
@@ -126,11 +136,13 @@ class Story(Played):
 
         asked = self.loop.create_task(answered())
         self.loop.settle()
-        for message in list(self.network.messages):  # what it asks; the watch may be late
-            self.network.deliver(message)
-        found = asked.result()
-        names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.api.pods()}
-        return {names[pod.uid] for each in found.values() for pod in each.pods}
+        while not asked.done():
+            for message in list(self.network.messages):  # what it asks; the watch may be late
+                self.network.deliver(message)
+            if not self.network.messages:
+                self.loop.advance(0.01)
+        names = {uid: victim for victim, uid in uids.items()}
+        return {node: {names[pod.uid] for pod in each.pods} for node, each in asked.result().items()}
 
     def leaving_for(self, pod: Object, node: str) -> bool:
         """Whether a less important pod leaves this node for another, as ``podTerminatingByPreemption``."""

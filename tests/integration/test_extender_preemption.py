@@ -114,60 +114,6 @@ def test_a_nomination_that_leads_to_nothing_does_not_make_a_pod_wait_for_ever(st
     assert story.schedule("high") == "n1"
 
 
-def test_pods_that_ask_one_after_another_are_given_a_card_each(story: Story) -> None:
-    """kube-scheduler evicts and nominates later than it asks for the next pod."""
-    cards: dict[str, set[str]] = {}
-    for number in range(6):
-        cards.setdefault(story.place(f"low{number}", 5), set()).add(f"low{number}")
-    every = sorted(set().union(*cards.values()))
-    for name in ("first", "second"):
-        story.add(name, 15, 100)
-    story.calm()
-    first = story.propose("first", every[0], every[3], every[4])
-    second = story.propose(
-        "second", *every
-    )  # room for both: of those who leave for the first it knows nothing
-    assert first in cards.values()
-    assert second in cards.values()
-    assert first != second
-
-
-@pytest.mark.parametrize("news", ["late", "between filter and preempt", "of the nomination alone"])
-def test_nobody_else_leaves_where_only_the_news_of_the_room_is_late(news: str) -> None:
-    """Seen on a real control plane under load: two pods more than needed lost their places."""
-    story = Story(nodes=2, cards=1)
-    on = {story.api.bound_to(name) or "": name for name in ("a", "b") if story.place(name, 8)}
-    story.add("high", 10, 100)
-    story.calm()
-    assert story.propose("high", on["n1"], node="n1") == {on["n1"]}  # it evicts and nominates
-    story.api.patch(f"{PODS}/high/status", {"status": {"nominatedNodeName": "n1"}})
-    story.api.delete_pod(on["n1"], grace_s=30)
-    if news == "of the nomination alone":
-        for stream in [each for each in story.network.streams if each.pending]:
-            story.network.deliver_line(stream)
-    else:
-        story.calm(1)
-    story.api.delete_pod(on["n1"])  # it is gone, and kube-scheduler knows that alone
-    high = story.api.pod("high")
-    assert story.ask(high, ["n1"]) == []
-    if news == "between filter and preempt":
-        story.network.calm()
-    assert story.propose("high", on["n2"], node="n2") == set()
-    story.calm(1)
-    assert story.leaving() == set()
-    assert story.schedule("high") == "n1"
-    story.close()
-
-
-def test_whom_to_evict_is_answered_for_a_pod_that_no_watch_has_shown_yet(story: Story) -> None:
-    """kube-scheduler asks once. Were it told that nobody helps, the pod would wait for some event."""
-    full(story)
-    story.add("high", 15, 100)  # and news of it does not arrive
-    uid = story.api.pod("high")["metadata"]["uid"]
-    assert uid not in story.extender.ledger.pods
-    assert story.propose("high", *story.names() - {"high"})
-
-
 def test_who_asks_whom_to_evict_is_given_time_to_do_it(story: Story) -> None:
     full(story)
     story.add("high", 10, 100)

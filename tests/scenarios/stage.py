@@ -107,6 +107,7 @@ class Stage:
             extender.preemptor,
             Nobody(),
             extender.binder,
+            batch_preemptor=extender.batch_preemptor,
             groups=extender.groups,
             gated=extender.gated,
             events=self.events,

@@ -52,6 +52,10 @@ def test_a_more_important_pod_ends_lesser_nominations_for_the_same_cards_only() 
 def test_a_second_nomination_of_a_pod_replaces_the_first() -> None:
     reservations = kept(of("a", 1, 4, 0), of("a", 1, 4, 1))
     assert reservations.taken("n1", "other", 1) == {1: (4, 0)}
+    reservations.keep(of("a", 1, 4, 0, node="n2"))
+    assert reservations.nodes_closed_to("other", 1) == {"n2"}
+    reservations.drop("a")
+    assert reservations.nodes_closed_to("other", 1) == set()
 
 
 # -- beside what is free -----------------------------------------------------------------------------------

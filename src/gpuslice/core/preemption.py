@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuslice.core.model import Request
+from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_allocations import Allocation, NodeAllocations
 
 Cost = tuple[int, int, int, int, int]
@@ -48,13 +48,16 @@ class Eviction:
 
     @property
     def cost(self) -> Cost:
-        if not self.victims:
-            return NO_VICTIMS
-        pods = [allocation.pod for allocation in self.victims]
-        highest = max(pod.priority for pod in pods)
-        first = min(pod.assume_time_ns for pod in pods if pod.priority == highest)
-        lifted = sum(pod.priority + LIFT for pod in pods)
-        return (self.violations, highest, lifted, len(pods), -first)
+        return cost([allocation.pod for allocation in self.victims], self.violations)
+
+
+def cost(pods: Sequence[Pod], violations: int) -> Cost:
+    """What it costs that these pods go."""
+    if not pods:
+        return NO_VICTIMS
+    highest = max(pod.priority for pod in pods)
+    first = min(pod.assume_time_ns for pod in pods if pod.priority == highest)
+    return (violations, highest, sum(pod.priority + LIFT for pod in pods), len(pods), -first)
 
 
 def eviction(

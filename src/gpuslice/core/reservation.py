@@ -30,10 +30,11 @@ class Reservation:
 
 
 class Reservations:
-    """All reservations of a cluster, few at any time."""
+    """All reservations of a cluster: mostly few, but one for each pod where thousands preempt at once."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, Reservation] = {}
+        self._by_node: dict[str, dict[str, Reservation]] = {}  # the same; what is asked is about one node
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -44,32 +45,48 @@ class Reservations:
     def of(self, uid: str) -> Reservation | None:
         return self._by_uid.get(uid)
 
+    def on(self, node: str) -> tuple[Reservation, ...]:
+        """The reservations of one node's cards."""
+        return tuple(self._by_node.get(node, {}).values())
+
     def keep(self, reservation: Reservation) -> None:
         """Keep these cards. Reservations of lower priority for the same cards end: their turn is over."""
-        for other in self:
-            one, another = other.placement, reservation.placement
-            cards = {part.card for part in one.slices} & {part.card for part in another.slices}
-            if other.priority < reservation.priority and one.node == another.node and cards:
+        uid, placement = reservation.uid, reservation.placement
+        for other in self.on(placement.node):
+            cards = {part.card for part in other.placement.slices} & {part.card for part in placement.slices}
+            if other.priority < reservation.priority and cards:
                 self.drop(other.uid)
-        self._by_uid[reservation.uid] = reservation
+        self.drop(uid)
+        self._by_uid[uid] = reservation
+        self._by_node.setdefault(placement.node, {})[uid] = reservation
 
     def drop(self, uid: str) -> None:
-        self._by_uid.pop(uid, None)
+        dropped = self._by_uid.pop(uid, None)
+        if dropped is None:
+            return
+        node = dropped.placement.node
+        del self._by_node[node][uid]
+        if not self._by_node[node]:
+            del self._by_node[node]
 
     def nodes_closed_to(self, uid: str, priority: int) -> set[str]:
         """Nodes of which some cards are not this pod's to take."""
-        return {each.placement.node for each in self if each.weighs_on(uid, priority)}
+        return {
+            node
+            for node, own in self._by_node.items()
+            if any(each.weighs_on(uid, priority) for each in own.values())
+        }
 
     def taken(self, node: str, uid: str, priority: int) -> Taken:
         """Units and compute percent that a pod must leave alone, by card of one node."""
-        return taken_by(self, node, uid, priority) if self._by_uid else NOTHING_TAKEN
+        return taken_by(self.on(node), uid, priority) if node in self._by_node else NOTHING_TAKEN
 
 
-def taken_by(reservations: Iterable[Reservation], node: str, uid: str, priority: int) -> Taken:
+def taken_by(of_one_node: Iterable[Reservation], uid: str, priority: int) -> Taken:
     """What these reservations keep of one node's cards from a pod."""
     taken: dict[int, tuple[int, int]] = {}
-    for each in reservations:
-        if each.placement.node == node and each.weighs_on(uid, priority):
+    for each in of_one_node:
+        if each.weighs_on(uid, priority):
             for part in each.placement.slices:
                 units, core = taken.get(part.card, (0, 0))
                 taken[part.card] = (units + part.units, core + part.compute_percent)

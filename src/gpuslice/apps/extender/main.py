@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -53,6 +54,7 @@ from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.pod_traces import PodTraces
+from gpuslice.apps.extender.preemption.batch_preemptor import BatchPreemptor
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reserver import Reserver
 from gpuslice.apps.extender.rank_prewarmer import RankPrewarmer
@@ -89,6 +91,8 @@ CONNECTIONS = (
 class Extender:
     """Everything of one extender around a Kubernetes client: who needs whom, from the ledger upward."""
 
+    _clients: Clients | None = None  # of the server, once there is one
+
     def __init__(
         self,
         settings: ExtenderSettings,
@@ -107,15 +111,15 @@ class Extender:
         self.leadership = leadership = Leadership()
         lease, date = lease_of(settings), partial(_date, now_ns)
         if settings.leader_elect:
-            changed = self._lease_changed
-            leadership.elector = LeaseElector(client, lease, changed=changed, clock=clock, now=date)
+            leadership.elector = LeaseElector(
+                client, lease, changed=self._lease_changed, clock=clock, now=date
+            )
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
         self.waker = Waker(client, leadership)
         self.reserver = Reserver(ledger, self.waker.free_again)
-        search = settings.nominate_from if settings.nominate else 0
-        self.nominator = nominator = Nominator(
-            client, placer, self.reserver, leadership, search=search, limits=nomination_limits
-        )
+        search, limits = settings.nominate_from if settings.nominate else 0, nomination_limits
+        nominator = Nominator(client, placer, self.reserver, leadership, search=search, limits=limits)
+        self.nominator = nominator
         self.metrics = Metrics(ledger, api or api_times())
         times, enabled = self.metrics.pods, settings.preemption
         self.gated = GatedGroups(client, placer, self.waker, leadership, self.events, clock=clock)
@@ -130,12 +134,14 @@ class Extender:
             client, placer, nominator, journal, leadership, traces=traces, timeout_s=timeout_s, now_ns=now_ns
         )
         self.stranded, self.groups = StrandedPods(placer, self.waker, leadership), GroupHolds(placer)
+        self.batch_preemptor = BatchPreemptor(client, placer, nominator, self.preemptor, leadership)
         self.cycle = SchedulingCycle(
             placer,
             nominator,
             self.preemptor,
             self.stranded,
             self.binder,
+            batch_preemptor=self.batch_preemptor,
             groups=self.groups,
             gated=self.gated,
             events=self.events,
@@ -144,9 +150,7 @@ class Extender:
             explain=settings.explain_refusals,
             replica=settings.lease_identity or platform.node(),
         )
-        self.process = ProcessMetrics()
-        self._reviews = PathReviews(client, clock)
-        self._clients: Clients | None = None  # of the server, once there is one
+        self.process, self._reviews = ProcessMetrics(), PathReviews(client, clock)
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
         self.label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
 
@@ -227,6 +231,7 @@ class Extender:
             tasks.create_task(self._resolve(), name="resolve binds")
             tasks.create_task(self._tend(), name="tend policy")
             tasks.create_task(self.preemptor.run(), name="preempt")
+            tasks.create_task(self.batch_preemptor.run(), name="preempt ahead")
             tasks.create_task(self.nominator.run(), name="nominate")
             tasks.create_task(self.waker.run(), name="wake")
             tasks.create_task(self.stranded.run(), name="stranded pods")
@@ -299,7 +304,7 @@ class Extender:
             ready=not self.not_ready(),
             leading=self.leadership.leading,
             sampled=self.cycle.refusals.sampled,
-            preemptions=self.preemptor.results,
+            preemptions=self.preemptor.results | Counter(ahead=self.batch_preemptor.evicted),
             preempted=self.preemptor.evictor.evicted,
             nominations=self.nominator.results,
             wakeups=self.stranded.woken,

@@ -48,9 +48,10 @@ class Placer:
             keys[np.isin(query.rows, self.ledger.rows_below(request.min_tier))] = NEVER
         closed: list[int] = []
         reservations = self.ledger.reservations
+        roomy: set[int] = set(query.rows[keys != NEVER].tolist()) if len(reservations) else set()
         for name in reservations.nodes_closed_to(pod.uid, pod.priority):
             allocations = self.ledger.allocations(name)
-            if allocations is not None and name in row_of:
+            if allocations is not None and row_of.get(name) in roomy:
                 state = open_to(allocations, reservations.taken(name, pod.uid, pod.priority))
                 if isinstance(place(state, request), Refusal):
                     closed.append(row_of[name])

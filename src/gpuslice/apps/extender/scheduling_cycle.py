@@ -41,7 +41,7 @@ from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.pod_times import PodTimes
 from gpuslice.apps.extender.pod_traces import PodTraces
-from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
+from gpuslice.apps.extender.preemption.batch_preemptor import BatchPreemptor
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reserver import LOWEST
 from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
@@ -79,6 +79,7 @@ class SchedulingCycle:
         stranded: StrandedPods,
         binder: Binder,
         *,
+        batch_preemptor: BatchPreemptor,
         groups: GroupHolds,
         gated: GatedGroups,
         events: PodEvents,
@@ -92,7 +93,7 @@ class SchedulingCycle:
         self._placer = placer
         self._nominator = nominator
         self._preemptor = preemptor
-        self._pending_evictions = PendingEvictions(placer.ledger)
+        self._batch_preemptor = batch_preemptor
         self._stranded = stranded
         self._binder = binder
         self._groups = groups
@@ -167,6 +168,7 @@ class SchedulingCycle:
         # none: tell the pod's owner, and have room made for it if it is important enough
         if not asking.spec.pod_group:  # room for one member helps nobody where the others do not fit
             self._preemptor.note_refused(pod.uid, query)
+            self._batch_preemptor.pending.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
         if is_known:
             self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
@@ -250,9 +252,11 @@ class SchedulingCycle:
             pod = self._asking(asking)[0]
         if pod.request is None or not is_known or pod.group is not None:  # room for one helps no group
             return {} if pod.problem or pod.request is not None else proposed
-        found = self._pending_evictions.victims(pod, pod.request, proposed)
+        found = self._batch_preemptor.pending.victims(pod, pod.request, proposed)
         if found:
             self._preemptor.leave_to_scheduler(pod.uid)
+            others = {name: each for name, each in proposed.items() if name not in found}
+            await self._batch_preemptor.follow(pod, pod.request, others)
         return found
 
     async def bind(self, args: BindingArgs) -> str:

@@ -127,6 +127,11 @@ class Nominator:
             self._queue.put(pod, terms)
             self._wake.set()
 
+    def terms_of(self, uid: str) -> Terms | None:
+        """Of a pod that waits; None where it may not be nominated."""
+        waiting = self._waiting.get(uid)
+        return waiting.terms if waiting is not None else None
+
     def pod_left(self, uid: str) -> None:
         """A pod has a node, or is gone."""
         waiting = self._waiting.pop(uid, None)
@@ -249,6 +254,9 @@ class Nominator:
             uid, terms = first
             pod = self._ledger.pods.get(uid)
             if pod is None or pod.node or pod.nominated or self._ledger.allocation(uid) is not None:
+                self._queue.drop(uid)
+                continue
+            if self._ledger.reservations.of(uid) is not None:  # others were evicted for it
                 self._queue.drop(uid)
                 continue
             feasible = self._feasible[terms]

@@ -57,6 +57,15 @@ class PodDisruptionBudget(msgspec.Struct):
 BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", PodDisruptionBudget)
 
 
+async def protects_any(client: KubeClient, namespaces: Collection[str]) -> bool:
+    """Whether some budget may count for pods of these namespaces. Raises `KubeError`."""
+    try:
+        found = (await client.list(BUDGETS)).items or ()
+    except NotFoundError:  # a cluster without the policy API
+        return False
+    return any(budget.metadata.namespace in namespaces for budget in found)
+
+
 async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[Budget]:
     """The budgets of these namespaces. Raises `KubeError`.
 

@@ -48,6 +48,7 @@ class Evictor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.evicted = 0
+        self._victims: dict[str, frozenset[str]] = {}  # by uid of the pod that they leave for
         self._client = client
         self._ledger = ledger
         self._reserver = reserver
@@ -55,19 +56,24 @@ class Evictor:
         self._events = events
         self._sleep = sleep
 
-    async def carry_out(self, pod: Pod, request: Request, found: Eviction) -> bool:
+    async def carry_out(self, pod: Pod, request: Request, found: Eviction, *, ahead: bool = False) -> bool:
         """Evict the victims for `pod`; False when it was given up before the last. Raises `KubeError`.
+
+        `ahead`: kube-scheduler finds victims for it, too, so that it takes no nomination back.
 
         Nothing may have changed since `found` was chosen: the cards are kept before the first await.
         """
         self._reserver.keep(pod.uid, pod.priority, placement_of(found, request))
+        living = self._ledger.pods
+        self._victims = {uid: uids for uid, uids in self._victims.items() if uid in living}
+        self._victims[pod.uid] = frozenset(each.pod.uid for each in found.victims)
         done = False
         try:
             await self._nominate(pod, found.node)
             for victim in found.victims:
                 if not await self._evict(pod, victim):
                     return False
-            if found.victims:
+            if found.victims and not ahead:
                 await self._nominate(pod, found.node)
             done = True
         except (NotFoundError, ConflictError):  # the pod is gone, or is another one by now
@@ -75,6 +81,7 @@ class Evictor:
         finally:
             if not done:
                 self._ledger.reservations.drop(pod.uid)
+                self._victims.pop(pod.uid, None)
         cards = ", ".join(map(str, found.cards))
         where, names = f"card {cards} of {found.node}", ", ".join(each.pod.key for each in found.victims)
         message = f"{where} is kept for this pod until those who are leaving it are gone"
@@ -83,6 +90,10 @@ class Evictor:
         self._events.note(pod, "Preempting", message)
         _log.info("preempted", extra={"pod": pod.key, "node": found.node, "cards": cards, "victims": names})
         return True
+
+    def victims_for(self, uid: str) -> frozenset[str]:
+        """Whom we evicted for a pod that waits, or are evicting (uids)."""
+        return self._victims.get(uid, frozenset())
 
     async def _evict(self, pod: Pod, victim: Allocation) -> bool:
         """Evict one, however often it takes; False when the pod or the victim is not there any more."""

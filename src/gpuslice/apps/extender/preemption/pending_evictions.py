@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
+from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Refusal, Request
 from gpuslice.core.placement import on_cards, place
-from gpuslice.core.preemption import Victims, victims
+from gpuslice.core.preemption import Cost, Victims, cost, victims
 from gpuslice.core.reservation import Reservation, comes_free, open_to, taken_by
 
 PENDING_S = 10.0  # kube-scheduler evicts within milliseconds, if the API server lets it
@@ -27,13 +28,20 @@ class _Pending:
 
     by_node: Mapping[str, Reservation]
     until_s: float
+    refused: set[str] = field(default_factory=set)  # nodes on which filter refused the pod since
 
 
 class PendingEvictions:
     """Answers for a ledger, and remembers what it answered, beside the reservations of the ledger."""
 
-    def __init__(self, ledger: Ledger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        victims_for: Callable[[str], Collection[str]] = lambda _: (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._ledger = ledger
+        self._victims_for = victims_for  # whom we evicted for a pod ourselves
         self._clock = clock
         self._by_uid: dict[str, _Pending] = {}
 
@@ -51,11 +59,7 @@ class PendingEvictions:
         }
         if self._room_is_coming(pod, request, proposed):
             return {}
-        found: dict[str, Victims] = {}
-        for name, each in proposed.items():
-            chosen = self._victims_on(name, pod, request, {victim.uid for victim in each.pods or ()})
-            if chosen is not None and chosen.uids:
-                found[name] = chosen
+        found = self._choose(pod, request, proposed)
         by_node = {
             name: Reservation(pod.uid, pod.priority, on_cards(name, each.cards, request))
             for name, each in found.items()
@@ -68,7 +72,67 @@ class PendingEvictions:
             for name, each in found.items()
         }
 
-    def _room_is_coming(self, pod: Pod, request: Request, proposed: Collection[str]) -> bool:
+    def note_refused(self, uid: str, query: NodeQuery) -> None:
+        """filter refuses a pod: where it was told whom to evict, they are gone for kube-scheduler."""
+        pending = self._by_uid.get(uid)
+        if pending is not None:
+            row_of, rows = self._ledger.fleet.row_of, set(query.rows.tolist())
+            pending.refused.update(node for node in pending.by_node if row_of.get(node) in rows)
+
+    def knows(self, uid: str) -> bool:
+        """Whether others leave for this pod, or kube-scheduler was told whom to evict for it."""
+        return uid in self._by_uid or self._ledger.reservations.of(uid) is not None
+
+    def is_taken(self, node: str) -> bool:
+        """Whether others leave this node, or may soon."""
+        return bool(self._ledger.reservations.on(node) or self._under_way((node,)))
+
+    def _choose(
+        self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]
+    ) -> Mapping[str, Victims]:
+        """The node where the eviction costs least, by kube-scheduler's own rules, and whom to evict there.
+
+        One, so that the next pod is told of others, and that no more nodes are looked at than it takes. All
+        that help where a victim has no part in a card: what that one costs, kube-scheduler alone knows.
+        """
+        pods, under_way = self._ledger.pods, self._under_way(proposed)
+        going = {name: {victim.uid for victim in each.pods or ()} for name, each in proposed.items()}
+        knows_all = all(uid in pods for uids in going.values() for uid in uids)
+        waiting: list[tuple[Cost, str]] = []
+        for name, uids in going.items():
+            violations, most = proposed[name].num_pdb_violations, [pods[uid] for uid in uids if uid in pods]
+            least = cost(most, violations)
+            if most and (name in under_way or self._ledger.reservations.on(name)):
+                # some of these may leave for pods before this one
+                least = min(cost([one], violations) for one in most)
+            waiting.append((least, name))
+        found: dict[str, Victims] = {}
+        best: Cost | None = None
+        for least, name in sorted(waiting):
+            if knows_all and best is not None and best[:-1] <= least[:-1]:
+                break
+            chosen = self._victims_on(name, pod, request, going[name], under_way.get(name, ()))
+            if chosen is None or not chosen.uids:
+                continue
+            leaving = [pods[uid] for uid in chosen.uids if uid in pods]
+            its_cost = cost(leaving, proposed[name].num_pdb_violations)
+            if not knows_all:
+                found[name] = chosen
+            elif best is None or its_cost < best:
+                found, best = {name: chosen}, its_cost
+        return found
+
+    def _under_way(self, proposed: Collection[str]) -> dict[str, list[Reservation]]:
+        """By node: evictions that were answered and may become reservations; more is not known of them."""
+        found: dict[str, list[Reservation]] = {}
+        for uid, pending in self._by_uid.items():
+            shown = self._ledger.nominated.get(uid)
+            for node in pending.by_node if shown is None else (shown,):
+                if node in proposed and node in pending.by_node:
+                    found.setdefault(node, []).append(pending.by_node[node])
+        return found
+
+    def _room_is_coming(self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]) -> bool:
         """Whether others leave, or have left, a card for this pod already.
 
         kube-scheduler may hear before us that the last of them is gone: filter then refuses the pod by what
@@ -77,6 +141,10 @@ class PendingEvictions:
         """
         ledger, pending = self._ledger, self._by_uid.get(pod.uid)
         kept = ledger.reservations.of(pod.uid)
+        if ours := self._victims_for(pod.uid):
+            named = {victim.uid for each in proposed.values() for victim in each.pods or ()}
+            if not named.isdisjoint(ours) or any(ledger.allocation(uid) is not None for uid in ours):
+                return True  # kube-scheduler does not see yet that they leave, or that they are gone
         meant = {kept.placement.node: kept} if kept is not None else pending.by_node if pending else {}
         shown = ledger.nominated.get(pod.uid)
         for node, reservation in meant.items():
@@ -85,25 +153,23 @@ class PendingEvictions:
                 continue
             taken = ledger.reservations.taken(node, pod.uid, pod.priority)
             has_room = not isinstance(place(open_to(allocations, taken), request), Refusal)
-            was_told = kept is None and shown == node  # and took it; who is to leave is not seen leaving yet
+            # and took it; who is to leave is not seen leaving yet, nor perhaps that it is nominated
+            was_told = kept is None and pending is not None and (shown == node or node in pending.refused)
             if was_told or has_room or comes_free(allocations, reservation):
                 return True
         return False
 
-    def _victims_on(self, name: str, pod: Pod, request: Request, proposed: Collection[str]) -> Victims | None:
+    def _victims_on(
+        self, name: str, pod: Pod, request: Request, going: Collection[str], under_way: Iterable[Reservation]
+    ) -> Victims | None:
         allocations, pods = self._ledger.allocations(name), self._ledger.pods
         if allocations is None:
             return None
         # what a pod must leave alone: reservations, and evictions under way that may become some
-        under_way = [
-            each.by_node[name]
-            for uid, each in self._by_uid.items()
-            if name in each.by_node and self._ledger.nominated.get(uid, name) == name
-        ]
         before_it = [
             each
-            for each in (*self._ledger.reservations, *under_way)
-            if each.placement.node == name and each.weighs_on(pod.uid, pod.priority)
+            for each in (*self._ledger.reservations.on(name), *under_way)
+            if each.weighs_on(pod.uid, pod.priority)
         ]
 
         def suffices(gone: Iterable[str]) -> bool:
@@ -111,9 +177,9 @@ class PendingEvictions:
             if allocations.node is None:
                 return False
             coming = [pods[each.uid].host for each in before_it if each.uid in pods]
-            going = [pods[uid].host for uid in gone if uid in pods]
+            freed = [pods[uid].host for uid in gone if uid in pods]
             used = self._ledger.host_used(name)
-            return allocations.node.host.holds(used, [request.host, *coming], going)
+            return allocations.node.host.holds(used, [request.host, *coming], freed)
 
-        taken = taken_by(before_it, name, pod.uid, pod.priority)
-        return victims(allocations, request, pod.priority, proposed, taken=taken, suffices=suffices)
+        taken = taken_by(before_it, pod.uid, pod.priority)
+        return victims(allocations, request, pod.priority, going, taken=taken, suffices=suffices)

@@ -98,7 +98,7 @@ class Preemptor:
         self._leadership = leadership
         self._clock = clock
         self._sleep = sleep
-        self._enabled = enabled
+        self.enabled = enabled
         self._waiting: dict[str, _Waiting] = {}
         self._pauses: dict[str, _Pause] = {}
         self._rest_until_s = 0.0
@@ -111,7 +111,7 @@ class Preemptor:
 
         It may have heard of the pod before us: what the pod asks for is looked up when its turn comes.
         """
-        if not self._enabled or self._ledger.reservations.of(uid):
+        if not self.enabled or self._ledger.reservations.of(uid):
             return
         known = self._waiting.pop(uid, None)
         due_s = known.due_s if known else self._clock() + PATIENCE_S
@@ -123,7 +123,7 @@ class Preemptor:
 
     def leave_to_scheduler(self, uid: str) -> None:
         """kube-scheduler asked whom to evict for this pod and was told: it evicts, and nominates soon."""
-        if self._enabled:
+        if self.enabled:
             self._waiting.pop(uid, None)
             self._pauses[uid] = _Pause(self._clock() + FIRST_PAUSE_S, FIRST_PAUSE_S)
 

@@ -19,6 +19,8 @@ from gpuslice.core.reservation import Reservation, comes_free
 _log = logging.getLogger(__name__)
 
 KEPT_S = 60.0  # once the room is there: kube-scheduler tries again every 10 s at most
+PACE_S = 10.0  # and while others come for theirs at least so often: it tries thousands one after the other
+LONGEST_S = 600.0
 LOWEST = -(1 << 31)  # nobody has less: with it, only those who are leaving anyway make room
 
 
@@ -39,13 +41,15 @@ class Reserver:
         self._ledger = ledger
         self._tell_lapsed = lapsed
         self._clock = clock
-        self._until_s: dict[str, float] = {}  # uid → how long its reservation is kept
+        self._since_s: dict[str, float] = {}  # uid → when its reservation began, or somebody was leaving yet
+        self._kept: set[str] = set()  # uids at the last look
+        self._taken_s = 0.0  # when a pod last came for what was reserved for it
         self._lapsed: dict[str, str] = {}  # uid → node of a nomination that came to nothing
 
     def keep(self, uid: str, priority: int, placement: Placement) -> None:
         """Keep these cards from now on."""
         self._ledger.reservations.keep(Reservation(uid, priority, placement))
-        self._until_s[uid] = self._clock() + KEPT_S
+        self._since_s[uid] = self._clock()
 
     def disown(self, uid: str, node: str) -> None:
         """This pod's nomination of this node keeps no cards, though its status may show it a while longer."""
@@ -64,17 +68,22 @@ class Reserver:
                 found = eviction(allocations, pod.request, LOWEST, (), taken)
                 if found is not None:
                     self.keep(uid, pod.priority, placement_of(found, pod.request))
+        now_s, kept = self._clock(), {reservation.uid for reservation in ledger.reservations}
+        if any(ledger.allocation(uid) is not None for uid in self._kept - kept):
+            self._taken_s = now_s
+        self._kept, patience_s = kept, LONGEST_S if now_s < self._taken_s + PACE_S else KEPT_S
         for reservation in ledger.reservations:
             uid, node = reservation.uid, reservation.placement.node
             allocations = ledger.allocations(node)
             if allocations is not None and comes_free(allocations, reservation):
-                self._until_s[uid] = self._clock() + KEPT_S
-            elif self._until_s.get(uid, 0.0) <= self._clock():  # the room has been there, and nobody came
+                self._since_s[uid] = now_s
+            elif self._since_s.get(uid, -LONGEST_S) + patience_s <= now_s:
+                # the room has been there, and nobody came
                 ledger.reservations.drop(uid)
                 self._lapsed[uid] = node
                 _log.info("reservation lapsed", extra={"pod": uid, "node": node})
                 self._tell_lapsed(reservation.placement)
-        for memory in (self._until_s, self._lapsed):
+        for memory in (self._since_s, self._lapsed):
             for uid in [uid for uid in memory if uid not in ledger.pods]:
                 del memory[uid]
 

@@ -1,0 +1,213 @@
+"""Makes room ahead for the equals of a pod that kube-scheduler makes room for, which wait behind it.
+
+kube-scheduler preempts for one pod after the other: its filters on all nodes, a trial on a hundred of them,
+and all others before it tries the pod again. What it found for one holds for the next with the same spec, on
+the nodes that were not taken:
+
+    preempt is answered for a pod ──► the other nodes that it named, with its own victims there
+        ──► the next pods of the queue that are like it in all that kube-scheduler reads
+        ──► each its own node, nominated, its victims evicted (`evictor`)
+        ──► kube-scheduler takes them up, and looks at the nominated node alone
+
+Nobody else is evicted than kube-scheduler would evict itself: a node where anything has changed is left out,
+and nobody follows where a disruption budget counts, or while a pod would fit without. kube-scheduler may take
+one of them up meanwhile; then it is told to wait (`pending_evictions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.terms import Terms
+from gpuslice.adapters.wire.extender import MetaVictims
+from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.nomination.nominator import Nominator
+from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.preemption.disruption_budgets import protects_any
+from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
+from gpuslice.apps.extender.preemption.preemptor import Preemptor
+from gpuslice.apps.extender.preemption.reserver import loop_time
+from gpuslice.core.model import Pod, Request
+from gpuslice.core.preemption import Cost, Eviction, cost, victims
+
+_log = logging.getLogger(__name__)
+
+MOST = 32  # pods for one answer
+AT_ONCE = 8  # evictions
+LASTS_S = 2.0  # what kube-scheduler found; it asks again for the next pod that it comes to
+PATIENCE_S = 0.5  # that kube-scheduler waits for them, who would else take up the next one too early
+TOKEN = re.compile(rb"kube-api-access-\w+")  # a volume that each pod has, by another name
+OWN_LABELS = re.compile("job-name|controller-uid|pod-name|pod-index|job-completion-index")  # of one pod alone
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What kube-scheduler found for a pod. `nodes`: whom it would evict where (uids), the dearest first."""
+
+    pod: Pod
+    request: Request
+    terms: Terms
+    nodes: dict[str, frozenset[str]]
+    since_s: float
+
+
+class BatchPreemptor:
+    """Follows the latest answer, while this replica leads."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        placer: Placer,
+        nominator: Nominator,
+        preemptor: Preemptor,
+        leadership: Leadership,
+        *,
+        clock: Callable[[], float] = loop_time,
+    ) -> None:
+        self.evicted = 0  # for so many pods
+        self.pending = PendingEvictions(placer.ledger, preemptor.evictor.victims_for)
+        self._client = client
+        self._placer = placer
+        self._ledger = placer.ledger
+        self._nominator = nominator
+        self._preemptor = preemptor
+        self._leadership = leadership
+        self._clock = clock
+        self._answer: _Answer | None = None
+        self._asked, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+
+    async def follow(self, pod: Pod, request: Request, others: Mapping[str, MetaVictims]) -> None:
+        """kube-scheduler was answered for `pod`, and of `others` none is taken: until the next are ready."""
+        terms = self._nominator.terms_of(pod.uid)
+        if not self._preemptor.enabled or terms is None or not self._leadership.may_bind:
+            return
+        nodes = self._by_cost(others)
+        answer = _Answer(pod, request, terms, nodes, self._clock())
+        if not nodes or not self._next(answer):
+            return
+        self._answer = answer
+        self._asked.set()
+        self._idle.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._idle.wait()
+
+    async def run(self) -> None:
+        """Make room whenever something was answered, until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            answer, self._answer = self._answer, None
+            if answer is not None:
+                try:
+                    await self._make_room(answer)
+                except KubeError as error:
+                    _log.warning("no room made ahead", extra={"pod": answer.pod.key, "error": str(error)})
+            if self._answer is None:
+                self._idle.set()
+
+    async def _make_room(self, answer: _Answer) -> None:
+        evicted = {uid for uids in answer.nodes.values() for uid in uids}
+        namespaces = {pod.namespace for uid in evicted if (pod := self._ledger.pods.get(uid)) is not None}
+        if await protects_any(self._client, namespaces):
+            return
+        like = await self._read(answer.pod)
+        if like is None:
+            return
+        waiting = iter(self._next(answer))
+
+        async def work() -> None:
+            for pod in waiting:
+                try:
+                    await self._preempt(answer, pod, like)
+                except KubeError as error:
+                    _log.warning("no room made ahead", extra={"pod": pod.key, "error": str(error)})
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(work())
+
+    def _by_cost(self, proposed: Mapping[str, MetaVictims]) -> dict[str, frozenset[str]]:
+        """The nodes where all victims have parts of cards, the dearest first."""
+        pods, found = self._ledger.pods, list[tuple[Cost, str, frozenset[str]]]()
+        for name, each in proposed.items():
+            uids = frozenset(victim.uid for victim in each.pods or ())
+            if uids <= pods.keys() and not each.num_pdb_violations:
+                found.append((cost([pods[uid] for uid in uids], 0), name, uids))
+        return {name: uids for _, name, uids in sorted(found, key=lambda each: each[:2], reverse=True)}
+
+    def _next(self, answer: _Answer) -> list[Pod]:
+        """The pods next in the queue that may be like it."""
+        found: list[Pod] = []
+        for uid in self._ledger.waiting_after(answer.pod.uid):
+            if self._may_follow(answer, pod := self._ledger.pods[uid]):
+                found.append(pod)
+            if len(found) == MOST:
+                break
+        return found
+
+    def _may_follow(self, answer: _Answer, pod: Pod) -> bool:
+        first = answer.pod
+        alike = (pod.priority, pod.request, pod.namespace) == (first.priority, first.request, first.namespace)
+        taken_up = self._ledger.allocation(pod.uid) or pod.nominated or self.pending.knows(pod.uid)
+        had_room = self._preemptor.evictor.victims_for(pod.uid)  # even if it lost what was kept for it
+        return alike and not taken_up and not had_room and self._nominator.terms_of(pod.uid) == answer.terms
+
+    async def _preempt(self, answer: _Answer, pod: Pod, like: bytes) -> None:
+        if await self._read(pod) != like or self._clock() > answer.since_s + LASTS_S:
+            return
+        now = self._ledger.pods.get(pod.uid)
+        if now is None or now.node or not self._may_follow(answer, now):
+            return
+        found = self._choose(answer, now)
+        if found is not None:
+            self.evicted += await self._preemptor.evictor.carry_out(now, answer.request, found, ahead=True)
+
+    async def _read(self, pod: Pod) -> bytes | None:
+        """All of a pod that says where it may run, and whom it may evict; None when it waits no more."""
+        try:
+            seen: dict[str, Any] = await self._client.get(PODS.as_dict(), pod.name, pod.namespace)
+        except NotFoundError:
+            return None
+        meta, spec, status = seen["metadata"], seen["spec"], seen.get("status") or {}
+        labels = {
+            key: value for key, value in (meta.get("labels") or {}).items() if not OWN_LABELS.search(key)
+        }
+        gone = meta["uid"] != pod.uid or meta.get("deletionTimestamp") or spec.get("nodeName")
+        if gone or status.get("phase") not in ("Pending", None):
+            return None
+        return TOKEN.sub(b"", msgspec.json.encode([labels, spec], order="deterministic"))
+
+    def _choose(self, answer: _Answer, pod: Pod) -> Eviction | None:
+        """A node as kube-scheduler saw it; None where there is none, and while the pod would fit so."""
+        everywhere = np.ones(self._ledger.flush().rows, dtype=np.bool_)
+        if self._placer.choose_node(pod, everywhere, 1, last_resort=True) is not None:
+            return None
+        while answer.nodes:
+            name, uids = answer.nodes.popitem()
+            allocations = self._ledger.allocations(name)
+            if allocations is None or allocations.node is None or self.pending.is_taken(name):
+                continue
+            leaving = [held for uid in uids if (held := allocations.by_uid.get(uid)) is not None]
+            if len(leaving) < len(uids) or any(each.pod.terminating or each.assumed for each in leaving):
+                continue
+            hosts = [each.pod.host for each in leaving]
+            roomy = allocations.node.host.holds(self._ledger.host_used(name), [answer.request.host], hosts)
+            found = victims(allocations, answer.request, pod.priority, uids)
+            if roomy and found is not None and found.uids == uids:
+                leaving.sort(key=lambda each: (-each.pod.priority, each.pod.assume_time_ns, each.pod.uid))
+                return Eviction(name, found.cards, tuple(leaving))
+        return None
