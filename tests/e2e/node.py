@@ -302,6 +302,7 @@ def _kubelet_settings(places: Places) -> dict[str, Any]:
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "1s",
+        "runtimeRequestTimeout": "15m",  # images are copied for each container, on a busy disk for minutes
         "podLogsDir": str(places.folder / "logs"),
         "port": free_port(),
         "readOnlyPort": 0,
