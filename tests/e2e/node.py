@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 PROGRAMS = ("containerd", "runc", "ctr", "unshare", "nsenter", "setpriv", "ldd")
 KUBELET_PLUGINS = "/var/lib/kubelet/device-plugins"  # compiled into kubelet; --root-dir does not move it
+POD_LOGS = "/var/log/pods"  # compiled in before Kubernetes 1.29
 SANDBOX_IMAGE = "localhost/sandbox:1"
 POLL_S = 0.1
 PATIENCE_S = float(HANG_S)
@@ -217,7 +218,10 @@ def containerd(places: Places, *, shared: bool = False) -> Iterator[int]:
     config = places.folder / "containerd.toml"
     config.write_text(_CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE))
     prepare = "mount --make-rshared / && " if shared else ""
-    prepare += f"mkdir -p {KUBELET_PLUGINS} && mount --bind {places.plugins} {KUBELET_PLUGINS}"
+    ours = {KUBELET_PLUGINS: places.plugins}
+    if control_plane.minor_version() < 29:
+        ours[POD_LOGS] = places.folder / "logs"
+    prepare += " && ".join(f"mkdir -p {place} && mount --bind {own} {place}" for place, own in ours.items())
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     command += ["--mount-proc", "sh", "-c", f"{prepare} && exec containerd --config {config}"]
     with control_plane.process("containerd", places.folder, command) as outer:
@@ -298,6 +302,7 @@ def _kubelet_settings(places: Places) -> dict[str, Any]:
         "evictionHard": {"memory.available": "1Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "1s",
+        "runtimeRequestTimeout": "15m",  # images are copied for each container, on a busy disk for minutes
         "podLogsDir": str(places.folder / "logs"),
         "port": free_port(),
         "readOnlyPort": 0,

@@ -31,7 +31,7 @@ from tests.e2e.marks import ON_A_CONTROL_PLANE
 
 pytestmark = ON_A_CONTROL_PLANE
 PATIENCE_S = 120.0
-CLAIMS_SINCE = 36  # consumable capacity is on by default
+CLAIMS_SINCE = 34  # with a feature gate, see control_plane.claim_flags
 NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs", "gpuslice top --once")
 
 
@@ -43,15 +43,22 @@ class RealWorld(World):
         folder.mkdir()
         self._sync = contextlib.ExitStack()
         self._stack.callback(self._sync.close)
-        self._plane = await asyncio.to_thread(self._sync.enter_context, control_plane.api_server(folder))
+        plane = control_plane.api_server(folder, flags=self._flags())
+        self._plane = await asyncio.to_thread(self._sync.enter_context, plane)
         shutil.copy(self._plane.kubeconfig, self.places.kubeconfig)
         connection = connect(os.environ, kubeconfig=str(self.places.kubeconfig))
         return HttpTransport(connection, connections=CONNECTIONS)
 
     async def _start_scheduler(self) -> None:
         extenders = yaml.safe_load(scheduler_configuration(self.extender_port))["extenders"]
-        context = control_plane.scheduler(self._plane, extenders, percentageOfNodesToScore=100)
+        context = control_plane.scheduler(
+            self._plane, extenders, flags=self._flags(), percentageOfNodesToScore=100
+        )
         await asyncio.to_thread(self._sync.enter_context, context)
+
+    @staticmethod
+    def _flags() -> tuple[str, ...]:
+        return control_plane.claim_flags() if control_plane.minor_version() >= CLAIMS_SINCE else ()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS
 from tests import HANG_S
@@ -60,10 +59,6 @@ async def conditions(made: Cluster, name: str) -> object:
     return found["status"].get("conditions")
 
 
-@pytest.mark.skipif(
-    not control_plane.missing() and control_plane.minor_version() < 30,
-    reason="kube-scheduler heeds annotations of nodes since Kubernetes 1.30",
-)
 async def test_a_pod_gets_a_card_at_once_that_an_operator_gives_back(tmp_path: Path) -> None:
     async with fenced_card(tmp_path) as made:
         await made.add_pods([pod("waits", 4)])

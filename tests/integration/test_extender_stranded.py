@@ -42,6 +42,7 @@ def test_a_pod_asked_about_before_the_watch_showed_it_is_woken() -> None:
         assert version(story) != before
 
 
+<<<<<<< HEAD
 def test_no_more_of_them_are_remembered_than_a_bound() -> None:
     """kube-scheduler may ask about any number of pods, and of many nobody ever heard."""
     with closing(Story(cards=1)) as story:
@@ -51,6 +52,41 @@ def test_no_more_of_them_are_remembered_than_a_bound() -> None:
         for number in range(2 * REMEMBERED):
             stranded.note_refused(f"uid-{number}", query)
         assert len(stranded._refused) == REMEMBERED
+=======
+def test_before_kubernetes_1_28_who_was_asked_about_in_vain_is_woken_after_a_take_over() -> None:
+    """kube-scheduler found nobody to ask about b, and leaves it alone until a node's labels change."""
+    with closing(Story(cards=1)) as story:  # whose extender has just taken over
+        story.add("b", 15)
+        story.extender.waker.kubernetes = 27
+        before = version(story)
+        story.calm(3)
+        assert version(story) != before
+        assert story.schedule("b") == "n1"
+        after = version(story)
+        story.calm(300)
+        assert version(story) == after
+
+
+def test_a_pod_that_nobody_will_ask_about_wakes_others_for_half_a_minute_at_most() -> None:
+    with closing(Story(cards=1)) as story:
+        story.extender.waker.kubernetes = 27
+        story.add("gated", 4)
+        story.calm(60)
+        assert 2 <= story.extender.stranded.woken <= 6
+        after = version(story)
+        story.calm(300)
+        assert version(story) == after
+
+
+def test_since_kubernetes_1_28_nobody_is_woken_for_a_take_over() -> None:
+    with closing(Story(cards=1)) as story:
+        story.add("b", 15)
+        story.calm()
+        assert story.extender.waker.kubernetes >= 28
+        before = version(story)
+        story.calm(60)
+        assert version(story) == before
+>>>>>>> kube
 
 
 def test_who_fits_nowhere_wakes_nobody() -> None:

@@ -308,8 +308,8 @@ class GatedGroups:
     def _wake(self, group: GatedGroup) -> None:
         """Have kube-scheduler ask again about members that were refused."""
         held = [self._ledger.planned(uid) for uid in group.refused & group.held]
-        if where := next(filter(None, held), None):
-            self._waker.free_again(where)
+        if nodes := {each.node: each for each in held if each is not None}:
+            self._waker.free_again(*nodes.values())
             group.refused.clear()
 
     def _explain(self, group: GatedGroup, why_not: str) -> None:

@@ -234,6 +234,7 @@ class Extender:
             tasks.create_task(self.batch_preemptor.run(), name="preempt ahead")
             tasks.create_task(self.nominator.run(), name="nominate")
             tasks.create_task(self.waker.run(), name="wake")
+            tasks.create_task(self.waker.learn_version(), name="version")
             tasks.create_task(self.stranded.run(), name="stranded pods")
             tasks.create_task(self.groups.run(), name="holds of pod groups")
             tasks.create_task(self.gated.run(), name="gated pod groups")
@@ -265,6 +266,7 @@ class Extender:
                     if not self.leadership.changed.is_set():  # else somebody else may have led meanwhile
                         self.leadership.cleared = True
                         self.waker.wake()
+                        self.stranded.took_over()
                         _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
             fresh = False
             # an answer that renews the lease late makes us leader again without a change that is told

@@ -4,6 +4,9 @@ kube-scheduler may hear before us that a pod is gone. It then asks at once, is a
 tries the waiting pod again only at an event of its own, else after five minutes. So who was refused is
 remembered, and when it would fit and nobody has asked for a moment, a node is shown to change (`waker`).
 That wakes all waiting pods, so it is done seldom: once for all, and ever more rarely while it does not help.
+
+kube-scheduler before 1.28 leaves a pod alone for as long when nobody answered its question. So after a
+take-over all that wait there count as refused.
 """
 
 from __future__ import annotations
@@ -33,11 +36,16 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0  # between two times that all are wo
 REMEMBERED = 1000  # pods; the oldest are left to kube-scheduler
 LOOKED_AT = 50  # pods in one check for which a node is chosen
 UNKNOWN_FOR_S = 30.0  # a pod that the watch does not show by then was none
+ASKS_AGAIN = 28  # kube-scheduler from this minor version on, about pods that nobody answered for
+UNANSWERED_FOR_S = 30.0  # after a take-over, until the Service leads to us
+
+
+NEVER_ASKED = -1
 
 
 @dataclass(slots=True)
 class _Refused:
-    """A pod that was refused on `rows` of the fleet as it was in `version`."""
+    """A pod that was refused on `rows` of the fleet as it was in `version`; NEVER_ASKED: by nobody."""
 
     rows: npt.NDArray[np.int32]
     version: int
@@ -67,6 +75,11 @@ class StrandedPods:
         self._refused: OrderedDict[str, _Refused] = OrderedDict()  # by uid, the oldest first
         self._pause_s = FIRST_PAUSE_S
         self._quiet_until_s = 0.0
+        self._unanswered_until_s = 0.0
+
+    def took_over(self) -> None:
+        """We lead now; kube-scheduler may have asked in vain, and may for a while."""
+        self._unanswered_until_s = self._clock() + UNANSWERED_FOR_S
 
     def note_refused(self, uid: str, query: NodeQuery) -> None:
         """kube-scheduler asked about this pod and was told that it fits nowhere."""
@@ -91,21 +104,32 @@ class StrandedPods:
         if not self._leadership.may_bind:
             self._refused.clear()
             return
-        stranded = self._stranded() if self._refused else None
         now_s = self._clock()
-        if stranded is None:
+        if 0 < self._waker.kubernetes < ASKS_AGAIN and now_s < self._unanswered_until_s:
+            self._note_unanswered(now_s)
+        stranded = self._stranded() if self._refused else []
+        if not stranded:
             if now_s >= self._quiet_until_s + self._pause_s:
                 self._pause_s = FIRST_PAUSE_S
         elif now_s >= self._quiet_until_s:
             self.woken += 1
-            self._waker.free_again(stranded)
+            self._waker.free_again(*stranded)
             self._quiet_until_s = now_s + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
-    def _stranded(self) -> Placement | None:
-        """Where the first of them would go."""
+    def _note_unanswered(self, now_s: float) -> None:
+        nowhere = np.empty(0, np.int32)
+        for uid, pod in self._ledger.pods.items():
+            if len(self._refused) >= REMEMBERED:
+                break
+            if not pod.node and pod.request is not None and uid not in self._refused:
+                self._refused[uid] = _Refused(nowhere, NEVER_ASKED, now_s)
+
+    def _stranded(self) -> list[Placement]:
+        """Where the first of them would go, as many as it takes to have all of them tried."""
         fleet, now_s = self._ledger.flush(), self._clock()
         fits: dict[Shape, bool] = {}
+        found: dict[str, Placement] = {}  # by node
         looked_at = 0
         for uid, refused in tuple(self._refused.items()):
             pod = self._ledger.pods.get(uid)
@@ -113,7 +137,8 @@ class StrandedPods:
                 if now_s > refused.at_s + UNKNOWN_FOR_S:
                     del self._refused[uid]
                 continue
-            if pod.node or pod.request is None or self._ledger.allocation(uid) is not None:
+            late = refused.version == NEVER_ASKED and now_s > refused.at_s + UNANSWERED_FOR_S  # gated, say
+            if pod.node or pod.request is None or late or self._ledger.allocation(uid) is not None:
                 del self._refused[uid]
                 continue
             shape = shape_of(pod.request)
@@ -128,5 +153,7 @@ class StrandedPods:
                 placement = self._placer.choose_node(pod, open_rows, 1)
             refused.fits_since_s = min(refused.fits_since_s, now_s) if placement is not None else inf
             if placement is not None and now_s >= refused.fits_since_s + STRANDED_AFTER_S:
-                return placement
-        return None
+                found.setdefault(placement.node, placement)
+                if len(found) == self._waker.nodes_at_once:
+                    break
+        return list(found.values())

@@ -5,6 +5,9 @@ A ConfigMap is no such event; a changed annotation of a node is one, for all pod
 So nodes show which of their cards are out of use, written once the ledger knows, so that kube-scheduler
 cannot come too early. Cards that were kept for a nominated pod that never took them are no event either; they
 are shown for a moment when they come free.
+
+kube-scheduler before 1.30 heeds no annotation of a node but its labels, and tries those pods alone that fit
+that node by its own sums. There a label comes and goes as well, on every node that is meant.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
@@ -23,6 +27,8 @@ from gpuslice.core.model import Placement
 
 _log = logging.getLogger(__name__)
 
+HEEDS_ANNOTATIONS = 30  # kube-scheduler from this minor version on
+NODES_AT_ONCE = 16  # at the most, where one is not enough
 RETRY_EVERY_S = 5.0  # what could not be written, or not by us while another led
 
 
@@ -30,6 +36,7 @@ class Waker:
     """What the nodes should show and what they do."""
 
     def __init__(self, client: KubeClient, leadership: Leadership) -> None:
+        self.kubernetes = 0  # minor version; 0: not known, taken for new
         self._client = client
         self._leadership = leadership
         self._wanted: dict[str, str] = {}  # node → "0,2"; those without a card out of use are absent
@@ -45,9 +52,31 @@ class Waker:
         _put(self._wanted, node, now)
         self._changed.set()
 
-    def free_again(self, placement: Placement) -> None:
+    @property
+    def by_labels(self) -> bool:
+        return 0 < self.kubernetes < HEEDS_ANNOTATIONS
+
+    @property
+    def nodes_at_once(self) -> int:
+        """So many have to change that every pod is tried that fits one of them."""
+        return NODES_AT_ONCE if self.by_labels else 1
+
+    async def learn_version(self) -> None:
+        """Of the cluster, whenever it can be had."""
+        while not self.kubernetes:
+            try:
+                self.kubernetes = await self._client.minor_version()
+            except KubeError as error:
+                _log.info("version of the cluster not read yet", extra={"error": str(error)})
+            else:
+                return
+            await asyncio.sleep(RETRY_EVERY_S)
+
+    def free_again(self, *placements: Placement) -> None:
         """Cards that had pods refused are free, and nothing that happened in the cluster says so."""
-        if self._leadership.may_bind:
+        if not self._leadership.may_bind:
+            return
+        for placement in placements[: self.nodes_at_once]:
             node = placement.node
             out_of_use = {int(card) for card in self._wanted.get(node, "").split(",") if card}
             self._unshown[node] = _text({part.card for part in placement.slices} | out_of_use)
@@ -89,13 +118,20 @@ class Waker:
                 await self._show(node, self._wanted.get(node, ""))
             elif self._wanted.get(node) != self._shown.get(node):
                 await self._show(node, self._wanted.get(node, ""))
+            else:
+                continue
+            if self.by_labels:
+                for value in ("", None):
+                    await self._patch(node, {"labels": {NODE_OUT_OF_USE: value}})
 
     async def _show(self, node: str, text: str) -> None:
-        patch = {"metadata": {"annotations": {NODE_OUT_OF_USE: text or None}}}
-        with contextlib.suppress(NotFoundError):  # of a node that is gone a ConfigMap may stay
-            await self._client.merge_patch(SLIM_NODES, node, patch)
-            _log.info("cards out of use shown on the node", extra={"node": node, "cards": text})
+        await self._patch(node, {"annotations": {NODE_OUT_OF_USE: text or None}})
         _put(self._shown, node, text)
+
+    async def _patch(self, node: str, metadata: dict[str, Any]) -> None:
+        with contextlib.suppress(NotFoundError):  # of a node that is gone a ConfigMap may stay
+            await self._client.merge_patch(SLIM_NODES, node, {"metadata": metadata})
+            _log.info("cards out of use shown on the node", extra={"node": node, **metadata})
 
 
 def _text(cards: Iterable[int]) -> str:
