@@ -270,7 +270,9 @@ class Publisher:
     def publish(self) -> None:
         at_ns = time.monotonic_ns() + {"stale": -6 * 10**9, "to come": 10**10}.get(self._fault, 0)
         with gpu.Machine(self._box.machine.state) as cards:
-            held = [(each.pid, each.bytes) for each in cards.holdings() if each.pid]
+            held = [
+                (each.pid, each.bytes) for each in cards.holdings() if each.pid and each.kind != "managed"
+            ]
         sums = {pid: sum(amount for other, amount in held if other == pid) for pid, _ in held}
         seen = [(identity_of(pid), amount - self._less.get(pid, 0)) for pid, amount in sums.items()]
         later = 1 if self._fault == "another start" else 0

@@ -296,6 +296,7 @@ void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count
     struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
     if (!at)
         return;
+    mark_changed(accounts, at, card);
     if (count > 0) {
         atomic_fetch_add(&accounts->mine[card].imports, (uint64_t)count);
         atomic_fetch_add(&at->slot->usage[card].imports, (uint64_t)count);
