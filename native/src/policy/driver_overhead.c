@@ -138,11 +138,13 @@ bool gs_measure(struct gs_card *card)
     if (card->index >= GPUSLICE_CARDS || !gs_nvml_pid_known())
         return false;
     gs_pools_changed();
+    gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
     if (measure(own, &reading, &bytes))
         gs_charge_own(own, bytes);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
     return reading.listed;
 }
 
@@ -243,6 +245,7 @@ static void measure_if_due(struct gs_card *card)
         return;
     uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
+    gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
     uint64_t before = own->charged;
@@ -254,6 +257,7 @@ static void measure_if_due(struct gs_card *card)
     bool steady = own->charged == before && own->last == before && !own->provisional;
     uint64_t pause = pause_after(own, steady, ended - began);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
     __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
 }
 
