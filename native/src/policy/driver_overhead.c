@@ -45,7 +45,7 @@ struct own *gs_own_of(struct gs_card *card)
 
 static bool has_loans(const struct own *own) { return atomic_load(&gs_accounts.mine[own->card->index].imports) != 0; }
 
-void gs_charge_own(struct own *own, uint64_t bytes)
+static void charge_own(struct own *own, uint64_t bytes)
 {
     if (bytes != own->charged)
         gs_recharge(own->card, own->charged, bytes);
@@ -142,7 +142,7 @@ bool gs_measure(struct gs_card *card)
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
     if (measure(own, &reading, &bytes))
-        gs_charge_own(own, bytes);
+        charge_own(own, bytes);
     gs_unlock(&lock);
     gs_rest_ends(&gs_accounts, card->index);
     return reading.listed;
@@ -152,7 +152,7 @@ bool gs_measure(struct gs_card *card)
 static void charge_again(struct own *own, uint64_t bytes)
 {
     uint64_t twice = bytes > own->last ? bytes : own->last;
-    gs_charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
+    charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
     own->last = bytes;
 }
 
@@ -316,7 +316,7 @@ void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t 
     if (piece.bytes)
         gs_table_put(&pieces, &piece);
     gs_accounts_changed(&gs_accounts, card->index);
-    gs_charge_own(own, own->charged + (uint64_t)bytes);
+    charge_own(own, own->charged + (uint64_t)bytes);
     set_provisional(own, true);
     gs_unlock(&lock);
 }
@@ -341,7 +341,7 @@ static void drop_pieces(struct own *own, uint64_t key, uint64_t context)
     gs_accounts_changed(&gs_accounts, own->card->index);
     if (!bytes) /* the next figure says what it gave back */
         set_provisional(own, true);
-    gs_charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
+    charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
 }
 
 uint64_t gs_piece(uint64_t key)
@@ -375,7 +375,7 @@ bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)
     bool last = own->contexts <= 1;
     __atomic_store_n(&own->contexts, last ? 0 : own->contexts - 1, __ATOMIC_RELEASE);
     if (last) {
-        gs_charge_own(own, 0);
+        charge_own(own, 0);
         set_provisional(own, false);
     }
     gs_unlock(&lock);

@@ -14,7 +14,6 @@ void gs_settle_own(struct gs_card *card);
 bool gs_has_context(struct gs_card *card);
 
 struct own *gs_own_of(struct gs_card *card);
-void gs_charge_own(struct own *own, uint64_t bytes);
 
 /* Where NVML hides processes: the card before and after a call, and what our container held at that moment. The
  * difference is the call's, and a neighbour's that grew in the same instant: too much is counted rather than too
