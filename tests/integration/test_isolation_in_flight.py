@@ -165,9 +165,15 @@ def test_a_chunk_that_passes_the_limit_is_given_back(
         assert box.card().used_bytes == box.machine.used()
 
 
-def test_code_that_comes_beside_threads_that_allocate_without_a_pause_is_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("figures", ["full", "none"])
+def test_code_that_comes_beside_threads_that_allocate_without_a_pause_is_counted(
+    tmp_path: Path, figures: str
+) -> None:
     """Each look at the driver's figure met calls in flight, as large as the code: 1,827 MiB of 1,500."""
-    with container(tmp_path, memory_mib=1500) as box, box.worker() as worker:
+    with (
+        container(tmp_path, memory_mib=1500, GPUSLICE_SIM_PROCESS_FIGURES=figures) as box,
+        box.worker() as worker,
+    ):
         worker.ok("start 0")
         worker.ok(f"beside threads 2 150000 {400 * MIB} plain")
         for number in range(4):

@@ -274,6 +274,7 @@ void gs_measure_sometimes(struct gs_card *card)
 
 void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth)
 {
+    gs_rest_begins(&gs_accounts, card->index); /* what is counted and not yet taken would be taken off what came */
     gs_lock(&lock);
     sight->held = gs_used(card);
     sight->reading.count = 0;
@@ -282,15 +283,18 @@ void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth
     if (depth == GS_MEMORY_AND_PROCESSES)
         gs_read_processes(gs_own_of(card), &sight->reading);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
 }
 
 void gs_glance(struct gs_card *card, struct gs_glance *glance)
 {
     struct reading reading;
+    gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
     glance->held = gs_used(card);
     gs_read_memory(gs_own_of(card), &reading);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
     glance->known = reading.known;
     glance->device_used = reading.known ? reading.device_used : 0;
 }
