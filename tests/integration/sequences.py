@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +48,7 @@ class Story:
     That one's end is believed a second after it was seen, so sequences with it take longer.
     """
 
-    def __init__(self, folder: Path, *, namespaces: bool = False) -> None:
+    def __init__(self, folder: Path, *, namespaces: bool = False, kinds: Sequence[str] = KINDS) -> None:
         self.box: Container = make_container(
             folder / "container",
             make_machine(folder, cards=CARDS),
@@ -60,6 +60,7 @@ class Story:
         self._descriptors: list[Descriptor] = []
         self._handles: list[tuple[Player, str, int]] = []
         self._namespaces = namespaces
+        self._kinds = kinds
         self._pending = False
         self._orphans = False
         """Somebody died who had given memory to others: it stays counted until nothing that others gave is
@@ -110,7 +111,7 @@ class Story:
         player = self._player(a)
         if not player:
             return False
-        kind, size = KINDS[b % len(KINDS)], SIZES[c % len(SIZES)]
+        kind, size = self._kinds[b % len(self._kinds)], SIZES[c % len(SIZES)]
         if kind in ("physical", "mapped", "group", "tile"):
             size = (size + PAGE - 1) // PAGE * PAGE
         if kind in ("array", "array3d", "mipmap"):  # of whole blocks

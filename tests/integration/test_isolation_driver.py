@@ -17,6 +17,7 @@ import pytest
 from tests import HANG_S
 
 from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, Container, Worker, container
+from .sequence_players import first_child
 
 CLOSED_AND_OPENED = """
 import ctypes, _ctypes
@@ -260,6 +261,20 @@ def test_a_process_killed_in_a_pid_namespace_of_its_own_leaves_nothing(tmp_path:
         while survivor.ask(f"alloc 0 plain {500 * MIB}") != "ok":
             assert time.monotonic() < until, "what the dead held still counts"
             time.sleep(0.05)
+
+
+def test_who_asks_just_then_waits_until_the_dead_is_known_to_be_gone(tmp_path: Path) -> None:
+    """An end in another namespace is believed a second late; a newcomer was refused for that long."""
+    with container(tmp_path) as box, box.worker() as survivor:
+        survivor.ok("start 0")
+        with nested_worker(box) as nested:
+            nested.ok("start 0")
+            nested.ok(f"alloc 0 plain {500 * MIB}")
+            inner = first_child(nested.pid)
+        while Path(f"/proc/{inner}").exists():
+            time.sleep(0.001)
+        survivor.ok(f"alloc 0 plain {500 * MIB}")
+        assert survivor.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
 
 
 def nested_worker(box: Container) -> Worker:

@@ -163,3 +163,25 @@ def test_a_chunk_that_passes_the_limit_is_given_back(
         assert box.machine.used() <= LIMIT_MIB * MIB
         worker.ok("sync")
         assert box.card().used_bytes == box.machine.used()
+
+
+@pytest.mark.parametrize("figures", ["full", "none"])
+def test_code_that_comes_beside_threads_that_allocate_without_a_pause_is_counted(
+    tmp_path: Path, figures: str
+) -> None:
+    """Each look at the driver's figure met calls in flight, as large as the code: 1,827 MiB of 1,500."""
+    with (
+        container(tmp_path, memory_mib=1500, GPUSLICE_SIM_PROCESS_FIGURES=figures) as box,
+        box.worker() as worker,
+    ):
+        worker.ok("start 0")
+        worker.ok(f"beside threads 2 150000 {400 * MIB} plain")
+        for number in range(4):
+            worker.say(f"alloc {number} module {300 * MIB}")
+        until = time.monotonic() + 2.5
+        while time.monotonic() < until:
+            assert box.machine.used() <= 1500 * MIB
+            time.sleep(0.002)
+        answers = [worker.heard() for _ in range(5)]
+        assert sum(answer.startswith("ok ") for answer in answers) == 1
+        worker.ok("joined")

@@ -407,14 +407,14 @@ def test_several_users_share_a_group_and_outlive_each_other() -> None:
             )
 
         group = ("run", "--mem", "4", "--group", "lab", "sh", "-c", "echo $LD_PRELOAD; read line")
-        first = as_user(1001, *group)
+        first = as_user(50001, *group)
         assert first.stdout is not None
         shared = first.stdout.readline()
-        assert as_user(1002, *group).communicate("\n") == (shared, "")
-        listed, complaint = as_user(1003, "ps", "-o", "json").communicate()
+        assert as_user(50002, *group).communicate("\n") == (shared, "")
+        listed, complaint = as_user(50003, "ps", "-o", "json").communicate()
         assert complaint == ""
         (budget,) = json.loads(listed)
-        assert [program["user"] for program in budget["programs"]] == ["uid1001"]
+        assert [program["user"] for program in budget["programs"]] == ["uid50001"]
         assert first.communicate("\n")[1] == ""
-        anew, complaint = as_user(1002, *group).communicate("\n")
-        assert (anew, complaint) == (shared.replace("-1001/lab/", "-1002/lab/"), "")
+        anew, complaint = as_user(50002, *group).communicate("\n")
+        assert (anew, complaint) == (shared.replace("-50001/lab/", "-50002/lab/"), "")

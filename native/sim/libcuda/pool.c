@@ -51,8 +51,9 @@ static struct chunk *chunk_of_bytes(struct pool *pool, uint64_t bytes)
     struct chunk *chunk = calloc(1, sizeof *chunk);
     struct block *whole = chunk ? new_block(0, bytes, NULL) : NULL;
     struct allocation *allocation = whole ? allocation_new(bytes, ALLOCATION_CHUNK, NULL) : NULL;
+    enum sim_kind kind = pool->type == MANAGED ? SIM_MANAGED : SIM_POOL;
     if (allocation) {
-        allocation->record = sim_charge(pool->device->card, SIM_POOL, bytes, allocation->address);
+        allocation->record = sim_charge(pool->device->card, kind, bytes, allocation->address);
         allocation->device = pool->device;
         allocation->detail = chunk;
     }

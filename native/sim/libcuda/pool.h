@@ -20,6 +20,8 @@ struct chunk {
     struct chunk *next;
 };
 
+enum { PINNED = 1, MANAGED = 2 }; /* allocation types */
+
 struct pool {
     struct object object;
     struct device *device; /* that gives the memory: for managed memory of no place, the one that made the pool */

@@ -23,6 +23,7 @@
 #endif
 #define YIELDS 256u
 #define NAP_NS UINT64_C(50000)
+#define LEAVING_NAP_NS UINT64_C(10000000)
 
 /* ---- what we hold: in the slot, then in our own word ---- */
 
@@ -147,17 +148,29 @@ static void step_back(struct gs_accounts *accounts, uint32_t round)
         gs_sleep_ns(NAP_NS);
 }
 
+/* Whether there will be room as soon as it is certain that a process in another namespace is gone. */
+static bool is_worth_waiting(const struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    uint64_t leaving = at && at->region ? gs_slots_leaving(at->region, card) : 0;
+    return leaving && sum_of(accounts, at, card).granted + bytes <= limit + leaving;
+}
+
 static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
 {
-    uint64_t until = gs_monotonic_ns() + GS_CONTENDED_NS;
+    uint64_t began = gs_monotonic_ns(), until = began + GS_CONTENDED_NS;
     for (uint32_t round = 0; round == 0 || gs_monotonic_ns() < until; round++) {
         struct gs_attachment *at = gs_attach_with_slot(accounts);
         switch (at ? try_reserve(accounts, at, card, bytes, limit, 64) : FULL) {
         case GRANTED:
             return true;
         case FULL:
-            if (gs_accounts_sweep(accounts) == 0)
+            if (gs_accounts_sweep(accounts))
+                break;
+            if (!is_worth_waiting(accounts, card, bytes, limit))
                 return false;
+            until = began + GS_GONE_AFTER_NS + GS_CONTENDED_NS;
+            gs_sleep_ns(LEAVING_NAP_NS);
             break;
         case CONTENDED:
             step_back(accounts, round);
@@ -283,6 +296,7 @@ void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count
     struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
     if (!at)
         return;
+    mark_changed(accounts, at, card);
     if (count > 0) {
         atomic_fetch_add(&accounts->mine[card].imports, (uint64_t)count);
         atomic_fetch_add(&at->slot->usage[card].imports, (uint64_t)count);

@@ -25,6 +25,7 @@ struct gs_holding {
     _Atomic uint64_t used; /* bytes; in the highest eight bits the attachment that they stand in */
     _Atomic uint64_t gained, lost; /* ever: their difference are the bytes */
     _Atomic uint64_t in_flight[2]; /* by what they do: how many calls, and above that how much */
+    _Atomic uint32_t rests;        /* who wants a moment in which none is (accounts/in_flight.h) */
     _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
     _Atomic bool provisional;
     uint64_t limit_bytes, compute_percent; /* for display */

@@ -138,6 +138,7 @@ void gs_attach_forget(struct gs_accounts *accounts)
         atomic_store(&holding->lost, 0);
         atomic_store(&holding->in_flight[GS_TAKING], 0);
         atomic_store(&holding->in_flight[GS_GIVING], 0);
+        atomic_store(&holding->rests, 0);
         atomic_store(&holding->own_bytes, 0);
         atomic_store(&holding->exported_bytes, 0);
         atomic_store(&holding->imports, 0);

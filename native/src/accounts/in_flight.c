@@ -8,6 +8,13 @@
 #define LARGEST_STEPS (UINT64_C(1) << 32) /* for what nobody knows: no card has it */
 #define STEPS_OF_A_WORD ((UINT64_C(1) << 48) - 1)
 
+#define LONGEST_REST_NS UINT64_C(20000000)
+#define NAP_NS UINT64_C(20000)
+#define YIELDS 64u
+
+/* This thread's: it waits for nobody who may wait for it. */
+static _Thread_local uint32_t flights_here __attribute__((tls_model("initial-exec")));
+
 static uint64_t word_of(uint64_t bytes)
 {
     uint64_t steps = bytes < LARGEST_STEPS << STEP_BITS ? (bytes + (UINT64_C(1) << STEP_BITS) - 1) >> STEP_BITS : LARGEST_STEPS;
@@ -19,12 +26,52 @@ static uint64_t bytes_in(const struct gs_accounts *accounts, uint32_t card, enum
     return (atomic_load(&accounts->mine[card].in_flight[flight]) & STEPS_OF_A_WORD) << STEP_BITS;
 }
 
+static bool rests(const struct gs_accounts *accounts, uint32_t card) { return atomic_load(&accounts->mine[card].rests) != 0; }
+
+static bool flies(const struct gs_accounts *accounts, uint32_t card) { return gs_flights(accounts, card) != 0; }
+
+static void await_end(const struct gs_accounts *accounts, uint32_t card, bool (*of)(const struct gs_accounts *, uint32_t))
+{
+    uint64_t until = 0;
+    for (uint32_t round = 0; of(accounts, card); round++) {
+        uint64_t now = gs_monotonic_ns();
+        until = until ? until : now + LONGEST_REST_NS;
+        if (now >= until)
+            return;
+        if (round < YIELDS)
+            gs_yield();
+        else
+            gs_sleep_ns(NAP_NS);
+    }
+}
+
+void gs_rest_begins(struct gs_accounts *accounts, uint32_t card)
+{
+    atomic_fetch_add(&accounts->mine[card].rests, 1);
+    if (!flights_here)
+        await_end(accounts, card, flies);
+}
+
+void gs_rest_ends(struct gs_accounts *accounts, uint32_t card)
+{
+    _Atomic uint32_t *count = &accounts->mine[card].rests;
+    uint32_t before = atomic_load(count);
+    while (before && !atomic_compare_exchange_weak(count, &before, before - 1)) /* none where it began before a fork */
+        ;
+}
+
 void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes)
 {
     if (card >= GPUSLICE_CARDS)
         return;
     struct gs_attachment *at = gs_attach_with_slot(accounts);
     atomic_fetch_add(&accounts->mine[card].in_flight[flight], word_of(bytes));
+    if (rests(accounts, card) && !flights_here) { /* looked at afterwards: who rests has seen this one, or is seen */
+        atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));
+        await_end(accounts, card, rests);
+        atomic_fetch_add(&accounts->mine[card].in_flight[flight], word_of(bytes));
+    }
+    flights_here++;
     if (at) /* others do not compare our slot with the driver's figure then */
         atomic_fetch_add(&at->slot->in_flight[card], 1);
 }
@@ -33,6 +80,7 @@ void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight 
 {
     if (card >= GPUSLICE_CARDS)
         return;
+    flights_here -= flights_here > 0;
     struct gs_attachment *at = gs_attach_with_slot(accounts);
     gs_accounts_changed(accounts, card);
     atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));

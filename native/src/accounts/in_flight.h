@@ -11,6 +11,11 @@ void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_fligh
 void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes);
 uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card); /* how many */
 
+/* A moment without flights, in which no new one of this process begins: what is asked of the driver in it is exact. Where a
+ * call stays with the driver, behind a kernel perhaps, it goes on without. No thread is held up for longer than that. */
+void gs_rest_begins(struct gs_accounts *accounts, uint32_t card);
+void gs_rest_ends(struct gs_accounts *accounts, uint32_t card);
+
 /* A question to the driver takes time, in which other threads go on. What of our account it held at whatever moment in
  * between, at the least and at the most: as far apart as what was in flight then, and no farther. */
 struct gs_span {

@@ -9,6 +9,9 @@
 /* A counter above this was not written by us: no card has it, and sums stay clear of overflow. */
 #define GS_MOST_BYTES (UINT64_C(1) << 50)
 
+/* Between the last breath of a process that nobody here can see and the driver's having taken back what it held. */
+#define GS_GONE_AFTER_NS UINT64_C(1000000000)
+
 static inline uint64_t gs_load(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_seq_cst); }
 
 static inline uint64_t gs_bounded(const _Atomic uint64_t *word)
@@ -31,6 +34,8 @@ uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpusli
 struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last);
 /* Empties the slots of the dead; how many. `mine` stays. `path`: of the region's file, for what only its locks tell. */
 uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine, const char *path);
+/* What is counted on a card for processes that are believed to be gone in a moment. */
+uint64_t gs_slots_leaving(struct gpuslice_region *region, uint32_t card);
 /* Locks the slot's byte of the file for as long as this program's memory lasts. */
 void gs_slot_lock(struct gpuslice_region *region, struct gpuslice_slot *slot, const char *path);
 void gs_slots_forget_lock(void); /* in a forked child: that lock is the parent's */

@@ -180,7 +180,7 @@ typedef struct {
 typedef int nvmlReturn_t;
 typedef struct nvmlDevice_st *nvmlDevice_t;
 
-enum { NVML_SUCCESS = 0, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_FUNCTION_NOT_FOUND = 13 };
+enum { NVML_SUCCESS = 0, NVML_ERROR_UNINITIALIZED = 1, NVML_ERROR_INVALID_ARGUMENT = 2, NVML_ERROR_FUNCTION_NOT_FOUND = 13, NVML_ERROR_UNKNOWN = 999 };
 
 typedef struct {
     unsigned long long total, free, used;

@@ -2,8 +2,6 @@
  * symbols first. Everything that is not the driver's goes to libc as if we were not there: the stubs below jump, so
  * that libc still sees its real caller, on whom RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
 #define _GNU_SOURCE
-#include "entry/symbol_lookup.h"
-
 #include <dlfcn.h>
 #include <stdbool.h>
 
@@ -34,7 +32,8 @@ static void *find(void **where, const char *name)
     return found;
 }
 
-void *gs_real_dlsym(void *handle, const char *name)
+/* libc's own, for handles. */
+static void *real_dlsym(void *handle, const char *name)
 {
     return ((dlsym_function)find(&gs_libc_dlsym, "dlsym"))(handle, name);
 }
@@ -65,7 +64,7 @@ static void *replacement(void *handle, const char *name, void *found, const void
     bool global = handle == RTLD_DEFAULT || found == address;
     /* Our own symbols are visible to everybody. Where no driver is loaded they are not there. */
     if (global && !gs_elf_is_loaded(nvml ? "libnvidia-ml.so" : "libcuda.so")) {
-        gs_real_dlsym(RTLD_NEXT, name); /* finds nothing behind us, and says so in dlerror() */
+        real_dlsym(RTLD_NEXT, name); /* finds nothing behind us, and says so in dlerror() */
         return (void *)gs_absent;
     }
     if (!gs_enter())
@@ -84,7 +83,7 @@ static void *next(const char *name, const void *caller)
 {
     if (!is_driver_name(name) || gs_hook_named(name) < 0 || !gs_elf_is_behind(caller))
         return NULL;
-    return replacement(RTLD_DEFAULT, name, gs_real_dlsym(RTLD_NEXT, name), caller);
+    return replacement(RTLD_DEFAULT, name, real_dlsym(RTLD_NEXT, name), caller);
 }
 
 /* Asking for libc's own dlsym, by whatever handle or version, is the way around ours. Ours leads there too. */

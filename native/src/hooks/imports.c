@@ -64,7 +64,6 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
     int result = DRIVER(cuImportExternalMemory)(memory, description);
     if (place.card && result == CUDA_SUCCESS) {
         gs_accounts_imported(&gs_accounts, place.card->index, 1);
-        gs_doubt(place.card->index, GS_PERHAPS_MORE, (int64_t)description->size);
         gs_table_put(&gs_held, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*memory,
                                                   .bytes = description->size,
                                                   .owner = (uint64_t)(uintptr_t)place.context,

@@ -4,6 +4,8 @@
 #include "policy/reserve.h"
 #include "policy/start.h"
 
+enum { CONCURRENT_MANAGED_ACCESS = 89 };
+
 /* ---- allocating: reserve, call, then hold or give back ---- */
 
 struct request {
@@ -55,6 +57,14 @@ int cuMemAlloc(unsigned int *address, unsigned int bytes)
     return result == CUDA_SUCCESS ? hold(&request, *address, bytes, 0) : give_back(&request, result);
 }
 
+/* Before Pascal, it is memory of the process's as any other. */
+static uint32_t managed_kind(const struct gs_place *place)
+{
+    int moves = 1;
+    DRIVER(cuDeviceGetAttribute)(&moves, CONCURRENT_MANAGED_ACCESS, place->device);
+    return moves ? GS_MANAGED : 0;
+}
+
 /* It may live on the host and exceed the card. It counts in full: any of it can move here unasked. */
 int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
 {
@@ -62,7 +72,7 @@ int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
     if (request.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuMemAllocManaged)(address, bytes, flags);
-    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, GS_MANAGED) : give_back(&request, result);
+    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, managed_kind(&request.place)) : give_back(&request, result);
 }
 
 /* The driver chooses the pitch: what no known card exceeds is reserved, what it took is settled. */

@@ -19,8 +19,7 @@ static bool begin(struct load *load)
     *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return false;
-    if (!gs_nvml_pid_known()) /* else measured afterwards, and that is all */
-        gs_look_at_card(load->card, &load->before, GS_MEMORY);
+    gs_look_at_card(load->card, &load->before, GS_MEMORY); /* for where NVML tells of no process, or no more */
     return true;
 }
 

@@ -116,17 +116,6 @@ int cuMemRelease(CUmemGenericAllocationHandle handle)
     return result;
 }
 
-/* How large another process's memory is shows when it is mapped. */
-static void note_size(uint64_t object, uint64_t bytes)
-{
-    struct gs_entry entry;
-    if (!gs_table_get(&objects, object, &entry) || entry.kind != GS_IMPORT || entry.bytes >= bytes)
-        return;
-    gs_doubt(entry.card, GS_PERHAPS_MORE, (int64_t)(bytes - entry.bytes));
-    entry.bytes = bytes;
-    gs_table_put(&objects, &entry);
-}
-
 int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long flags)
 {
@@ -134,7 +123,6 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
     bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
     int result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
     if (known && result == CUDA_SUCCESS) {
-        note_size(entry.owner, offset + bytes);
         gs_table_count(&references, entry.owner, 1);
         gs_table_put(&mappings, &(struct gs_entry){.key = address, .bytes = bytes, .owner = entry.owner});
     }

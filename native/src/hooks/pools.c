@@ -159,7 +159,7 @@ int cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
                            : location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN
                                ? gs_card_of_device(location->id & 0xff)
                                : NULL;
-    gs_pool_made(*pool, card, !card && properties->allocType != CU_MEM_ALLOCATION_TYPE_MANAGED);
+    gs_pool_made(*pool, card, properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED);
     return result;
 }
 
@@ -168,7 +168,7 @@ int cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, int typ
     bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags);
     if (active && result == CUDA_SUCCESS)
-        gs_pool_made(*pool, NULL, true);
+        gs_pool_made(*pool, NULL, false);
     return result;
 }
 

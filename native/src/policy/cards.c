@@ -71,14 +71,6 @@ struct gs_card *gs_card_of_uuid(const char *uuid)
     return &foreign_card;
 }
 
-struct gs_card *gs_card_numbered(uint32_t index)
-{
-    for (uint32_t i = 0; i < card_count; i++)
-        if (cards[i].index == index)
-            return &cards[i];
-    return &foreign_card;
-}
-
 uint32_t gs_card_count(void) { return card_count; }
 struct gs_card *gs_card_at(uint32_t position) { return &cards[position]; }
 

@@ -25,7 +25,6 @@ void gs_cards_make(const struct gs_limits *limits);
 /* NULL when the driver does not tell: then let the driver answer. */
 struct gs_card *gs_card_of_device(CUdevice device);
 struct gs_card *gs_card_of_uuid(const char *uuid);
-struct gs_card *gs_card_numbered(uint32_t index); /* the region's index */
 uint32_t gs_card_count(void);
 struct gs_card *gs_card_at(uint32_t position); /* in the limits file's order */
 

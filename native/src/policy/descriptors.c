@@ -1,5 +1,6 @@
 #include "policy/descriptors.h"
 
+#include "policy/driver_overhead.h"
 #include "policy/held.h"
 #include "system/at_fork.h"
 #include "system/open_file_locks.h"
@@ -79,6 +80,7 @@ static void forget_closed(uint64_t object)
         unused_exports = it;
         if (!it->kept || has_export(it->object))
             continue;
+        gs_doubt(it->card, GS_UNLISTED, -(int64_t)it->bytes); /* before it is returned, as below */
         struct gs_entry gone = {.bytes = it->bytes, .kind = GS_LINEAR | GS_EXPORTED, .card = it->card};
         gs_release_entry(&gone);
         atomic_fetch_sub(&lingering, 1);
@@ -89,9 +91,14 @@ bool gs_descriptors_keep(uint64_t object)
 {
     gs_lock(&exports_lock);
     forget_closed(object);
-    bool kept = has_export(object);
-    for (struct export *it = exports; it; it = it->next)
-        it->kept |= it->object == object;
+    bool kept = false;
+    for (struct export *it = exports; it; it = it->next) {
+        if (it->object != object)
+            continue;
+        if (!kept) /* in nobody's figure, or an importer's */
+            gs_doubt(it->card, GS_UNLISTED, (int64_t)it->bytes);
+        kept = it->kept = true;
+    }
     atomic_fetch_add(&lingering, kept);
     gs_unlock(&exports_lock);
     return kept;

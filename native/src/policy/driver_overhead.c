@@ -22,7 +22,7 @@ static struct own owns[GPUSLICE_CARDS];
 static struct gs_table pieces; /* context, module or limit → what it was seen to take, its context */
 static struct gs_lock lock;
 
-/* Managed memory is where it was touched last, and drivers may differ in whose they call what two processes have open. */
+/* Drivers may differ in whose they call what two processes have open; of other memory it is known that it is nobody's. */
 static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
 
 static void forget(void)
@@ -43,10 +43,16 @@ struct own *gs_own_of(struct gs_card *card)
     return own;
 }
 
-void gs_charge_own(struct own *own, uint64_t bytes)
+static bool has_loans(const struct own *own) { return atomic_load(&gs_accounts.mine[own->card->index].imports) != 0; }
+
+static void charge_own(struct own *own, uint64_t bytes)
 {
     if (bytes != own->charged)
         gs_recharge(own->card, own->charged, bytes);
+    if (bytes < own->charged)
+        own->loaned = gs_less(own->loaned, own->charged - bytes);
+    else if (has_loans(own))
+        own->loaned += bytes - own->charged;
     own->charged = own->last = bytes;
     gs_accounts_set_own(&gs_accounts, own->card->index, bytes);
 }
@@ -54,7 +60,7 @@ void gs_charge_own(struct own *own, uint64_t bytes)
 /* Others may compare our slot with the driver's figure as long as that has all that we count. */
 static void show_provisional(uint32_t card)
 {
-    bool comparable = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]) == 0;
+    bool comparable = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]) == 0 && atomic_load(&perhaps[card][GS_UNLISTED]) == 0;
     gs_accounts_set_provisional(&gs_accounts, card, comparable && __atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED));
 }
 
@@ -82,19 +88,23 @@ void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
 /* What the driver says we hold, less what we know of. Other threads' calls in flight widen what it may be, and so do doubts:
  * what we took it for till now is kept if it can be. Each look brings that nearer to the truth or leaves it where it is, and
  * none passes beyond: so no traffic, however dense, lets the account fall short for what is only on its way. */
-static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held, uint64_t more)
+static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held)
 {
     uint32_t card = own->card->index;
-    uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]);
-    uint64_t certain = gs_less(gs_less(held.least, own->charged), missing), possible = gs_less(held.most, own->charged);
-    uint64_t most = gs_less(figure, certain), least = gs_less(gs_less(figure, possible), more);
+    uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]), other = own->charged + atomic_load(&perhaps[card][GS_UNLISTED]);
+    uint64_t certain = gs_less(gs_less(held.least, other), missing), possible = gs_less(held.most, other);
+    uint64_t most = gs_less(figure, certain), least = gs_less(figure, possible);
     own->most = most < own->most ? most : own->most;
     own->least = least > own->least ? least : own->least;
 }
 
-static uint64_t as_measured(const struct own *own)
+/* What moved into our figure while others' memory was open counts as long as it is: it could as well be code. Once nothing
+ * is open, a quiet look tells. */
+static uint64_t as_measured(const struct own *own, struct gs_bounds held)
 {
-    return own->charged > own->most ? own->most : own->charged < own->least ? own->least : own->charged;
+    bool over = own->loaned && held.least == held.most && !has_loans(own);
+    uint64_t bytes = over ? gs_less(own->charged, own->loaned) : own->charged;
+    return bytes > own->most ? own->most : bytes < own->least ? own->least : bytes;
 }
 
 /* Under the lock. In a quiet moment one look is enough. */
@@ -103,22 +113,21 @@ static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
     uint32_t card = own->card->index;
     own->least = 0;
     own->most = UINT64_MAX;
+    struct gs_bounds held;
     for (int look = 0; look < LOOKS; look++) {
         struct gs_span span;
-        uint64_t more = atomic_load(&perhaps[card][GS_PERHAPS_MORE]);
         gs_span_begin(&gs_accounts, card, &span);
         gs_read_processes(own, reading);
         gs_pools_changed(); /* as they were then: what they gave back meanwhile is known to be lost */
-        struct gs_bounds held = gs_span_end(&gs_accounts, card, &span);
-        uint64_t now = atomic_load(&perhaps[card][GS_PERHAPS_MORE]);
+        held = gs_span_end(&gs_accounts, card, &span);
         if (!reading->listed)
             return false;
-        measure_own(own, reading->mine, held, more > now ? more : now);
+        measure_own(own, reading->mine, held);
         if (held.least == held.most)
             break;
         gs_yield();
     }
-    *bytes = as_measured(own);
+    *bytes = as_measured(own, held);
     return true;
 }
 
@@ -129,11 +138,13 @@ bool gs_measure(struct gs_card *card)
     if (card->index >= GPUSLICE_CARDS || !gs_nvml_pid_known())
         return false;
     gs_pools_changed();
+    gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
     if (measure(own, &reading, &bytes))
-        gs_charge_own(own, bytes);
+        charge_own(own, bytes);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
     return reading.listed;
 }
 
@@ -141,7 +152,7 @@ bool gs_measure(struct gs_card *card)
 static void charge_again(struct own *own, uint64_t bytes)
 {
     uint64_t twice = bytes > own->last ? bytes : own->last;
-    gs_charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
+    charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
     own->last = bytes;
 }
 
@@ -179,8 +190,8 @@ static void settle_own(struct own *own)
         return;
     own->least = 0;
     own->most = UINT64_MAX;
-    measure_own(own, figure.bytes, held, atomic_load(&perhaps[card][GS_PERHAPS_MORE]));
-    uint64_t bytes = as_measured(own);
+    measure_own(own, figure.bytes, held);
+    uint64_t bytes = as_measured(own, held);
     own->figure_at_ns = figure.at_ns;
     uint64_t before = own->charged;
     charge_again(own, bytes);
@@ -218,12 +229,23 @@ static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
     return own->pause_ns > cost_ns * MEASURE_PART ? own->pause_ns : cost_ns * MEASURE_PART;
 }
 
+void gs_loan_ended(uint32_t card)
+{
+    gs_accounts_imported(&gs_accounts, card, -1);
+    if (card >= GPUSLICE_CARDS)
+        return;
+    uint64_t due = __atomic_load_n(&owns[card].due_ns, __ATOMIC_RELAXED), soon = gs_coarse_ns() + MEASURE_EVERY_NS;
+    if (due > soon)
+        __atomic_compare_exchange_n(&owns[card].due_ns, &due, soon, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
 static void measure_if_due(struct gs_card *card)
 {
     if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(&owns[card->index]))
         return;
     uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
+    gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
     struct own *own = gs_own_of(card);
     uint64_t before = own->charged;
@@ -235,6 +257,7 @@ static void measure_if_due(struct gs_card *card)
     bool steady = own->charged == before && own->last == before && !own->provisional;
     uint64_t pause = pause_after(own, steady, ended - began);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
     __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
 }
 
@@ -251,6 +274,7 @@ void gs_measure_sometimes(struct gs_card *card)
 
 void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth)
 {
+    gs_rest_begins(&gs_accounts, card->index); /* what is counted and not yet taken would be taken off what came */
     gs_lock(&lock);
     sight->held = gs_used(card);
     sight->reading.count = 0;
@@ -259,15 +283,18 @@ void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth
     if (depth == GS_MEMORY_AND_PROCESSES)
         gs_read_processes(gs_own_of(card), &sight->reading);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
 }
 
 void gs_glance(struct gs_card *card, struct gs_glance *glance)
 {
     struct reading reading;
+    gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
     glance->held = gs_used(card);
     gs_read_memory(gs_own_of(card), &reading);
     gs_unlock(&lock);
+    gs_rest_ends(&gs_accounts, card->index);
     glance->known = reading.known;
     glance->device_used = reading.known ? reading.device_used : 0;
 }
@@ -293,7 +320,7 @@ void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t 
     if (piece.bytes)
         gs_table_put(&pieces, &piece);
     gs_accounts_changed(&gs_accounts, card->index);
-    gs_charge_own(own, own->charged + (uint64_t)bytes);
+    charge_own(own, own->charged + (uint64_t)bytes);
     set_provisional(own, true);
     gs_unlock(&lock);
 }
@@ -318,7 +345,7 @@ static void drop_pieces(struct own *own, uint64_t key, uint64_t context)
     gs_accounts_changed(&gs_accounts, own->card->index);
     if (!bytes) /* the next figure says what it gave back */
         set_provisional(own, true);
-    gs_charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
+    charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
 }
 
 uint64_t gs_piece(uint64_t key)
@@ -352,7 +379,7 @@ bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)
     bool last = own->contexts <= 1;
     __atomic_store_n(&own->contexts, last ? 0 : own->contexts - 1, __ATOMIC_RELEASE);
     if (last) {
-        gs_charge_own(own, 0);
+        charge_own(own, 0);
         set_provisional(own, false);
     }
     gs_unlock(&lock);

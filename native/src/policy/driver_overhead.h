@@ -14,7 +14,6 @@ void gs_settle_own(struct gs_card *card);
 bool gs_has_context(struct gs_card *card);
 
 struct own *gs_own_of(struct gs_card *card);
-void gs_charge_own(struct own *own, uint64_t bytes);
 
 /* Where NVML hides processes: the card before and after a call, and what our container held at that moment. The
  * difference is the call's, and a neighbour's that grew in the same instant: too much is counted rather than too
@@ -41,8 +40,11 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes);
 /* With the pieces in it. True for the last on this card: then nothing of the driver's own is left. */
 bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context);
 
-/* Bytes that we count and the driver's figure for this process may lack, and such as it may hold beside what we count. */
-enum gs_doubt { GS_PERHAPS_MISSING, GS_PERHAPS_MORE, GS_DOUBTS };
+/* Bytes that we count and the driver's figure for this process may lack, and such as it lacks: managed memory, which is
+ * nvidia-uvm's, and what only a descriptor keeps. */
+enum gs_doubt { GS_PERHAPS_MISSING, GS_UNLISTED, GS_DOUBTS };
 void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes);
+/* Memory of another process is no longer open here; what of it stood in our figure shows soon. */
+void gs_loan_ended(uint32_t card);
 
 #endif

@@ -48,9 +48,10 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
         gs_settle(place.card, reserved, reserved);
         return;
     }
+    charge = own ? charge : count_pages(address, bytes, 1);
     if (managed)
-        gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
-    gs_settle(place.card, reserved, own ? charge : count_pages(address, bytes, 1));
+        gs_doubt(entry.card, GS_UNLISTED, (int64_t)charge);
+    gs_settle(place.card, reserved, charge);
 }
 
 uint64_t gs_release_entry(struct gs_entry *entry)
@@ -72,15 +73,16 @@ uint64_t gs_release_entry(struct gs_entry *entry)
         gs_pool_block_freed(entry);
         break;
     case GS_IMPORT:
-        gs_doubt(entry->card, GS_PERHAPS_MORE, -(int64_t)entry->bytes);
-        gs_accounts_imported(&gs_accounts, entry->card, -1);
+        gs_loan_ended(entry->card);
         break;
     }
+    if (entry->kind & GS_MANAGED) /* before it is returned: what is left out of the figure is counted */
+        gs_doubt(entry->card, GS_UNLISTED, -(int64_t)bytes);
     if (entry->kind & GS_EXPORTED)
         gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
     else
         gs_accounts_return(&gs_accounts, entry->card, bytes);
-    if (entry->kind & (GS_MANAGED | GS_EXPORTED)) /* afterwards: what is counted and may be missing is in doubt */
+    if (entry->kind & GS_EXPORTED) /* afterwards: what is counted and may be missing is in doubt */
         gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
     return bytes;
 }

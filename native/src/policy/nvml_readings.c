@@ -55,12 +55,26 @@ static bool is_ready(void)
     return ready;
 }
 
+/* The program may shut NVML down more often than it started it, and take back our start with that. */
+static bool is_shut(int result)
+{
+    if (result != NVML_ERROR_UNINITIALIZED)
+        return false;
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
+        __atomic_store_n(&devices[i], NULL, __ATOMIC_RELEASE);
+    __atomic_store_n(&nvml_ready, false, __ATOMIC_RELEASE);
+    return is_ready();
+}
+
 bool gs_open_device(const struct gs_card *card, nvmlDevice_t *device)
 {
     if (!is_ready())
         return false;
     *device = __atomic_load_n(&devices[card->index], __ATOMIC_ACQUIRE);
-    if (!*device && DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device) != NVML_SUCCESS)
+    int result = *device ? NVML_SUCCESS : DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device);
+    if (is_shut(result))
+        result = DRIVER(nvmlDeviceGetHandleByUUID)(card->uuid, device);
+    if (result != NVML_SUCCESS)
         return false;
     __atomic_store_n(&devices[card->index], *device, __ATOMIC_RELEASE);
     return *device != NULL;
@@ -74,25 +88,27 @@ static void add_entry(struct reading *reading, uint32_t pid, uint64_t bytes)
 }
 
 /* Drivers before 450 have the first form alone. */
-static void read_short_list(nvmlDevice_t device, struct reading *reading)
+static int read_short_list(nvmlDevice_t device, struct reading *reading)
 {
     nvmlProcessInfo_v1_t list[GS_LISTED];
     uint32_t count = GS_LISTED;
-    if (DRIVER(nvmlDeviceGetComputeRunningProcesses)(device, &count, list) == NVML_SUCCESS)
-        for (uint32_t i = 0; i < count && i < GS_LISTED; i++)
-            add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+    int result = DRIVER(nvmlDeviceGetComputeRunningProcesses)(device, &count, list);
+    for (uint32_t i = 0; result == NVML_SUCCESS && i < count && i < GS_LISTED; i++)
+        add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+    return result;
 }
 
 /* The second form, not the third: drivers 535.43 to 535.86 write longer entries into that one. */
-static void read_list(nvmlDevice_t device, struct reading *reading)
+static int read_list(nvmlDevice_t device, struct reading *reading)
 {
     nvmlProcessInfo_t list[GS_LISTED];
     uint32_t count = GS_LISTED;
     int result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(device, &count, list);
     if (result == NVML_ERROR_FUNCTION_NOT_FOUND)
-        read_short_list(device, reading);
+        return read_short_list(device, reading);
     for (uint32_t i = 0; result == NVML_SUCCESS && i < count && i < GS_LISTED; i++)
         add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+    return result;
 }
 
 static uint64_t figure_of(const struct reading *reading, uint32_t pid)
@@ -108,7 +124,7 @@ void gs_read_processes(const struct own *own, struct reading *reading)
 {
     nvmlDevice_t device;
     reading->count = 0;
-    if (gs_open_device(own->card, &device))
+    if (gs_open_device(own->card, &device) && is_shut(read_list(device, reading)) && gs_open_device(own->card, &device))
         read_list(device, reading);
     uint32_t self = our_nvml_pid();
     reading->mine = self ? figure_of(reading, self) : 0;
@@ -132,7 +148,10 @@ void gs_read_memory(const struct own *own, struct reading *reading)
 {
     nvmlDevice_t device;
     nvmlMemory_t memory;
-    reading->known = gs_open_device(own->card, &device) && DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) == NVML_SUCCESS;
+    int result = gs_open_device(own->card, &device) ? DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory) : NVML_ERROR_UNKNOWN;
+    if (is_shut(result) && gs_open_device(own->card, &device))
+        result = DRIVER(nvmlDeviceGetMemoryInfo)(device, &memory);
+    reading->known = result == NVML_SUCCESS;
     if (reading->known)
         reading->device_used = memory.used;
     else

@@ -10,6 +10,7 @@ struct own {
     struct gs_card *card;
     uint64_t charged;
     uint64_t least, most; /* of one measurement: what it can be */
+    uint64_t loaned; /* of what is charged: it came while memory of others was open here, which may have moved into our figure */
     uint64_t last; /* what the last look while it worked found: what is less twice is less */
     uint64_t due_ns; /* for the next look; 0: none is planned */
     uint64_t pause_ns;

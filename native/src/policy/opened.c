@@ -6,16 +6,8 @@
 
 enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
-static struct gs_table opened; /* address → its length, how often it was opened (`kind`), the context */
+static struct gs_table opened; /* address → how often it was opened (`kind`), the context */
 static struct gs_lock lock;
-
-/* As the driver's figure has it, in whole pages. */
-static uint64_t bytes_at(CUdeviceptr address)
-{
-    CUdeviceptr base;
-    size_t bytes = 0;
-    return DRIVER(cuMemGetAddressRange_v2)(&base, &bytes, address) == CUDA_SUCCESS ? gs_round_up(bytes, GS_PAGE_BYTES) : 0;
-}
 
 static void forget(void)
 {
@@ -35,8 +27,6 @@ void gs_opened_add(struct gs_place place, CUdeviceptr address)
     gs_lock(&lock);
     if (!gs_table_get(&opened, address, &entry)) {
         entry.card = place.card->index;
-        entry.bytes = bytes_at(address);
-        gs_doubt(entry.card, GS_PERHAPS_MORE, (int64_t)entry.bytes);
         gs_accounts_imported(&gs_accounts, entry.card, 1);
     }
     entry.kind++;
@@ -44,11 +34,7 @@ void gs_opened_add(struct gs_place place, CUdeviceptr address)
     gs_unlock(&lock);
 }
 
-static void let_go(const struct gs_entry *entry)
-{
-    gs_doubt(entry->card, GS_PERHAPS_MORE, -(int64_t)entry->bytes);
-    gs_accounts_imported(&gs_accounts, entry->card, -1);
-}
+static void let_go(const struct gs_entry *entry) { gs_loan_ended(entry->card); }
 
 void gs_opened_remove(CUdeviceptr address)
 {

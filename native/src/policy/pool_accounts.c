@@ -1,6 +1,7 @@
 #include "policy/pool_accounts.h"
 
 #include "accounts/in_flight.h"
+#include "policy/driver_overhead.h"
 #include "system/at_fork.h"
 
 #define POOLS 512
@@ -19,6 +20,7 @@ struct pool {
     uint32_t opened;   /* an imported one: counts as an import on its card */
     bool elsewhere;    /* on the host, or another process's: not ours to charge */
     bool destroyed;
+    bool managed; /* in no process's figure */
 };
 
 struct graph_device {
@@ -87,6 +89,13 @@ static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint
     *charged = now;
 }
 
+static void recharge_pool(struct pool *pool, uint64_t now, uint64_t reserved)
+{
+    if (pool->managed)
+        gs_doubt(pool->card->index, GS_UNLISTED, (int64_t)(now - pool->charged));
+    recharge(pool->card, &pool->charged, now, reserved);
+}
+
 /* What a pool gives back may live on where another process opened a block of it. */
 static void leave_shared(struct pool *pool, uint64_t now)
 {
@@ -117,7 +126,7 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
         now = now - covered > pool->promised ? now - pool->promised : covered;
         pool->unasked += now - covered;
     }
-    recharge(pool->card, &pool->charged, now, reserved);
+    recharge_pool(pool, now, reserved);
 }
 
 static void settle_graph_device(CUdevice device, uint64_t reserved)
@@ -137,7 +146,8 @@ static void locate(struct pool *pool, struct gs_card *card)
         return;
     bool on_device = type == CU_MEM_LOCATION_TYPE_DEVICE;
     ask(pool->handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &kind);
-    pool->elsewhere = !on_device && kind != CU_MEM_ALLOCATION_TYPE_MANAGED;
+    pool->managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
+    pool->elsewhere = !on_device && !pool->managed;
     if (on_device && ask(pool->handle, CU_MEMPOOL_ATTR_LOCATION_ID, &device)) {
         struct gs_card *located = gs_card_of_device(device);
         pool->card = located ? located : card;
@@ -243,13 +253,14 @@ bool gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved
     return outgrew;
 }
 
-void gs_pool_made(CUmemoryPool handle, struct gs_card *card, bool elsewhere)
+void gs_pool_made(CUmemoryPool handle, struct gs_card *card, bool managed)
 {
     gs_lock(&lock);
     struct pool *pool = add((uint64_t)(uintptr_t)handle);
     if (pool) {
         pool->card = card;
-        pool->elsewhere = elsewhere;
+        pool->managed = managed;
+        pool->elsewhere = !card && !managed;
     }
     gs_unlock(&lock);
 }
@@ -286,10 +297,10 @@ static bool count_and_rename(struct gs_entry *entry, void *context)
 static void end_pool(struct pool *pool)
 {
     if (pool->opened)
-        gs_accounts_imported(&gs_accounts, pool->card->index, -1);
+        gs_loan_ended(pool->card->index);
     if (!pool->elsewhere && pool->card) {
         leave_shared(pool, 0);
-        gs_recharge(pool->card, pool->charged, 0);
+        recharge_pool(pool, 0, 0);
     }
     *pool = (struct pool){0};
 }

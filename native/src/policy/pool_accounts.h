@@ -31,7 +31,8 @@ uint64_t gs_pool_idle_bytes(CUmemoryPool pool);
 void gs_pool_promise(CUmemoryPool pool, uint64_t bytes);
 bool gs_pool_settle(CUmemoryPool pool, struct gs_card *card, uint64_t reserved);
 
-void gs_pool_made(CUmemoryPool pool, struct gs_card *card, bool elsewhere);
+/* Of no card and not managed, it is not ours to count: on the host, or another process's. */
+void gs_pool_made(CUmemoryPool pool, struct gs_card *card, bool managed);
 /* An imported pool's memory is open here, on this card. */
 void gs_pool_opened(CUmemoryPool pool, struct gs_card *card);
 void gs_pool_destroyed(CUmemoryPool pool);
