@@ -42,7 +42,6 @@ def test_a_pod_asked_about_before_the_watch_showed_it_is_woken() -> None:
         assert version(story) != before
 
 
-<<<<<<< HEAD
 def test_no_more_of_them_are_remembered_than_a_bound() -> None:
     """kube-scheduler may ask about any number of pods, and of many nobody ever heard."""
     with closing(Story(cards=1)) as story:
@@ -52,7 +51,8 @@ def test_no_more_of_them_are_remembered_than_a_bound() -> None:
         for number in range(2 * REMEMBERED):
             stranded.note_refused(f"uid-{number}", query)
         assert len(stranded._refused) == REMEMBERED
-=======
+
+
 def test_before_kubernetes_1_28_who_was_asked_about_in_vain_is_woken_after_a_take_over() -> None:
     """kube-scheduler found nobody to ask about b, and leaves it alone until a node's labels change."""
     with closing(Story(cards=1)) as story:  # whose extender has just taken over
@@ -86,7 +86,6 @@ def test_since_kubernetes_1_28_nobody_is_woken_for_a_take_over() -> None:
         before = version(story)
         story.calm(60)
         assert version(story) == before
->>>>>>> kube
 
 
 def test_who_fits_nowhere_wakes_nobody() -> None:
