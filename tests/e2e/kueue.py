@@ -26,6 +26,7 @@ from tests.integration.test_webhook import Certificates
 
 FOLDER = os.environ.get("GPUSLICE_E2E_KUEUE", "")
 KUBECTL = Path(sys.executable).parent / "kubectl"
+CERTIFICATES = "/etc/kueue/metrics/certs"  # compiled in
 CONTROLLERS = ("job-controller", "garbage-collector-controller")
 _OBJECTS = {"CustomResourceDefinition", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"}
 
@@ -34,6 +35,8 @@ def missing() -> str:
     """Why there is no Kueue here, in one line; empty when there is one."""
     if not FOLDER:
         return "GPUSLICE_E2E_KUEUE is not set: it names a folder with Kueue's manager and manifests.yaml"
+    if os.geteuid() != 0:
+        return "Kueue's certificates are mounted where it looks for them, which needs root"
     absent = [name for name in ("manager", "manifests.yaml") if not (Path(FOLDER) / name).exists()]
     return f"GPUSLICE_E2E_KUEUE={FOLDER} has no {', '.join(absent)}" if absent else ""
 
@@ -82,9 +85,12 @@ def kueue(plane: ControlPlane, settings: Mapping[str, Any]) -> Iterator[Kubectl]
     kubectl = Kubectl(plane)
     objects = [_reachable(each, port, certificates.bundle) for each in documents if each["kind"] in _OBJECTS]
     kubectl("apply", "--server-side", "-f", "-", given=yaml.safe_dump_all(objects))
+    kubectl("wait", "--for=condition=established", "--all", "crd", "--timeout=60s")
     kubectl("create", "namespace", "kueue-system")
     program = str(Path(FOLDER) / "manager")
-    command = ["env", f"KUBECONFIG={plane.kubeconfig}", program, f"--config={file}"]
+    there = f"mkdir -p {CERTIFICATES} && mount --bind {plane.folder} {CERTIFICATES}"  # seen by it alone
+    command = ["env", f"KUBECONFIG={plane.kubeconfig}", "unshare", "--mount", "sh", "-c"]
+    command.append(f"{there} && exec {program} --config={file}")
     with control_plane.process("kueue", plane.folder, command) as started:
         kind = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "ResourceFlavor"}
         probe = json.dumps({**kind, "metadata": {"name": "probe"}})
@@ -151,6 +157,6 @@ def play(kubectl: Kubectl, file: Path, queue: str, resource: str, gib: tuple[str
     until(lambda: charged(kubectl, queue, resource) == gib[1], f"the queue is charged {gib[1]}")
     until(lambda: f"insufficient unused quota for {resource}" in why_waiting(kubectl, "third"), "it says why")
     assert (suspended(kubectl, "second"), suspended(kubectl, "third")) == (False, True)
-    kubectl("delete", "job", first, "--cascade=foreground")
+    kubectl("delete", "job", first, "--cascade=foreground", "--wait=false")  # no kubelet ends its pods
     until(lambda: not suspended(kubectl, "third"), "the next gets its room")
     until(lambda: bound(kubectl, "third") == 4, "and its pods cards")
