@@ -158,7 +158,7 @@ static bool is_worth_waiting(const struct gs_accounts *accounts, uint32_t card, 
 
 static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
 {
-    uint64_t began = gs_monotonic_ns(), until = began + GS_CONTENDED_NS;
+    uint64_t until = gs_monotonic_ns() + GS_CONTENDED_NS;
     for (uint32_t round = 0; round == 0 || gs_monotonic_ns() < until; round++) {
         struct gs_attachment *at = gs_attach_with_slot(accounts);
         switch (at ? try_reserve(accounts, at, card, bytes, limit, 64) : FULL) {
@@ -169,8 +169,8 @@ static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, 
                 break;
             if (!is_worth_waiting(accounts, card, bytes, limit))
                 return false;
-            until = began + GS_GONE_AFTER_NS + GS_CONTENDED_NS;
             gs_sleep_ns(LEAVING_NAP_NS);
+            until = gs_monotonic_ns() + GS_CONTENDED_NS; /* from when we are awake again, on a busy host */
             break;
         case CONTENDED:
             step_back(accounts, round);

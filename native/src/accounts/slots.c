@@ -11,6 +11,9 @@
 #define RING 64
 #define FIRST_LOCKED_BYTE (INT64_C(1) << 40) /* of slot 0, behind all that is in the file */
 
+/* Between the last breath of a process that nobody here can see and the driver's having taken back what it held. */
+#define GONE_AFTER_NS UINT64_C(1000000000)
+
 static void *held_byte; /* this process's */
 
 void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
@@ -71,7 +74,7 @@ static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *
     }
     if (!since)
         atomic_store(&slot->unlocked_ns, now);
-    return since && now - since > GS_GONE_AFTER_NS;
+    return since && now - since > GONE_AFTER_NS;
 }
 
 /* Whether the slot's owner is known to be gone. One that is just being claimed in another namespace may look as if nobody
@@ -159,7 +162,7 @@ uint64_t gs_slots_leaving(struct gpuslice_region *region, uint32_t card)
     uint64_t bytes = 0, now = gs_coarse_ns();
     for (uint64_t i = 0, high = gs_slots_high(region, NULL); i < high; i++) {
         const struct gpuslice_slot *slot = &region->slots[i];
-        bool leaving = gs_load(&slot->owner) && now - gs_load(&slot->unlocked_ns) <= GS_GONE_AFTER_NS;
+        bool leaving = gs_load(&slot->owner) && now - gs_load(&slot->unlocked_ns) <= GONE_AFTER_NS;
         bytes += leaving ? gs_bounded(&slot->usage[card].used_bytes) : 0;
     }
     return bytes;

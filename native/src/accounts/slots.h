@@ -9,9 +9,6 @@
 /* A counter above this was not written by us: no card has it, and sums stay clear of overflow. */
 #define GS_MOST_BYTES (UINT64_C(1) << 50)
 
-/* Between the last breath of a process that nobody here can see and the driver's having taken back what it held. */
-#define GS_GONE_AFTER_NS UINT64_C(1000000000)
-
 static inline uint64_t gs_load(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_seq_cst); }
 
 static inline uint64_t gs_bounded(const _Atomic uint64_t *word)
