@@ -40,7 +40,7 @@ def find(name: str) -> Path:
     """The program `name`, from PATH or ``.tools``; skips the calling test where there is none."""
     found = shutil.which(name, path=os.pathsep.join([str(TOOLS), os.environ.get("PATH", "")]))
     if found is None:
-        pytest.skip(f"{name} is not on this machine: run `make tools`")
+        pytest.skip(f"{name} is not on this machine: run `make tools`", allow_module_level=True)
     return Path(found)
 
 
