@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from hypothesis import settings
 settings.register_profile("same", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=400)
 settings.load_profile("search" if os.environ.get("GPUSLICE_SEARCH") else "same")
+
+# What a shell runs in the background ignores Ctrl-C, and so would all that a test starts and stops by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
     "test_sim_driver_gpu_cases",
