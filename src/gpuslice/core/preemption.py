@@ -75,7 +75,7 @@ def eviction(
     if _barred(allocations, request):
         return None
     cards = _cards(allocations, priority, _leaves, taken)
-    return _cheapest(allocations.name, cards, _Rules(request, _importance, budgets))
+    return _cheapest(allocations.name, cards, _Rules(request, importance, budgets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +281,6 @@ def _protected(important: Iterable[Allocation], budgets: Sequence[Budget]) -> fr
     return frozenset(protected)
 
 
-def _importance(allocation: Allocation) -> tuple[object, ...]:
+def importance(allocation: Allocation) -> tuple[object, ...]:
     """Higher priorities first, then who has run longest; the cards were given when the pod started."""
     return (-allocation.pod.priority, allocation.pod.assume_time_ns, allocation.pod.uid)

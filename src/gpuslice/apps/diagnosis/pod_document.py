@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuslice.adapters.kube import objects
 from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, event_time, holds
 from gpuslice.apps.diagnosis.usage import ContainerUsage
@@ -35,6 +34,16 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
         )
         for each in (explained.explanation.classes if explained.explanation else ())
     ]
+    events = [
+        _known(
+            time=event_time(each) or None,
+            type=each.type,
+            reason=each.reason,
+            message=each.message,
+            count=each.count or None,
+        )
+        for each in explained.events
+    ]
     return _known(
         namespace=pod.namespace,
         name=pod.name,
@@ -54,7 +63,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
         tiers={name: tier.word for name, tier in explained.tiers.items()} or None,
         decision=_decision_document(explained.decision),
         hints=list(explained.hints),
-        events=[_event_document(each) for each in explained.events],
+        events=events,
     )
 
 
@@ -82,16 +91,6 @@ def _decision_document(each: Decision | None) -> dict[str, Any] | None:
         replica=each.replica,
         seconds=each.seconds,
         error=each.error or None,
-    )
-
-
-def _event_document(each: objects.Event) -> dict[str, Any]:
-    return _known(
-        time=event_time(each) or None,
-        type=each.type,
-        reason=each.reason,
-        message=each.message,
-        count=each.count or None,
     )
 
 

@@ -106,7 +106,11 @@ class StrandedPods:
             return
         now_s = self._clock()
         if 0 < self._waker.kubernetes < ASKS_AGAIN and now_s < self._unanswered_until_s:
-            self._note_unanswered(now_s)
+            for uid, pod in self._ledger.pods.items():
+                if len(self._refused) >= REMEMBERED:
+                    break
+                if not pod.node and pod.request is not None and uid not in self._refused:
+                    self._refused[uid] = _Refused(np.empty(0, np.int32), NEVER_ASKED, now_s)
         stranded = self._stranded() if self._refused else []
         if not stranded:
             if now_s >= self._quiet_until_s + self._pause_s:
@@ -116,14 +120,6 @@ class StrandedPods:
             self._waker.free_again(*stranded)
             self._quiet_until_s = now_s + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
-
-    def _note_unanswered(self, now_s: float) -> None:
-        nowhere = np.empty(0, np.int32)
-        for uid, pod in self._ledger.pods.items():
-            if len(self._refused) >= REMEMBERED:
-                break
-            if not pod.node and pod.request is not None and uid not in self._refused:
-                self._refused[uid] = _Refused(nowhere, NEVER_ASKED, now_s)
 
     def _stranded(self) -> list[Placement]:
         """Where the first of them would go, as many as it takes to have all of them tried."""

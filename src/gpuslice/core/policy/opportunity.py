@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import Scarce, host_value, scarce
@@ -280,10 +279,6 @@ class Pricing:
         amounts[0] -= shape.cpu_milli
         amounts[1] -= shape.memory_mib
         for band, values in enumerate(self.worth.values):
-            amounts[VALUES + band] -= _of_nodes(nodes.worth[band].take(cards) - values.take(place))
+            lost = nodes.worth[band].take(cards) - values.take(place)
+            amounts[VALUES + band] -= lost if lost.ndim == 1 else lost.sum(axis=1)  # of several cards
         return States(nodes.states.rows, amounts)
-
-
-def _of_nodes(amounts: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Summed up for each node, where it gives several cards."""
-    return amounts if amounts.ndim == 1 else amounts.sum(axis=1)

@@ -260,7 +260,8 @@ class Nominator:
                 self._queue.drop(uid)
                 continue
             feasible = self._feasible[terms]
-            placement = self._placer.choose_node(pod, feasible.rows, self._least_room)
+            least_room = max(self._limits.room, self._limits.spare * self._ledger.plans)
+            placement = self._placer.choose_node(pod, feasible.rows, least_room)
             if placement is None or self._ledger.plan(pod, placement) is not None:
                 return None  # kube-scheduler searches for this one, and then the next is looked at
             self._queue.nominate(uid)
@@ -276,10 +277,6 @@ class Nominator:
             return True
         first = self._next() if self._search and self._leadership.may_bind else None
         return first is not None and self._feasible[first[1]].searched >= self._search
-
-    @property
-    def _least_room(self) -> int:
-        return max(self._limits.room, self._limits.spare * self._ledger.plans)
 
     def _next(self) -> tuple[str, Terms] | None:
         """The very next pod of those for which it is known where they may go."""

@@ -40,7 +40,7 @@ from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.preemption.reserver import loop_time
 from gpuslice.core.model import Pod, Request
-from gpuslice.core.preemption import Cost, Eviction, cost, victims
+from gpuslice.core.preemption import Cost, Eviction, cost, importance, victims
 
 _log = logging.getLogger(__name__)
 
@@ -208,6 +208,5 @@ class BatchPreemptor:
             roomy = allocations.node.host.holds(self._ledger.host_used(name), [answer.request.host], hosts)
             found = victims(allocations, answer.request, pod.priority, uids)
             if roomy and found is not None and found.uids == uids:
-                leaving.sort(key=lambda each: (-each.pod.priority, each.pod.assume_time_ns, each.pod.uid))
-                return Eviction(name, found.cards, tuple(leaving))
+                return Eviction(name, found.cards, tuple(sorted(leaving, key=importance)))
         return None
