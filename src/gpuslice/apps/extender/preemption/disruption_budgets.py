@@ -59,11 +59,7 @@ BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", P
 
 async def protects_any(client: KubeClient, namespaces: Collection[str]) -> bool:
     """Whether some budget may count for pods of these namespaces. Raises `KubeError`."""
-    try:
-        found = (await client.list(BUDGETS)).items or ()
-    except NotFoundError:  # a cluster without the policy API
-        return False
-    return any(budget.metadata.namespace in namespaces for budget in found)
+    return bool(await _listed(client, namespaces))
 
 
 async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[Budget]:
@@ -72,15 +68,19 @@ async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[
     kube-scheduler takes an empty selector for one that matches nothing; by policy/v1 it matches every pod,
     which protects more and is what is meant.
     """
-    try:
-        found = (await client.list(BUDGETS)).items or ()
-    except NotFoundError:  # a cluster without the policy API
-        return []
     budgets = []
-    for budget in found:
-        if budget.metadata.namespace in namespaces and budget.spec.selector is not None:
+    for budget in await _listed(client, namespaces):
+        if budget.spec.selector is not None:
             selector, on_their_way = str(budget.spec.selector), budget.status.disrupted_pods or {}
             pods = await client.list(SLIM_PODS, budget.metadata.namespace, labels=selector)
             uids = (pod.metadata.uid for pod in pods.items or () if pod.metadata.name not in on_their_way)
             budgets.append(Budget(budget.status.disruptions_allowed, frozenset(uids)))
     return budgets
+
+
+async def _listed(client: KubeClient, namespaces: Collection[str]) -> list[PodDisruptionBudget]:
+    try:
+        found = (await client.list(BUDGETS)).items or ()
+    except NotFoundError:  # a cluster without the policy API
+        return []
+    return [budget for budget in found if budget.metadata.namespace in namespaces]
