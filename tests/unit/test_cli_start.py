@@ -107,6 +107,19 @@ def test_a_command_that_is_not_installed_says_so() -> None:
         load(Entry("walk", "", "", "", source="buy shoes"))
 
 
+@pytest.mark.parametrize("words", [[], ["inspect"], ["top", "node"]])
+def test_help_is_a_command_too(words: list[str]) -> None:
+    told = CliRunner().invoke(command, ["help", *words])
+    assert (told.exit_code, told.output) == (0, CliRunner().invoke(command, [*words, "--help"]).output)
+
+
+def test_it_starts_as_a_module_where_no_program_is_on_the_path() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "gpuslice", "version"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == f"gpuslice {__version__}\n"
+
+
 def test_an_unknown_command_names_the_nearest() -> None:
     told = CliRunner().invoke(command, ["inspct"])
     assert told.exit_code == 2
