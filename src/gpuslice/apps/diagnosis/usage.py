@@ -21,6 +21,7 @@ from gpuslice.adapters.web.scrape import Page, Sample, ScrapeError, fetch, parse
 EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
 AT_ONCE = 8
+MOST_PROBLEMS = 5  # that are shown to people
 PAGE_TIMEOUT_S = 5.0
 """An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
 
@@ -68,6 +69,14 @@ class ClusterUsage:
     cards: Sequence[CardUsage]
     containers: Sequence[ContainerUsage]
     problems: tuple[str, ...] = ()
+
+    @property
+    def problem_lines(self) -> tuple[str, ...]:
+        """For people: a thousand exporters that are away are no thousand lines."""
+        more = len(self.problems) - MOST_PROBLEMS
+        if more < 2:
+            return self.problems
+        return (*self.problems[:MOST_PROBLEMS], f"… and {more} more; -o json has all of them")
 
 
 class Source(Protocol):
