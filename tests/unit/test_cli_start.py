@@ -138,8 +138,9 @@ def test_completing_imports_nothing_of_what_it_would_run(words: str) -> None:
     assert "gpuslice.apps.cli.inspect" not in modules
 
 
-def test_a_shell_is_offered_the_commands_with_their_help() -> None:
-    offered = ShellComplete(command, {}, "gpuslice", "_GPUSLICE_COMPLETE").get_completions([], "ex")
+@pytest.mark.parametrize("before", [[], ["help"], ["inspct"]])
+def test_a_shell_is_offered_the_commands_with_their_help(before: list[str]) -> None:
+    offered = ShellComplete(command, {}, "gpuslice", "_GPUSLICE_COMPLETE").get_completions(before, "ex")
     assert [item.value for item in offered] == ["explain", "extender", "exporter"]
     assert all(item.help for item in offered)
 

@@ -109,6 +109,8 @@ class LazyGroup(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the nearest commands when there is none of that name."""
+        if context.resilient_parsing and args[0] not in self.list_commands(context):
+            return None, None, []  # for Tab, which goes on with the commands
         if args == ["help"]:  # as kubectl and helm have it
             click.echo(context.get_help())
             context.exit()
