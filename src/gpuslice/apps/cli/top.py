@@ -84,6 +84,9 @@ def command(
         return
     found = source.read()
     nothing = bool(found.problems) and not found.cards
+    found = found.of_namespace(flags.namespace)  # as the live view has it
+    if output == "table" and flags.namespace and not (found.containers or nothing):
+        complain(f"No container of namespace {flags.namespace} is measured.")
     if output != "table":
         print_document(usage.documents(found), output)
     elif nothing:

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -69,6 +69,15 @@ class ClusterUsage:
     cards: Sequence[CardUsage]
     containers: Sequence[ContainerUsage]
     problems: tuple[str, ...] = ()
+
+    def of_namespace(self, namespace: str) -> ClusterUsage:
+        """Its containers, and the cards that they are on; of all for ""."""
+        if not namespace:
+            return self
+        containers = [each for each in self.containers if each.namespace == namespace]
+        where = {(each.node, each.gpu) for each in containers}
+        cards = [card for card in self.cards if (card.node, card.gpu) in where]
+        return replace(self, cards=cards, containers=containers)
 
     @property
     def problem_lines(self) -> tuple[str, ...]:
