@@ -185,10 +185,13 @@ SYSTEMS = {
             by_hand=(
                 (
                     "kube-scheduler",
-                    "the Job gpushare-installer has changed its manifest; restore the backup "
+                    "where the Job gpushare-installer has changed its manifest: restore the backup "
                     "kube-scheduler.ori.yaml, or install with `--set scheduler.enabled=false`",
                 ),
-                ("nodes", "cGPU's kernel module stays loaded until a reboot, and limits nothing of ours"),
+                (
+                    "nodes",
+                    "cGPU's kernel module, where loaded, stays until a reboot, and limits nothing of ours",
+                ),
             ),
         ),
         System(
