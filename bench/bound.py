@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--trace", required=True)
     parser.add_argument("--data", default=os.environ.get(DATA_VARIABLE, DEFAULT_DATA))
     parser.add_argument("--seeds", default="42-44")
-    parser.add_argument("--accepted", default="0,90", help="% of the demand, with commas between")
+    parser.add_argument("--accepted", default="0,90", help="%% of the demand, with commas between")
     options = parser.parse_args()
     pods = find_pods(options.trace, Path(options.data))
     trace, nodes = load_pods(pods), load_nodes(find_nodes(pods, None, Path(options.data)))

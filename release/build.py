@@ -275,7 +275,7 @@ class Step:
 
 
 def _no_shiv(release: Release) -> str:
-    return "" if find_spec("shiv") else "the package shiv is not installed (pip install --group release)"
+    return "" if find_spec("shiv") else "the package shiv is not installed (.venv/bin/pip install shiv)"
 
 
 STEPS = (

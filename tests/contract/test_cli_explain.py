@@ -310,8 +310,12 @@ async def test_a_deployment_is_told_pod_by_pod_and_what_waits_at_length(shell: S
     assert lines[4].startswith("serve-b  Pending  -     -     16     It will never fit here")
     assert "Pod default/serve-b is Pending." in told.out
     assert "other" not in told.out
-    document = json.loads((await shell("gpuslice", "explain", "deployments/serve", "-o", "json")).out)
-    assert [each["name"] for each in document["pods"]] == ["serve-a", "serve-b"]
+    for written in (
+        "deployments/serve",
+        "deployment.apps/serve",
+    ):  # the latter as `kubectl get -o name` prints it
+        document = json.loads((await shell("gpuslice", "explain", written, "-o", "json")).out)
+        assert [each["name"] for each in document["pods"]] == ["serve-a", "serve-b"]
 
 
 async def test_a_deployment_without_pods_tells_why_it_has_none(shell: Shell) -> None:

@@ -188,7 +188,7 @@ async def test_from_hami_and_back(cluster: Cluster) -> None:
 
 async def test_one_node_and_one_namespace_can_be_meant(cluster: Cluster) -> None:
     await hami(cluster)
-    told = await cluster.migrate("hami", "--node", "gpu-2", "-n", "elsewhere")
+    told = await cluster.migrate("hami", "--node", "gpu-2", "-n", "kube-system")
     assert told["changes"] == []
     assert wheres(told["waits"]) == ["node gpu-2"]
 

@@ -52,6 +52,10 @@ async def test_it_shows_who_uses_what(tmp_path: Path) -> None:
         assert "3.1G/4.2G" in text
         assert "74%" in text
         assert "Tesla V100-SXM2-16GB" in text
+        assert "app-0" in await top(host, "-n", "default")
+        elsewhere = json.loads(await top(host, "-n", "elsewhere", "-o", "json"))  # as the live view
+        assert (elsewhere["containers"], elsewhere["cards"]) == ([], [])
+        assert "No container of namespace elsewhere" in await top(host, "-n", "elsewhere")
 
 
 async def test_without_an_exporter_it_says_so(tmp_path: Path) -> None:

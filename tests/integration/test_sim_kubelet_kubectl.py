@@ -135,6 +135,8 @@ async def test_exec_carries_streams_and_the_exit_status(node: Node) -> None:
     await node.create(make_pod("one"))
     await node.wait_pod("one", lambda it: state_of(it) == "running")
     assert await kubectl(node, "exec", "-i", "one", "--", "cat", stdin=b"through\n") == (0, "through\n")
+    odd = "a & b=1 + %41\nc"  # what means something in an address
+    assert await kubectl(node, "exec", "one", "--", "printf", "%s", odd) == (0, odd)
     code, text = await kubectl(node, "exec", "one", "--", "sh", "-c", "echo out; exit 5")
     assert (code, text) == (5, "out\ncommand terminated with exit code 5\n")
     code, text = await kubectl(node, "exec", "one", "--", "no-such-program")

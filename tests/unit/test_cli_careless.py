@@ -288,3 +288,20 @@ def test_a_log_level_that_is_not_known_is_said_and_does_not_stop_the_start() -> 
 def test_the_demo_says_which_folder_cannot_be_made() -> None:
     told = gpuslice("demo", "--story", "cgpu", "--dir", "/dev/null")
     assert_said(told, 1, "/dev/null/cgpu cannot be made: Not a directory")
+
+
+def test_many_exporters_that_are_away_are_no_wall_of_lines() -> None:
+    away = [word for _ in range(9) for word in ("--exporter", "http://127.0.0.1:1/metrics")]
+    told = gpuslice("top", "--once", *away)
+    lines = told.stderr.splitlines()
+    assert (told.returncode, len(lines)) == (1, 6), told.stderr
+    assert lines[-1] == "Error: … and 4 more; -o json has all of them"
+    assert len(json.loads(gpuslice("top", "-o", "json", *away).stdout)["problems"]) == 9
+
+
+def test_a_proxy_that_is_away_is_named_and_its_password_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_text(KUBECONFIG.format(server="https://api.example.com", token="t"))
+    told = gpuslice("--kubeconfig", str(path), "inspect", HTTPS_PROXY="http://me:secret@127.0.0.1:1")
+    assert_said(told, 1, "https://api.example.com, through the proxy 127.0.0.1:1: Connection refused")
+    assert "secret" not in told.stderr

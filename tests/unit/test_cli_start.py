@@ -107,6 +107,19 @@ def test_a_command_that_is_not_installed_says_so() -> None:
         load(Entry("walk", "", "", "", source="buy shoes"))
 
 
+@pytest.mark.parametrize("words", [[], ["inspect"], ["top", "node"]])
+def test_help_is_a_command_too(words: list[str]) -> None:
+    told = CliRunner().invoke(command, ["help", *words])
+    assert (told.exit_code, told.output) == (0, CliRunner().invoke(command, [*words, "--help"]).output)
+
+
+def test_it_starts_as_a_module_where_no_program_is_on_the_path() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "gpuslice", "version"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == f"gpuslice {__version__}\n"
+
+
 def test_an_unknown_command_names_the_nearest() -> None:
     told = CliRunner().invoke(command, ["inspct"])
     assert told.exit_code == 2
@@ -125,8 +138,9 @@ def test_completing_imports_nothing_of_what_it_would_run(words: str) -> None:
     assert "gpuslice.apps.cli.inspect" not in modules
 
 
-def test_a_shell_is_offered_the_commands_with_their_help() -> None:
-    offered = ShellComplete(command, {}, "gpuslice", "_GPUSLICE_COMPLETE").get_completions([], "ex")
+@pytest.mark.parametrize("before", [[], ["help"], ["inspct"]])
+def test_a_shell_is_offered_the_commands_with_their_help(before: list[str]) -> None:
+    offered = ShellComplete(command, {}, "gpuslice", "_GPUSLICE_COMPLETE").get_completions(before, "ex")
     assert [item.value for item in offered] == ["explain", "extender", "exporter"]
     assert all(item.help for item in offered)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,3 +95,10 @@ def test_cards_are_valued_by_their_size() -> None:
     small, large = layout.classes
     assert values[small.start + small.parts] == pytest.approx(0.5)
     assert values[large.start + large.parts] == pytest.approx(1.5)
+
+
+def test_nothing_is_printed_into_what_a_program_reads() -> None:
+    """By the solver, which writes to the process's standard output itself."""
+    code = "from gpuslice.core.policy.cutting_stock import CuttingStock; CuttingStock(15).prices({4: 1.0})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")

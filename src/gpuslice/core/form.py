@@ -103,7 +103,8 @@ def difference(before: PodForm, after: PodForm) -> list[Operation]:
     if before.runtime_class != after.runtime_class:
         operations.append(Operation("add", "/spec/runtimeClassName", after.runtime_class))
     if before.affinity != after.affinity:
-        operations.append(Operation("add", "/spec/affinity", dict(after.affinity)))
+        op = "add" if after.affinity else "remove"
+        operations.append(Operation(op, "/spec/affinity", dict(after.affinity)))
     if before.gates != after.gates:
         operations.append(Operation("add", "/spec/schedulingGates", [dict(each) for each in after.gates]))
     if before.claims != after.claims:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io", "SPDY/3.1+portforward.k8s.io")
 _MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -15,7 +16,7 @@ _MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
 async def proxy_stream(session: aiohttp.ClientSession, incoming: web.Request, url: str) -> web.StreamResponse:
     """The kubelet's answer, chunk by chunk."""
     try:
-        async with session.get(f"{url}?{incoming.query_string}") as answer:
+        async with session.get(_with_query(url, incoming)) as answer:
             outgoing = web.StreamResponse(status=answer.status)
             outgoing.content_type = answer.content_type
             outgoing.enable_chunked_encoding()
@@ -25,6 +26,11 @@ async def proxy_stream(session: aiohttp.ClientSession, incoming: web.Request, ur
             return outgoing
     except aiohttp.ClientConnectionError as error:
         return _unreachable(url, error)
+
+
+def _with_query(url: str, incoming: web.Request) -> URL:
+    """As it came: decoded, an & of a command would end it."""
+    return URL(f"{url}?{incoming.rel_url.raw_query_string}", encoded=True)
 
 
 def _unreachable(url: str, error: Exception) -> web.Response:
@@ -51,7 +57,7 @@ async def proxy_websocket(
         return web.Response(status=400, text=text)
     try:
         kubelet = await session.ws_connect(
-            f"{url}?{incoming.query_string}", protocols=protocols, max_msg_size=_MESSAGE_LIMIT_BYTES
+            _with_query(url, incoming), protocols=protocols, max_msg_size=_MESSAGE_LIMIT_BYTES
         )
     except (aiohttp.ClientConnectionError, aiohttp.WSServerHandshakeError) as error:
         return _unreachable(url, error)

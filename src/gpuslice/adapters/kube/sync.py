@@ -80,7 +80,9 @@ class SyncTransport:
             refused = isinstance(error, (ConnectionRefusedError, socket.gaierror, ssl.SSLError))
             self.close()
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            message = f"{request}: {self._connection.server}: {words}"
+            proxy = urlsplit(self._connection.proxy_url).netloc.rpartition("@")[2]
+            place = self._connection.server + (f", through the proxy {proxy}" if proxy else "")
+            message = f"{request}: {place}: {words}"
             raise UnavailableError(message, outcome_unknown=not refused) from error
 
     def _exchange(self, request: ApiRequest, secret: Secret) -> ApiResponse:

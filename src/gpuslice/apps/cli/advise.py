@@ -79,10 +79,10 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
         usage = ClusterUsage((), tuple(Prometheus(prometheus).containers(days=days)))
     else:
         usage = ClusterSource(connection).read()
-    containers = [each for each in usage.containers if flags.namespace in ("", each.namespace)]
+    containers = usage.of_namespace(flags.namespace).containers
     peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], containers)
     found = advise(ledger, peaks, claims)
-    for problem in usage.problems:
+    for problem in usage.problem_lines:
         complain(f"Warning: {problem}")
     if output == "table":
         click.echo(text(found), nl=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.adapters.kube.resources import NODES, PODS, RESOURCE_CLAIMS
+from gpuslice.adapters.kube.resources import NAMESPACES, NODES, PODS, RESOURCE_CLAIMS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import held_by_claims, pod_view
 from gpuslice.apps.cli.flags import Flags
@@ -25,7 +25,15 @@ _ACTIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class NoSuchNodeError(GpusliceError):
-    """There is no node of that name."""
+    """There is no node of that name; the message names the nearest."""
+
+    def __init__(self, name: str, names: Sequence[str]) -> None:
+        hint = nearest(name, names)
+        super().__init__(f'nodes "{name}" not found' + (f"; {hint}" if hint else ""))
+
+
+class NoSuchNamespaceError(GpusliceError):
+    """There is no namespace of that name; the message names the nearest."""
 
 
 def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
@@ -49,8 +57,7 @@ def read_report(client: SyncClient, node: str = "") -> Report:
     try:
         nodes = [client.get(NODES, node)] if node else client.list(NODES)
     except NotFoundError as error:
-        hint = nearest(node, node_names(client))
-        raise NoSuchNodeError(f'nodes "{node}" not found' + (f"; {hint}" if hint else "")) from error
+        raise NoSuchNodeError(node, node_names(client)) from error
     fields = f"{_ACTIVE},spec.nodeName={node}" if node else f"{_ACTIVE},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
     cards = {each.metadata.name: _cards_of_claims(each) for each in nodes}
@@ -64,6 +71,17 @@ def read_report(client: SyncClient, node: str = "") -> Report:
 
 def _cards_of_claims(node: Node) -> tuple[Card, ...]:
     return cards_of_claims(node.metadata.labels or {}, node.metadata.annotations or {})
+
+
+def check_namespace(client: SyncClient, namespace: str) -> None:
+    """Raises `NoSuchNamespaceError`, where we may list namespaces: only who may can tell."""
+    try:
+        names = [each["metadata"]["name"] for each in client.list(NAMESPACES)]
+    except KubeError:
+        return
+    if namespace not in names:
+        hint = nearest(namespace, names) or "kubectl get namespaces lists them"
+        raise NoSuchNamespaceError(f'there is no namespace "{namespace}"; {hint}')
 
 
 def node_names(client: SyncClient) -> list[str]:

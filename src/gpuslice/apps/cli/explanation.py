@@ -14,14 +14,13 @@ from gpuslice.adapters.kube.resources import (
     CONFIG_MAPS,
     DICT,
     EVENTS,
-    NAMESPACES,
     NODES,
     PODS,
     Resource,
 )
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
-from gpuslice.apps.cli.cluster import connection_of
+from gpuslice.apps.cli.cluster import check_namespace, connection_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
@@ -74,6 +73,7 @@ class Explanations:
 def read(flags: Flags, name: str | None) -> Explanations:
     """Ask the cluster about POD, NAMESPACE/POD or KIND/NAME; None is the namespace. Raises NoSuchPodError."""
     kind, _, bare = ("namespace", "", "") if name is None else name.rpartition("/")
+    kind = kind.partition(".")[0]  # as `kubectl get -o name` prints it: deployment.apps/NAME
     kind = SHORT.get(kind, kind).removesuffix("s")
     if name is not None and not (_NAME.fullmatch(bare) and (not kind or _NAME.fullmatch(kind))):
         raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
@@ -123,13 +123,7 @@ def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
     ]
     problems = () if explanations else (f"no pod of namespace {namespace} asks for a part of a card",)
     if not listed:
-        try:
-            names = [each["metadata"]["name"] for each in client.list(NAMESPACES)]
-        except KubeError:  # only who may list them can tell
-            names = [namespace]
-        if namespace not in names:
-            hint = nearest(namespace, names) or "kubectl get namespaces lists them"
-            raise NoSuchPodError(f'there is no namespace "{namespace}"; {hint}')
+        check_namespace(client, namespace)
     return Explanations(f"namespace {namespace}", tuple(explanations), single=False, problems=problems)
 
 

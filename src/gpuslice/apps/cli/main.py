@@ -109,6 +109,13 @@ class LazyGroup(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the nearest commands when there is none of that name."""
+        if context.resilient_parsing and args[0] not in self.list_commands(context):
+            return None, None, []  # for Tab, which goes on with the commands
+        if args == ["help"]:  # as kubectl and helm have it
+            click.echo(context.get_help())
+            context.exit()
+        if args[0] == "help":
+            args = [*args[1:], "--help"]
         name = args[0]
         if not name.startswith("-") and name not in self.list_commands(context):
             raise click.exceptions.NoSuchCommand(name, possibilities=self.list_commands(context), ctx=context)
@@ -217,7 +224,10 @@ def _not_installed(error: ModuleNotFoundError) -> str:
     package = (error.name or "").partition(".")[0]
     if package not in OF_DAEMONS:
         raise error
-    return f"this needs the package {package}, which comes with: pip install 'gpuslice[daemons]'"
+    return (
+        f"this needs the package {package}, which comes with the extra `daemons`: "
+        "pip install '.[daemons]' in a checkout, 'FILE.whl[daemons]' of a release"
+    )
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

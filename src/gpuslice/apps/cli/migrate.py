@@ -33,12 +33,17 @@ FAILED = 3  # some changes could not be made; each is told with why
 )
 @click.option(
     "--card-units",
+    type=click.IntRange(min=0),
     default=0,
     metavar="N",
     help="Units of every card, for parts of cards; else as nodes tell.",
 )
 @click.option(
-    "--slice-units", default=0, metavar="N", help="Units of one time slice; else a card's by its replicas."
+    "--slice-units",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Units of one time slice; else a card's by its replicas.",
 )
 @output_flag
 @cluster_flags
@@ -108,7 +113,8 @@ def command(
 
 def _from(client: SyncClient, flags: Flags, system: str, asked: dict[str, Any], *, back: bool) -> Plan:
     """What is to be done to come from another system, or to go back to it."""
-    from gpuslice.apps.cli.migration import Reader, plan, plan_back
+    from gpuslice.apps.cli.migration import Reader, plan
+    from gpuslice.apps.cli.migration_back import plan_back
     from gpuslice.apps.cli.migration_systems import SYSTEMS, sizes_of
 
     reader, known = Reader(client, flags.namespace, asked["nodes"]), SYSTEMS[system]

@@ -8,7 +8,6 @@ written by the same PATCH; what is deleted is kept in a ConfigMap before. So one
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.resources import DICT, NODES, PODS, Resource
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.wire.review import pod_form
+from gpuslice.apps.cli.cluster import NoSuchNodeError, check_namespace
 from gpuslice.apps.cli.migration_systems import (
     DAEMON_SETS,
     DEPLOYMENTS,
@@ -25,19 +25,17 @@ from gpuslice.apps.cli.migration_systems import (
     Object,
     Sizes,
     System,
-    limits_of,
     lost_on,
 )
-from gpuslice.apps.cli.migration_writes import Change, key_of, place_of, recorded
+from gpuslice.apps.cli.migration_writes import Change, Step, WayBack, key_of, place_of, way_back_of
 from gpuslice.core.admission import in_names
 from gpuslice.core.contract import (
-    AMOUNT_NAMES,
     ANN_MIGRATION,
     SYSTEM_NAMESPACE,
     ResourceNames,
     of_our_chart,
 )
-from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.form import Operation, PodForm, difference, escaped
 from gpuslice.core.views import names_offered
 from gpuslice.core.words import counted
@@ -78,12 +76,20 @@ class Plan:
 
 
 class Reader:
-    """The cluster as it is, each list asked for once."""
+    """The cluster as it is, each list asked for once.
+
+    Raises `NoSuchNodeError` and `NoSuchNamespaceError` for what is meant and not there.
+    """
 
     def __init__(self, client: SyncClient, namespace: str = "", only_nodes: Sequence[str] = ()) -> None:
         self.client = client
         self._namespace = namespace
         nodes = client.list(NODES.as_dict())
+        names = [each["metadata"]["name"] for each in nodes]
+        if unknown := [name for name in only_nodes if name not in names]:
+            raise NoSuchNodeError(unknown[0], names)
+        if namespace:
+            check_namespace(client, namespace)
         self.nodes = [each for each in nodes if not only_nodes or each["metadata"]["name"] in only_nodes]
         self.all_nodes = nodes
         self.pods = client.list(PODS.as_dict(), fields="status.phase!=Succeeded,status.phase!=Failed")
@@ -165,35 +171,46 @@ def _their_objects(system: System, cluster: Reader) -> Plan:
 
 def _their_nodes(system: System, cluster: Reader, node_label: str) -> Plan:
     """Labels, node by node: only while no pod holds a card there, and only once somebody serves them then."""
-    changes, waits, lost = [], [], []
+    changes, waits, by_hand, lost = [], [], [], []
     if not (installed := cluster.installed):
         first = ", once the objects above are gone" if system.replaces_ours else ""
         waits.append(Note("nodes", f"gpuslice is not installed: helm install it{first}, then come again"))
     for node in cluster.nodes:
         if line := lost_on(system, node):
             lost.append(Note(f"node {node['metadata']['name']}", line))
-        change = _node_change(system, node, node_label)
-        if change is None or not installed:
+        try:
+            change = _node_change(system, node, node_label)
+        except ContractError as error:
+            by_hand.append(Note(f"node {node['metadata']['name']}", str(error)))
             continue
-        holders = _holders(cluster.pods, node, system.holds)
-        if holders and not _one_gpushare_card(system, node):
-            waits.append(Note(change.where, _drain(node, holders)))
+        if installed and change is not None:
+            wait = drain(system, node, cluster.pods, system.holds)
+            changes += [change] if wait is None else []
+        elif not installed and change is None and system.is_node(node):
+            # its labels are ours already: our agent comes as soon as it is installed
+            wait = drain(system, node, cluster.pods, system.holds)
         else:
-            changes.append(change)
-    return Plan(tuple(changes), tuple(waits), lost=tuple(lost))
+            continue
+        waits += [wait] if wait is not None else []
+    return Plan(tuple(changes), tuple(waits), tuple(by_hand), tuple(lost))
 
 
 def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
     """Whatever makes pods, and pods that nobody made: in our names."""
     changes, by_hand, lost = [], [], []
     for resource, thing in cluster.workloads():
-        for each in _workload(system, resource, thing, sizes, cluster.names):
+        where = f"{resource.kind} {key_of(thing)}"
+        try:
+            found = _workload(system, resource, thing, sizes, cluster.names)
+        except ContractError as error:
+            found = [Note(where, str(error))]
+        for each in found:
             if isinstance(each, Change):
                 changes.append(each)
             elif isinstance(each, Note):
                 by_hand.append(each)
             else:
-                lost.append(Note(f"{resource.kind} {key_of(thing)}", each))
+                lost.append(Note(where, each))
     for pod in cluster.bare_pods():
         form = _form(pod)
         with contextlib.suppress(InvalidRequestError):
@@ -212,47 +229,44 @@ def _node_change(system: System, node: Object, node_label: str) -> Change | None
     wrong = {name: value for name, value in wanted.items() if labels.get(name) != value}
     if not wrong:
         return None
+    before = {name: labels.get(name) for name in wrong}
     return _patch(
         NODES.as_dict(),
         node,
         system.name,
-        _label_steps(labels, wrong),
-        _label_steps({**labels, **wrong}, {name: labels.get(name) for name in wrong}),
-        what=tuple(
-            f"label {name}={labels.get(name)} is removed" if value is None else f"label {name}={value} is set"
-            for name, value in wrong.items()
-        ),
+        [step for step, _ in _label_steps(before, wrong)],
+        [step for step, _ in _label_steps(wrong, before)],
+        what=tuple(line for _, line in _label_steps(before, wrong)),
+        what_back=tuple(line for _, line in _label_steps(wrong, before)),
     )
 
 
-def _label_steps(labels: Mapping[str, str | None], wanted: Mapping[str, str | None]) -> list[Object]:
-    steps: list[Object] = []
+def _label_steps(
+    labels: Mapping[str, str | None], wanted: Mapping[str, str | None]
+) -> Iterator[tuple[Object, str]]:
+    """Each step of a JSON Patch, and the same in words; None is no label."""
     for name, value in wanted.items():
         path = f"/metadata/labels/{escaped(name)}"
         if value is not None:
-            steps.append({"op": "add", "path": path, "value": value})
-        elif labels.get(name) is not None:
-            steps.append({"op": "remove", "path": path})
-    return steps
+            yield {"op": "add", "path": path, "value": value}, f"label {name}={value} is set"
+        elif labels[name] is not None:
+            yield {"op": "remove", "path": path}, f"label {name}={labels[name]} is removed"
 
 
-def _one_gpushare_card(system: System, node: Object) -> bool:
-    """Its device ids and records are as ours, and with one card there is no doubt about which."""
-    capacity = (node.get("status") or {}).get("capacity") or {}
-    return system.name == "gpushare" and str(capacity.get("aliyun.com/gpu-count")) == "1"
-
-
-def _holders(pods: Iterable[Object], node: Object, holds: Callable[[Object], bool]) -> list[str]:
-    name = node["metadata"]["name"]
-    return sorted(key_of(pod) for pod in pods if pod["spec"].get("nodeName") == name and holds(pod))
-
-
-def _drain(node: Object, holders: Sequence[str]) -> str:
+def drain(
+    system: System, node: Object, pods: Iterable[Object], holds: Callable[[Object], bool]
+) -> Note | None:
+    """Whose cards keep a node from changing hands; None where nobody's do."""
+    name, capacity = node["metadata"]["name"], (node.get("status") or {}).get("capacity") or {}
+    holders = sorted(key_of(pod) for pod in pods if pod["spec"].get("nodeName") == name and holds(pod))
+    # gpushare's device ids and records are as ours, and with one card there is no doubt about which
+    if not holders or (system.name == "gpushare" and str(capacity.get("aliyun.com/gpu-count")) == "1"):
+        return None
     named = ", ".join(holders[:SHOWN_PODS]) + (", …" if len(holders) > SHOWN_PODS else "")
-    name = node["metadata"]["name"]
-    return (
+    return Note(
+        f"node {name}",
         f"{counted(len(holders), 'pod')} there hold cards ({named}): kubectl drain {name} "
-        f"--ignore-daemonsets --delete-emptydir-data, come again, then kubectl uncordon {name}"
+        f"--ignore-daemonsets --delete-emptydir-data, come again, then kubectl uncordon {name}",
     )
 
 
@@ -283,7 +297,8 @@ def _workload(
         return [Note(where, "create it anew: the pods of a Job cannot be changed"), *said]
     steps = [*_missing(template, after, path), *_below(path, difference(before, after))]
     back = _below(path, difference(after, before))
-    return [_patch(resource, thing, system.name, steps, back, what=tuple(_words(before, after))), *said]
+    words, words_back = tuple(_words(before, after)), tuple(_words(after, before))
+    return [_patch(resource, thing, system.name, steps, back, what=words, what_back=words_back), *said]
 
 
 def _renamed(after: PodForm, before: PodForm, names: ResourceNames) -> PodForm:
@@ -317,23 +332,23 @@ def _below(path: str, operations: Iterable[Operation]) -> list[Object]:
 
 
 def _words(before: PodForm, after: PodForm) -> Iterator[str]:
+    def only(these: Mapping[str, object], those: Mapping[str, object]) -> str:
+        return ", ".join(f"{name} {value}" for name, value in these.items() if those.get(name) != value)
+
     for old, new in zip(before.containers, after.containers, strict=True):
-        gone = [f"{name} {old.limits[name]}" for name in old.limits if name not in new.limits]
-        come = [f"{name} {new.limits[name]}" for name in AMOUNT_NAMES if name in new.limits]
-        if old.limits != new.limits:
-            lost = [
-                f"{name} {before.annotations[name]}"
-                for name in before.annotations
-                if name not in after.annotations
-            ]
-            yield f'container "{old.name}": {", ".join(gone or lost)} becomes {", ".join(come)}'
-    for name, value in after.labels.items():
-        if before.labels.get(name) != value:
-            yield f"label {name}={value} is set"
+        if old.limits != new.limits:  # KAI's pods ask by annotations instead
+            gone = only(old.limits, new.limits) or only(before.annotations, after.annotations)
+            come = only(new.limits, old.limits) or only(after.annotations, before.annotations)
+            yield f'container "{old.name}": {gone} becomes {come}'
+    for name in {**before.labels, **after.labels}:
+        if name not in after.labels:
+            yield f"label {name}={before.labels[name]} is removed"
+        elif before.labels.get(name) != after.labels[name]:
+            yield f"label {name}={after.labels[name]} is set"
     if before.scheduler != after.scheduler:
         yield f"schedulerName {before.scheduler} becomes {after.scheduler}"
     if before.affinity != after.affinity:
-        yield "node affinity to the wanted models is added"
+        yield f"node affinity to the wanted models is {'added' if after.affinity else 'removed'}"
 
 
 def _patch(
@@ -344,10 +359,16 @@ def _patch(
     back: Sequence[Object],
     *,
     what: tuple[str, ...],
+    what_back: tuple[str, ...],
 ) -> Change:
-    """A change that bears its own way back."""
+    """A change that bears its own way back, and before it that of what was changed earlier.
+
+    Raises `ContractError` where the latter cannot be read.
+    """
     annotations = thing["metadata"].get("annotations")
-    record = json.dumps({"from": system, "undo": [*back]}, separators=(",", ":"))
+    steps_back = tuple(Step(**each) for each in back)
+    way_back = WayBack(system, steps_back, what_back, earlier=way_back_of(thing))
+    record = msgspec.json.encode(way_back).decode()
     note = {"op": "add", "path": f"/metadata/annotations/{escaped(ANN_MIGRATION)}", "value": record}
     parent = [] if annotations is not None else [{"op": "add", "path": "/metadata/annotations", "value": {}}]
     return Change(
@@ -358,47 +379,3 @@ def _patch(
         version=thing["metadata"].get("resourceVersion", ""),
         operations=(*steps, *parent, note),
     )
-
-
-# -- and back ----------------------------------------------------------------------------------------------
-
-
-def plan_back(system: System, cluster: Reader) -> Plan:
-    """What is to be done now to go back to `system`: all that bears a way back, and what was deleted."""
-    changes: list[Change] = []
-    waits: list[Note] = []
-    for node in cluster.nodes:
-        change = _way_back(NODES.as_dict(), node, system.name)
-        holders = _holders(cluster.pods, node, lambda pod: not limits_of(pod).isdisjoint(AMOUNT_NAMES))
-        if change is not None and holders and not _one_gpushare_card(system, node):
-            waits.append(Note(change.where, _drain(node, holders)))
-        elif change is not None:
-            changes.append(change)
-    for resource, thing in cluster.workloads():
-        change = _way_back(resource, thing, system.name)
-        changes += [change] if change is not None else []
-    for key, text in sorted(recorded(cluster.client).items()):
-        kept = json.loads(text)
-        if key.split(".")[0] != system.name:
-            continue
-        where = f"{kept['kind']} {key_of(kept)}"
-        resource = next(each for each, _ in system.owned if each.kind == kept["kind"])
-        found = cluster.find(resource, kept["metadata"]["name"])
-        if found is not None and ours(found):
-            waits.append(Note(where, "ours has its name: helm uninstall gpuslice's release, then come again"))
-        elif found is None:
-            changes.append(Change(where, ("is made again",), resource, *place_of(kept), made=kept))
-    return Plan(tuple(changes), tuple(waits))
-
-
-def _way_back(resource: Resource[Object], thing: Object, system: str) -> Change | None:
-    text = (thing["metadata"].get("annotations") or {}).get(ANN_MIGRATION)
-    record = json.loads(text) if text else {}
-    if record.get("from") != system:
-        return None
-    taken = {"op": "remove", "path": f"/metadata/annotations/{escaped(ANN_MIGRATION)}"}
-    what = [f"{each['op']} {each['path']}" for each in record["undo"]]
-    version = thing["metadata"].get("resourceVersion", "")
-    operations = (*record["undo"], taken)
-    where = f"{'node' if resource.kind == 'Node' else resource.kind} {key_of(thing)}"
-    return Change(where, tuple(what), resource, *place_of(thing), version=version, operations=operations)

@@ -23,7 +23,6 @@ from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, PLUGIN_LABELS
 from gpuslice.apps.diagnosis.pod_explanation import place_of, wish_of
 from gpuslice.core import model
 from gpuslice.core.contract import CLAIM_CLASS, GPU_MEM, LABEL_CLAIMS, LABEL_MODE
-from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.explanation import explain
 from gpuslice.core.form import escaped
 from gpuslice.core.ledger import Ledger
@@ -40,14 +39,11 @@ NO_CLASS = (
 def plan_claims(client: SyncClient, names: Sequence[str], node_label: str, *, back: bool) -> Plan:
     """What is to be done now for these nodes; `back`: to give their cards out as the extended resource.
 
-    Raises `InvalidRequestError` for a node that is not there.
+    Raises `NoSuchNodeError`.
     """
-    reader = Reader(client)
+    reader = Reader(client, only_nodes=names)
     nodes = [msgspec.convert(each, Node) for each in reader.all_nodes]
     known = {each.metadata.name: each for each in nodes}
-    for name in names:
-        if name not in known:
-            raise InvalidRequestError("NODE", name, f"one of {', '.join(sorted(known)) or 'none'}")
     pods = [msgspec.convert(each, Pod) for each in reader.pods]
     cluster = _Cluster(reader, nodes, pods, read_claims(client, nodes, pods))
     changes: list[Change] = []

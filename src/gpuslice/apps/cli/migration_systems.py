@@ -105,6 +105,10 @@ def _of_slices(pod: PodForm, sizes: Sizes) -> PodForm:
         if not count:
             containers.append(each)
             continue
+        for other in (SLICE, EXCLUSIVE_GPU, *AMOUNT_NAMES, *hami.PARTS):
+            if other != name and other in each.limits:
+                must_be = f"left out beside {name} in a container"
+                raise InvalidRequestError(limit_field(each, other), each.limits[other], must_be)
         if not sizes.slice_units:
             unknown = "how large a slice is cannot be told from the nodes, say --slice-units"
             must_be = f"replaced by {GPU_MEM}: {unknown}"
@@ -181,10 +185,13 @@ SYSTEMS = {
             by_hand=(
                 (
                     "kube-scheduler",
-                    "the Job gpushare-installer has changed its manifest; restore the backup "
+                    "where the Job gpushare-installer has changed its manifest: restore the backup "
                     "kube-scheduler.ori.yaml, or install with `--set scheduler.enabled=false`",
                 ),
-                ("nodes", "cGPU's kernel module stays loaded until a reboot, and limits nothing of ours"),
+                (
+                    "nodes",
+                    "cGPU's kernel module, where loaded, stays until a reboot, and limits nothing of ours",
+                ),
             ),
         ),
         System(

@@ -6,6 +6,9 @@ import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
 
 from gpuslice.adapters.kube.errors import (
     AlreadyExistsError,
@@ -17,7 +20,8 @@ from gpuslice.adapters.kube.errors import (
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, Resource
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.cli.migration_systems import JOBS, Object
-from gpuslice.core.contract import SYSTEM_NAMESPACE
+from gpuslice.core.contract import ANN_MIGRATION, SYSTEM_NAMESPACE
+from gpuslice.core.errors import ContractError
 
 RECORD = "gpuslice-migration"  # ConfigMap of what was deleted
 
@@ -39,6 +43,37 @@ class Change:
     kept: Object | None = None  # what is deleted
     made: Object | None = None  # what is made anew
     ended: bool = False
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One step of a JSON Patch, as an annotation keeps it."""
+
+    op: Literal["add", "remove"]
+    path: str
+    value: Any = msgspec.UNSET
+
+
+class WayBack(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What takes a change of an object back: the value of its annotation.
+
+    `what`: the same in words. `earlier`: the way back of the change before this one, of the same system or
+    of another.
+    """
+
+    system: str = msgspec.field(name="from")
+    steps: tuple[Step, ...] = msgspec.field(name="undo")
+    what: tuple[str, ...] = ()
+    earlier: WayBack | None = None
+
+
+def way_back_of(thing: Object) -> WayBack | None:
+    """None where nothing was changed. Raises `ContractError`."""
+    text = (thing["metadata"].get("annotations") or {}).get(ANN_MIGRATION)
+    try:
+        return msgspec.json.decode(text, type=WayBack) if text is not None else None
+    except msgspec.DecodeError as error:
+        must_be = "as `gpuslice migrate` wrote it: undo by hand what was changed, and take it off"
+        raise ContractError(f'annotations["{ANN_MIGRATION}"]', text, must_be) from error
 
 
 def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Iterator[tuple[Change, str]]:

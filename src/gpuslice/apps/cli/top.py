@@ -84,10 +84,13 @@ def command(
         return
     found = source.read()
     nothing = bool(found.problems) and not found.cards
+    found = found.of_namespace(flags.namespace)  # as the live view has it
+    if output == "table" and flags.namespace and not (found.containers or nothing):
+        complain(f"No container of namespace {flags.namespace} is measured.")
     if output != "table":
         print_document(usage.documents(found), output)
     elif nothing:
-        for problem in found.problems:
+        for problem in found.problem_lines:
             complain(f"Error: {problem}")
     else:
         from gpuslice.apps.cli.top_print import show_once
@@ -157,7 +160,7 @@ def node(
             names = {each.name for each in report.shared}
             cards = [card for card in found.cards if card.node in names or not shared]
             click.echo(top_table.measured(report, cards), nl=False)
-    for problem in found.problems if found else ():
+    for problem in found.problem_lines if found else ():
         complain(problem)
     if found and found.problems and not found.cards:
         raise SystemExit(1)

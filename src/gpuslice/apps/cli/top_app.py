@@ -238,7 +238,7 @@ class TopApp(App[None]):
         if not self._read_at:
             return
         main.query_one("#headline", Static).update(f"{headline(found, self._cluster)} · {self._read_at}")
-        main.query_one("#problems", Static).update("\n".join(found.problems))
+        main.query_one("#problems", Static).update("\n".join(found.problem_lines))
         containers, cards = self._chosen()
         chosen = [
             f"namespace {self._namespace}" if self._namespace else "all namespaces",

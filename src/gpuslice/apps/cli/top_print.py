@@ -193,7 +193,7 @@ def show_once(found: ClusterUsage, console: Console | None = None) -> None:
         console.print(table([card_cells(row, history) for row in found.cards], CARD_COLUMNS, console.width))
         rows = [container_cells(row, history) for row in found.containers]
         console.print(table(rows, CONTAINER_COLUMNS, console.width))
-    for sentence in found.problems:
+    for sentence in found.problem_lines:
         console.print(Text(sentence, style="yellow"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.error import HTTPError
@@ -51,7 +52,15 @@ class Prometheus:
     """
 
     def __init__(self, url: str, token_file: str = "", ca_file: str = "") -> None:
-        parts = urlsplit(url.rstrip("/"))
+        """Raises `PrometheusError` for what is no address."""
+        try:
+            parts = urlsplit(url.rstrip("/"))
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:  # of the port, or of an IPv6 address
+            good = False
+        if not good:
+            place = url.rpartition("@")[2]  # no password
+            raise PrometheusError(f'the address of Prometheus is "{place}", must be an http or https URL')
         self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         self._basic = ""
         if parts.username is not None:
@@ -128,8 +137,10 @@ class Prometheus:
         except HTTPError as error:
             error.close()
             raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words_of(error)}") from None
-        except (OSError, ValueError, KeyError, msgspec.DecodeError) as error:
-            raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words_of(error)}") from error
+        except (OSError, ValueError, KeyError, HTTPException, msgspec.DecodeError) as error:
+            reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
+            words = words_of(reason if isinstance(reason, Exception) else error)
+            raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words}") from error
 
     def _token(self) -> str:
         try:

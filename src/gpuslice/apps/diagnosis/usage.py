@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -21,6 +21,7 @@ from gpuslice.adapters.web.scrape import Page, Sample, ScrapeError, fetch, parse
 EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
 AT_ONCE = 8
+MOST_PROBLEMS = 5  # that are shown to people
 PAGE_TIMEOUT_S = 5.0
 """An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
 
@@ -68,6 +69,23 @@ class ClusterUsage:
     cards: Sequence[CardUsage]
     containers: Sequence[ContainerUsage]
     problems: tuple[str, ...] = ()
+
+    def of_namespace(self, namespace: str) -> ClusterUsage:
+        """Its containers, and the cards that they are on; of all for ""."""
+        if not namespace:
+            return self
+        containers = [each for each in self.containers if each.namespace == namespace]
+        where = {(each.node, each.gpu) for each in containers}
+        cards = [card for card in self.cards if (card.node, card.gpu) in where]
+        return replace(self, cards=cards, containers=containers)
+
+    @property
+    def problem_lines(self) -> tuple[str, ...]:
+        """For people: a thousand exporters that are away are no thousand lines."""
+        more = len(self.problems) - MOST_PROBLEMS
+        if more < 2:
+            return self.problems
+        return (*self.problems[:MOST_PROBLEMS], f"… and {more} more; -o json has all of them")
 
 
 class Source(Protocol):

@@ -22,6 +22,14 @@ SHIFT = 1e-6  # of the demands, so that of equal optima the one that favours lar
 MOST_PATTERNS_PER_SIZE = 200
 
 
+class _SilentProgram(highspy.Highs):  # type: ignore[misc]
+    """Silent from its making on: highspy 1.16 prints a banner to standard output while it makes one."""
+
+    def enableCallbacks(self) -> None:  # the constructor calls it
+        self.silent()
+        super().enableCallbacks()
+
+
 @dataclass(slots=True)
 class CuttingStock:
     """Prices of the pieces a card is cut into; keeps good patterns from one call for the next.
@@ -38,8 +46,8 @@ class CuttingStock:
         if not asked:
             return {}
         sizes, total = list(asked), sum(asked.values())
-        program = highspy.Highs()
-        program.silent()
+        program = _SilentProgram()
+        program.silent()  # where the constructor has no callbacks to enable
         for column, pieces in enumerate(asked.values()):
             program.addVar(0.0, highspy.kHighsInf)
             program.changeColCost(column, -pieces / total * (1.0 + SHIFT * column))  # it minimizes

@@ -1,0 +1,5 @@
+"""``python -m gpuslice``: the program, where pip's folder of programs is not on PATH."""
+
+from gpuslice.apps.cli.main import main
+
+main()
