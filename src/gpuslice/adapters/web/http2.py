@@ -133,35 +133,33 @@ class Http2Connection(Client):
         for start in range(0, nbytes, _BREATH_BYTES):
             if self._transport is None or self._transport.is_closing():
                 return
-            self._hear(self._transport, bytes(self._clients.buffer[start:nbytes][:_BREATH_BYTES]))
-
-    def _hear(self, transport: asyncio.Transport, breath: bytes) -> None:
-        try:
-            events = self._h2.receive_data(breath)
-        except ProtocolError:  # hyper-h2 has made the frame that says which
-            self._end()
-            return
-        # said to pings and settings, and to what still comes of streams that have ended
-        if said := self._h2.data_to_send():
-            transport.write(said)
-        self._idle_frames += len(said) // _SAID_BYTES
-        self._unfinished_bytes = 0 if events or said else self._unfinished_bytes + len(breath)
-        # what is taken back in the same breath is not begun
-        reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
-        for event in events:
-            self._take(event, reset)
-        if any(isinstance(event, (WindowUpdated, RemoteSettingsChanged)) for event in events):
-            for stream in list(self._unsent):
-                self._send(stream)
-        asks_too_much = (
-            self._unfinished_bytes > _MOST_UNFINISHED_BYTES
-            or self._resets > MOST_RESETS
-            or self._idle_frames > MOST_IDLE_FRAMES
-        )
-        if asks_too_much:
-            self._end(ErrorCodes.ENHANCE_YOUR_CALM)
-        else:
-            self._flush()
+            breath = bytes(self._clients.buffer[start:nbytes][:_BREATH_BYTES])
+            try:
+                events = self._h2.receive_data(breath)
+            except ProtocolError:  # hyper-h2 has made the frame that says which
+                self._end()
+                return
+            # said to pings and settings, and to what still comes of streams that have ended
+            if said := self._h2.data_to_send():
+                self._transport.write(said)
+            self._idle_frames += len(said) // _SAID_BYTES
+            self._unfinished_bytes = 0 if events or said else self._unfinished_bytes + len(breath)
+            # what is taken back in the same breath is not begun
+            reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
+            for event in events:
+                self._take(event, reset)
+            if any(isinstance(event, (WindowUpdated, RemoteSettingsChanged)) for event in events):
+                for stream in list(self._unsent):
+                    self._send(stream)
+            asks_too_much = (
+                self._unfinished_bytes > _MOST_UNFINISHED_BYTES
+                or self._resets > MOST_RESETS
+                or self._idle_frames > MOST_IDLE_FRAMES
+            )
+            if asks_too_much:
+                self._end(ErrorCodes.ENHANCE_YOUR_CALM)
+            else:
+                self._flush()
 
     def eof_received(self) -> bool:
         return False
