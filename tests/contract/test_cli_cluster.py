@@ -118,6 +118,18 @@ async def test_inspect_prints_the_documented_tables(shell: Shell) -> None:
     assert await shell("gpuslice", "inspect", "-d") == Response(0, printed("inspect-details"), "")
 
 
+@pytest.mark.parametrize("words", ["inspect", "inspect -d", "explain", "doctor", "advise"])
+async def test_nothing_of_the_cluster_speaks_to_the_terminal(shell: Shell, words: str) -> None:
+    """A node writes its own addresses and annotations, and a kubeconfig may name anybody's server."""
+    evil = "1.2.3.4\x1b]0;owned\x07\x9b2J\u202e"
+    told = {"gpuslice.io/tier": evil, "gpuslice.io/gpus": evil, "gpuslice.io/links": evil}
+    one = node(V100_NODE, units=14, cards=1, address=evil, annotations=told)
+    await shell.has([one], [pod("a", 4, V100_NODE, evil), pod("b", 4, V100_NODE, phase=evil)])
+    response = await shell("gpuslice", *words.split())
+    assert response.out
+    assert [each for each in response.out + response.err if each != "\n" and not each.isprintable()] == []
+
+
 async def test_the_tables_of_a_node_of_claims_are_the_same(shell: Shell) -> None:
     cards = '[{"index":0,"uuid":"GPU-1","memory_mib":16130,"units":15}]'
     labels, annotations = {"gpuslice.io/mode": "claims"}, {"gpuslice.io/gpus": cards}

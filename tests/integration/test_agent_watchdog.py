@@ -30,6 +30,7 @@ ONE = {0: 16130}
 LIMIT_MIB = 4301  # of 4 units
 PID_INSIDE = 7
 SLEEP = "import time; print(flush=True); time.sleep(600)"
+ECHO = "import sys; print(flush=True); print(sys.stdin.readline(), end='', flush=True)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
 
 
@@ -64,7 +65,9 @@ class Tenant:
 
     @contextlib.contextmanager
     def process(self, program: str = SLEEP) -> Iterator[subprocess.Popen[bytes]]:
-        running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        command = [sys.executable, "-c", program]
+        running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert running.stdin is not None
         assert running.stdout is not None
         running.stdout.readline()  # it is what it is to be
         folder = self.node.folder / "proc" / str(running.pid)
@@ -78,6 +81,7 @@ class Tenant:
         finally:
             running.kill()
             running.wait()
+            running.stdin.close()
             running.stdout.close()
 
 
@@ -160,13 +164,17 @@ async def test_a_pid_that_went_to_a_neighbour_meanwhile_is_left_alone(tmp_path: 
         one, other = Tenant(node, "a"), Tenant(node, "b")
         await one.start()
         await other.start()
-        with other.process() as process:
+        with other.process(ECHO) as process:
             excess = Excess()
             reading = ProcessReading(process.pid, uuid(0), 2 * LIMIT_MIB * MIB)
             holder = Holder(one.pod["metadata"]["uid"], "main", uuid(0))
             node.agent.watchdog._end(holder, excess, [reading], 1)
             excess.close()
-            assert process.poll() is None
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"alive\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"alive\n"  # a signal would have come before
 
 
 async def test_a_container_is_told_the_drivers_figures_of_its_own_processes(tmp_path: Path) -> None:

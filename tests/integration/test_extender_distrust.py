@@ -224,15 +224,20 @@ async def test_made_up_tokens_wait_in_no_number() -> None:
     held = asyncio.Event()
 
     class Slow(Reviews):
+        begun = 0
+
         async def request(self, *args: Any, **more: Any) -> ApiResponse:
+            self.begun += 1
             await held.wait()
             return await super().request(*args, **more)
 
-    reviews = PathReviews(KubeClient(Slow()))
+    slow = Slow()
+    reviews = PathReviews(KubeClient(slow))
     tasks = [asyncio.create_task(reviews.allows(f"made-up-{each}", "/debug/state")) for each in range(1000)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert sum(not task.done() for task in tasks) == MOST_WAITING
+    assert slow.begun == 2  # at a time: the API server has others to answer
     held.set()
     assert not any(await asyncio.gather(*tasks))
     assert await reviews.allows("sre", "/debug/state")

@@ -102,6 +102,31 @@ def test_while_kube_schedulers_own_victims_leave_nobody_else_has_to(story: Story
     assert story.leaving() == {"its-victim"}
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["leaving", "gone"])
+def test_nobody_leaves_where_the_news_of_kube_schedulers_own_victims_is_late(
+    story: Story, gone: bool
+) -> None:
+    """A busy machine: filter refuses by what we know, and seconds later we still know no more."""
+    for name in ("a", "b", "c", "d"):
+        story.place(name, 7)
+    story.add("high", 14, 100)
+    story.schedule("high")
+    story.calm()
+    own = story.propose("high", "a", "b")
+    assert own == {"a", "b"}
+    story.api.patch(f"{PODS}/high/status", {"status": {"nominatedNodeName": "n1"}})
+    for victim in own:
+        story.api.delete_pod(victim, **({} if gone else {"grace_s": 30}))
+    for _ in range(40):
+        story.ask(story.api.pod("high"), story.nodes)
+        story.loop.advance(0.25)
+        for message in list(story.network.messages):  # what it asks is answered, the watch is late
+            story.network.deliver(message)
+    assert story.leaving() == (set() if gone else own)
+    story.bury()
+    assert story.schedule("high") == "n1"
+
+
 def test_a_nomination_that_leads_to_nothing_does_not_make_a_pod_wait_for_ever(story: Story) -> None:
     """kube-scheduler lets it stand where by the sum nobody need leave for the pod."""
     full(story)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -144,3 +145,17 @@ async def test_a_handshake_of_plain_text_or_half_of_one_harms_nobody(door: Door)
         writer.write_eof()  # half closed
         assert await door.status(door.authority.issue_cert(NAME)) == 200
         writer.transport.abort()
+
+
+async def test_a_small_answer_is_one_record(door: Door) -> None:
+    """A record costs both sides more than the bytes in it."""
+
+    def first_record() -> bytes:
+        with (
+            socket.create_connection(("localhost", door.port)) as plain,
+            door.context(None).wrap_socket(plain, server_hostname="localhost") as line,
+        ):
+            line.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            return line.recv(1 << 16)  # OpenSSL reads no more than one at a time
+
+    assert (await asyncio.to_thread(first_record)).endswith(b"\r\n\r\nok")

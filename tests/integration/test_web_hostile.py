@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -17,6 +18,7 @@ from hyperframe.frame import (
     Frame,
     GoAwayFrame,
     HeadersFrame,
+    PingFrame,
     PriorityFrame,
     RstStreamFrame,
     SettingsFrame,
@@ -181,6 +183,40 @@ async def test_a_connection_is_for_so_many_requests() -> None:
     assert attacker.transport.closed
 
 
+IDLE: dict[str, Frame | bytes] = {
+    "ping": PingFrame(0, b"12345678"),
+    "settings": SettingsFrame(0, {}),
+    "window": WindowUpdateFrame(0, 1),
+    "priority": PriorityFrame(1, 0, 1),
+    "empty": DataFrame(1, b""),
+    "crumb": DataFrame(1, b"x"),
+    "ended": DataFrame(3, b""),
+    "unknown": b"\0\0\0\x77\0\0\0\0\1",
+}
+
+
+@pytest.mark.parametrize("frame", IDLE.values(), ids=IDLE)
+async def test_frames_that_ask_nothing_do_not_keep_the_loop(frame: Frame | bytes) -> None:
+    """256 KiB of them, one read, held the loop for a second; who is calm may send some."""
+    attacker = Attacker(lambda _: text_answer("x"))
+    attacker.send(attacker.head(1, FIELDS), attacker.head(3, FIELDS, ends=True))
+    for _ in range(10):
+        attacker.send(*[frame] * 90)
+    assert not attacker.transport.closed
+    attacker.send(*[frame] * 15_000)
+    assert attacker.transport.closed
+    assert attacker.transport.written.count(b"12345678") < 3_000
+
+
+async def test_an_answer_accounts_for_the_leave_that_it_needs() -> None:
+    """A client that reads a large page gives leave for each few KiB of it, for its stream and for all."""
+    attacker = Attacker(lambda _: HttpResponse(b"x" * 300_000))
+    for stream in range(1, 101, 2):
+        attacker.send(attacker.head(stream, FIELDS, ends=True))
+        attacker.send(*[WindowUpdateFrame(stream, 4 << 10), WindowUpdateFrame(0, 4 << 10)] * 74)
+    assert not attacker.transport.closed
+
+
 # -- HTTP/1.1 -----------------------------------------------------------------------------------------------
 
 
@@ -241,6 +277,18 @@ async def test_heads_that_were_sent_ahead_count() -> None:
     assert line.connection.held_bytes > 10 * 20_000
     for task in line.clients.answering:
         task.cancel()
+
+
+async def test_a_body_in_crumbs_takes_no_more_than_it_brings() -> None:
+    line = Older(never)
+    crumbs = "2\r\nxx\r\n" * 20_000
+    tracemalloc.start()
+    try:
+        line.send(f"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{crumbs}")
+        assert tracemalloc.get_traced_memory()[0] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert line.connection.held_bytes == 40_000
 
 
 # -- whatever they send -------------------------------------------------------------------------------------

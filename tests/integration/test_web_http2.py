@@ -68,6 +68,19 @@ async def test_who_sends_too_much_reads_why_and_others_of_its_requests_go_on(tmp
         assert (await line.reply(other)).body == b"later"
 
 
+async def test_who_goes_on_sending_what_was_refused_loses_no_other_request(tmp_path: Path) -> None:
+    """Its client has much of it on the way, and what comes of a stream that has ended is told to nobody."""
+    async with served(tmp_path) as server, server.line() as line:
+        other = line.ask("/later")
+        refused = line.ask("/echo", end=False)
+        for _ in range(30):
+            line.send(refused, b"x" * 10_000)
+            await asyncio.sleep(0.001)
+        assert (await line.reply(refused)).headers[":status"] == "413"
+        server.may_answer.set()
+        assert (await line.reply(other)).body == b"later"
+
+
 async def test_who_may_not_ask_sends_no_body(tmp_path: Path) -> None:
     def admit(request: HttpRequest) -> int | HttpResponse:
         return json_answer({"error": "not you"}, 403)

@@ -148,11 +148,12 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
         self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None  # None before and after
-        self.known = self.local = False
+        self.known = self.local = self._tls = False
         self._since = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
+        self._tls = transport.get_extra_info("ssl_object") is not None
         shown = transport.get_extra_info("peercert")  # it has been verified
         self.known = bool(shown) and (not self._clients.names or bool(self._clients.names & names_of(shown)))
         self.local = is_local(transport.get_extra_info("peername"))

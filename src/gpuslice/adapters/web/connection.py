@@ -16,6 +16,7 @@ from gpuslice.adapters.web.clients import MOST_FIELDS, STEP_BITS, Client, Client
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, head_of, json_answer
 
 HEAD_LIMIT_BYTES = 32 << 10
+_RECORD_BYTES = 16 << 10  # the most that one record of TLS carries
 _WAITING_BYTES = 1 << 10  # what a request that was sent ahead takes beside its head and body
 
 
@@ -41,10 +42,10 @@ class Connection(Client):
     def _new_message(self) -> None:
         self._receiving = self._in_head = True
         self._body_limit_bytes = self._clients.body_limit_bytes
-        self._received_bytes = self._head_bytes = self._body_bytes = 0
+        self._received_bytes = self._head_bytes = 0
         self._target = b""
         self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
+        self._body = bytearray()  # of small parts, each would take more than it brings
 
     # -- what asyncio tells ----------------------------------------------------------------------------------
 
@@ -75,9 +76,7 @@ class Connection(Client):
     def eof_received(self) -> bool:
         """The client sends no more; over plain TCP it may still read."""
         self._deaf = True
-        if self._transport is None or self._transport.get_extra_info("ssl_object") is not None:
-            return False
-        return self._busy or bool(self._waiting)
+        return not self._tls and (self._busy or bool(self._waiting))
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -121,23 +120,24 @@ class Connection(Client):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, part: bytes) -> None:
-        before, self._body_bytes = self._body_bytes, self._body_bytes + len(part)
-        if self._body_bytes > self._body_limit_bytes:
+        if self._refusal is not None:
+            return
+        before = len(self._body)
+        self._body += part
+        if len(self._body) > self._body_limit_bytes:
             self._refuse_with(too_large(self._body_limit_bytes))
-        elif before >> STEP_BITS != self._body_bytes >> STEP_BITS:
+        elif before >> STEP_BITS != len(self._body) >> STEP_BITS:
             # each alone may send that much, all at once may not: it would be more memory than there is
             self._hold()
-        if self._refusal is None:
-            self._body.append(part)
 
     def on_message_complete(self) -> None:
         self._receiving = False
         if self._refusal is None:
             request = self._request()
-            request.body = b"".join(self._body) if len(self._body) != 1 else self._body[0]
+            request.body = bytes(self._body)
             self._waiting.append(request)
             self._waiting_bytes += _WAITING_BYTES + request.size_bytes
-        self._body, self._body_bytes = [], 0
+        self._body = bytearray()
 
     def _request(self) -> HttpRequest:
         """What has come of it; its body may be on its way."""
@@ -213,7 +213,10 @@ class Connection(Client):
         if without_body:
             self._transport.write(head)
         else:
-            self._transport.writelines((head, answer.body, *answer.more))
+            pieces = (head, answer.body, *answer.more)
+            if self._tls and len(head) + answer.length_bytes <= _RECORD_BYTES:
+                pieces = (b"".join(pieces),)  # each piece would be a record of TLS, work for both sides
+            self._transport.writelines(pieces)
             if self._transport.get_write_buffer_size():
                 self._transport.set_write_buffer_limits()  # 3.12 and 3.13 look at them after `write` only
                 if not self._clients.makes_room(self, self._loop.time()):
@@ -227,7 +230,7 @@ class Connection(Client):
 
     def _refuse_with(self, answer: HttpResponse) -> None:
         self._deaf = True
-        self._body, self._body_bytes = [], 0
+        self._body = bytearray()
         if self._refusal is None:
             self._refusal = answer
 
@@ -244,7 +247,7 @@ class Connection(Client):
     @property
     def held_bytes(self) -> int:
         unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        return self._body_bytes + self._waiting_bytes + self._answering_bytes + unsent
+        return len(self._body) + self._waiting_bytes + self._answering_bytes + unsent
 
     def silent_s(self, now: float) -> float:
         return -1.0 if self._busy else now - self._since

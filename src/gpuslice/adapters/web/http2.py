@@ -20,6 +20,7 @@ from h2.events import (
     ConnectionTerminated,
     DataReceived,
     Event,
+    PingReceived,
     RemoteSettingsChanged,
     RequestReceived,
     StreamEnded,
@@ -37,6 +38,14 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, fields_of,
 NAME = "h2"  # in the TLS handshake (ALPN)
 MOST_STREAMS = 128  # requests of one client at once: more than the binds that an extender lets begin
 MOST_RESETS = 256  # taken back before their answer, more than answered: that is no client, it is an attack
+MOST_IDLE_FRAMES = 1_000
+"""More than its answers account for, of those that ask nothing and bring next to nothing: pings, settings,
+leave to send. Each takes the loop some 30 µs."""
+_IDLE_DATA_BYTES = 1 << 10  # a part of a body that is smaller, and not its last, is such a frame
+_IDLE_FRAMES_EACH = 20  # that an answer accounts for, and one for each so many bytes of it
+_BYTES_A_FRAME = 2 << 10
+_SAID_BYTES = 17  # to a ping: the most that hyper-h2 says to a frame by itself
+_BREATH_BYTES = 16 << 10  # of what has been read, at a time: frames are counted once they have been worked on
 MOST_REQUESTS = 10_000
 """Of one connection, and a tenth of it without a certificate: hyper-h2 keeps a note of each that ended."""
 _STREAM_BYTES = 4 << 10  # what a stream takes beside its request: hyper-h2's part, ours, its task
@@ -57,8 +66,7 @@ class _Receiving:
     body_limit_bytes: int
     began_s: float
     held_bytes: int
-    parts: list[bytes] = field(default_factory=list)
-    body_bytes: int = 0
+    body: bytearray = field(default_factory=bytearray)  # of small parts, each would take more than it brings
 
 
 @dataclass(slots=True)
@@ -104,6 +112,7 @@ class Http2Connection(Client):
         self._uncounted_bytes = 0  # held since it was last looked whether there is room
         self._requests = 0
         self._resets = 0
+        self._idle_frames = 0
         self._blocked_s: float | None = None  # since when the client does not read what we send
         self._leaving = False  # it has been told that no new request is taken
 
@@ -121,25 +130,36 @@ class Http2Connection(Client):
         self._unsent.clear()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        try:
-            events = self._h2.receive_data(bytes(self._clients.buffer[:nbytes]))
-        except ProtocolError:  # hyper-h2 has made the frame that says which
-            self._end()
-            return
-        self._unfinished_bytes = 0 if events else self._unfinished_bytes + nbytes
-        if self._unfinished_bytes > _MOST_UNFINISHED_BYTES:
-            self._end(ErrorCodes.ENHANCE_YOUR_CALM)
-            return
-        # what is taken back in the same breath is not begun
-        reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
-        for event in events:
-            self._take(event, reset)
-        if self._resets > MOST_RESETS:
-            self._end(ErrorCodes.ENHANCE_YOUR_CALM)
-            return
-        self._flush()
+        for start in range(0, nbytes, _BREATH_BYTES):
+            if self._transport is None or self._transport.is_closing():
+                return
+            breath = bytes(self._clients.buffer[start:nbytes][:_BREATH_BYTES])
+            try:
+                events = self._h2.receive_data(breath)
+            except ProtocolError:  # hyper-h2 has made the frame that says which
+                self._end()
+                return
+            # said to pings and settings, and to what still comes of streams that have ended
+            if said := self._h2.data_to_send():
+                self._transport.write(said)
+            self._idle_frames += len(said) // _SAID_BYTES
+            self._unfinished_bytes = 0 if events or said else self._unfinished_bytes + len(breath)
+            # what is taken back in the same breath is not begun
+            reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
+            for event in events:
+                self._take(event, reset)
+            if any(isinstance(event, (WindowUpdated, RemoteSettingsChanged)) for event in events):
+                for stream in list(self._unsent):
+                    self._send(stream)
+            asks_too_much = (
+                self._unfinished_bytes > _MOST_UNFINISHED_BYTES
+                or self._resets > MOST_RESETS
+                or self._idle_frames > MOST_IDLE_FRAMES
+            )
+            if asks_too_much:
+                self._end(ErrorCodes.ENHANCE_YOUR_CALM)
+            else:
+                self._flush()
 
     def eof_received(self) -> bool:
         return False
@@ -162,19 +182,22 @@ class Http2Connection(Client):
                 self._begin(stream, fields or ())
             case DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
                 self._h2.acknowledge_received_data(length or 0, stream)
+                self._idle_frames += len(data or b"") < _IDLE_DATA_BYTES
                 if stream in self._receiving and data:
                     self._add(stream, data)
-            case StreamEnded(stream_id=int(stream)) if stream in self._receiving and stream not in reset:
-                self._ask(stream, self._receiving.pop(stream))
+            case StreamEnded(stream_id=int(stream)):
+                if stream in self._receiving and stream not in reset:
+                    self._ask(stream, self._receiving.pop(stream))
             case StreamReset(stream_id=int(stream)):
                 self._resets += 1
                 self._receiving.pop(stream, None)
                 self._unsent.pop(stream, None)
-            case WindowUpdated() | RemoteSettingsChanged():
-                for stream in list(self._unsent):
-                    self._send(stream)
             case ConnectionTerminated():
                 self._end()
+            case RequestReceived() | PingReceived() | RemoteSettingsChanged():
+                pass  # taken back at once; or counted by what was said to it
+            case _:
+                self._idle_frames += 1
 
     def _begin(self, stream: int, fields: Sequence[tuple[bytes, bytes]]) -> None:
         # a request that was taken back may still be worked on, so the streams that are open are not all
@@ -202,10 +225,9 @@ class Http2Connection(Client):
 
     def _add(self, stream: int, data: bytes) -> None:
         receiving = self._receiving[stream]
-        receiving.parts.append(data)
-        receiving.body_bytes += len(data)
+        receiving.body += data
         receiving.held_bytes += len(data)
-        if receiving.body_bytes > receiving.body_limit_bytes:
+        if len(receiving.body) > receiving.body_limit_bytes:
             self._refuse(stream, too_large(receiving.body_limit_bytes))
         elif not self._may_hold(len(data)):
             self._refuse(stream, _BUSY)
@@ -225,7 +247,7 @@ class Http2Connection(Client):
 
     def _ask(self, stream: int, received: _Receiving) -> None:
         request = received.request
-        request.body = b"".join(received.parts)
+        request.body = bytes(received.body)
         answer = self._clients.app(request)
         if isinstance(answer, HttpResponse):
             self._answer(stream, request, answer)
@@ -252,6 +274,8 @@ class Http2Connection(Client):
             return
         self._since = self._loop.time()
         self._resets = max(0, self._resets - 1)
+        accounts_for = _IDLE_FRAMES_EACH + answer.length_bytes // _BYTES_A_FRAME
+        self._idle_frames = max(0, self._idle_frames - accounts_for)
         body = b"" if request.method == "HEAD" else b"".join((answer.body, *answer.more))
         try:
             self._h2.send_headers(stream, [(b":status", b"%d" % answer.status), *fields_of(answer)])

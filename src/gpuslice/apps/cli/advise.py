@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import complain, output_flag, print_document
+from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 
 if TYPE_CHECKING:
     from gpuslice.core.advice import Advice
@@ -85,7 +85,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     for problem in usage.problem_lines:
         complain(f"Warning: {problem}")
     if output == "table":
-        click.echo(text(found), nl=False)
+        tell(text(found))
     else:
         print_document(advice_document(found), output)
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document, wrapped
+from gpuslice.apps.cli.output import output_flag, print_document, tell, wrapped
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
 
@@ -98,10 +98,10 @@ def command(
                 INDENT + each.what,
                 f"{INDENT}to do: {each.fix}",
             ]
-            click.echo("".join(f"{wrapped(line, INDENT)}\n" for line in lines))
+            tell("".join(f"{wrapped(line, INDENT)}\n" for line in lines) + "\n")
         counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
         seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
-        click.echo(f"{seen}: {counts}.")
+        tell(f"{seen}: {counts}.\n")
     else:
         fields = ("level", "where", "what", "fix")
         shown = [{name: str(getattr(each, name)) for name in fields} for each in findings]

@@ -8,7 +8,7 @@ import click
 
 from gpuslice.apps.cli.complete import pods
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document
+from gpuslice.apps.cli.output import output_flag, print_document, tell
 
 
 @click.command("explain")
@@ -39,6 +39,6 @@ def command(context: click.Context, /, pod: str | None, output: str, **cluster: 
 
     found = read(flags_of(context, cluster), pod)
     if output == "table":
-        click.echo(text(found), nl=False)
+        tell(text(found))
     else:
         print_document(document(found), output)

@@ -8,7 +8,7 @@ import click
 
 from gpuslice.apps.cli.complete import nodes
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import complain, output_flag, print_document
+from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 
 
 @click.command("inspect")
@@ -49,4 +49,4 @@ def command(context: click.Context, /, node: str, details: bool, output: str, **
         from gpuslice.apps.cli import inspect_table
 
         text = inspect_table.details(report) if details else inspect_table.summary(report)
-        click.echo(text, nl=False)
+        tell(text)

@@ -19,6 +19,7 @@ import click
 
 from gpuslice import __version__
 from gpuslice.apps.cli.flags import Flags, cluster_flags
+from gpuslice.apps.cli.output import complain
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -239,7 +240,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def _end(sentence: str) -> NoReturn:
-    click.echo(sentence, err=True)
+    complain(sentence)
     sys.exit(1)
 
 

@@ -8,7 +8,7 @@ import click
 
 from gpuslice.apps.cli.complete import nodes as complete_nodes
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import complain, output_flag, print_document
+from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,7 +105,7 @@ def command(
         if output == "table":
             complain(f"{change.where}: {why or 'done'}")
     if output == "table":
-        click.echo(_text(found, system, undo=undo, applied=apply, failed=failed), nl=False)
+        tell(_text(found, system, undo=undo, applied=apply, failed=failed))
     else:
         print_document(_document(found, system, applied=apply, failed=failed), output)
     context.exit(FAILED if failed else 0)

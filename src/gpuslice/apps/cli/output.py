@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from gpuslice.core.errors import printable
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -46,6 +48,12 @@ def wrapped(line: str, indent: str) -> str:
     )
 
 
+def tell(text: str, *, err: bool = False) -> None:
+    """Print for people. Names, addresses and reasons stand in it that a node, or a server that somebody's
+    kubeconfig names, made up: nothing of them speaks to the terminal."""
+    click.echo("\n".join(map(printable, text.split("\n"))), nl=False, err=err)
+
+
 def complain(sentence: str) -> None:
     """Tell something that is not the answer."""
-    click.echo(sentence, err=True)
+    tell(f"{sentence}\n", err=True)

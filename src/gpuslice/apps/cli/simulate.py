@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document
+from gpuslice.apps.cli.output import output_flag, print_document, tell
 from gpuslice.apps.command_line import FiniteRange
 from gpuslice.core.errors import GpusliceError, words_of
 
@@ -55,7 +55,7 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
         raise click.UsageError(f'--plot is "{plot}", must be a file in a folder that exists')
     simulation = _simulate(context, asked)
     if output == "table":
-        click.echo(table(simulation), nl=False)
+        tell(table(simulation))
     else:
         print_document(document(simulation), output)
     if plot is None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
-from gpuslice.apps.cli.output import complain, output_flag, print_document
+from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 from gpuslice.apps.command_line import FiniteRange
 from gpuslice.core.errors import GpusliceError
 
@@ -155,11 +155,11 @@ def node(
             table = top_table.shared_details if details else top_table.shared_summary
         else:
             table = top_table.details if details else top_table.summary
-        click.echo(table(report), nl=False)
+        tell(table(report))
         if found:
             names = {each.name for each in report.shared}
             cards = [card for card in found.cards if card.node in names or not shared]
-            click.echo(top_table.measured(report, cards), nl=False)
+            tell(top_table.measured(report, cards))
     for problem in found.problem_lines if found else ():
         complain(problem)
     if found and found.problems and not found.cards:

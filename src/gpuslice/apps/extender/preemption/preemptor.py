@@ -212,12 +212,20 @@ class Preemptor:
         )
         # while somebody leaves the nominated node, kube-scheduler's eviction is under way. Else it has come
         # to an end and was in vain: the pod was asked about since, and refused. The nomination may stay as it
-        # is, where kube-scheduler thinks that by the sum nobody need leave
+        # is, where kube-scheduler thinks that by the sum nobody need leave. Read, for where our news is late
+        # the pod was refused because of it, and those whom we would evict would leave in vain
         nominated = seen.status.nominated_node_name
         allocations = self._ledger.allocations(nominated) if nominated else None
-        held = allocations.by_uid.values() if allocations is not None else ()
-        under_way = any(each.pod.terminating and each.pod.priority < known.priority for each in held)
-        return known if may_preempt and not under_way else None
+        lower = [
+            each.pod.uid
+            for each in (allocations.by_uid.values() if allocations is not None else ())
+            if each.pod.node and each.pod.priority < known.priority
+        ]
+        if may_preempt and lower:
+            there = (await self._client.list(PODS, fields=f"spec.nodeName={nominated}")).items or ()
+            staying = {each.metadata.uid for each in there if each.metadata.deletion_timestamp is None}
+            may_preempt = staying.issuperset(lower)
+        return known if may_preempt else None
 
     # -- choosing ------------------------------------------------------------------------------------------
 
