@@ -16,13 +16,6 @@
 
 static void *held_byte; /* this process's */
 
-void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
-{
-    uint64_t before = gs_load(word);
-    while (!atomic_compare_exchange_weak(word, &before, before > bytes ? before - bytes : 0))
-        ;
-}
-
 void gs_raise_to(_Atomic uint64_t *word, uint64_t value)
 {
     uint64_t before = atomic_load_explicit(word, memory_order_relaxed);

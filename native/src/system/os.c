@@ -249,22 +249,10 @@ static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
     errno = saved;
 }
 
-/* 0 free, 1 held, 2 held and awaited. */
-void gs_lock(struct gs_lock *lock)
+void gs_lock_awaited(struct gs_lock *lock)
 {
-    uint32_t seen = 0;
-    if (atomic_compare_exchange_strong_explicit(&lock->state, &seen, 1, memory_order_acquire, memory_order_relaxed))
-        return;
-    if (seen != 2)
-        seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
-    while (seen != 0) {
+    while (atomic_exchange_explicit(&lock->state, 2, memory_order_acquire) != 0)
         futex(&lock->state, FUTEX_WAIT_PRIVATE, 2);
-        seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
-    }
 }
 
-void gs_unlock(struct gs_lock *lock)
-{
-    if (atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2)
-        futex(&lock->state, FUTEX_WAKE_PRIVATE, 1);
-}
+void gs_lock_passed_on(struct gs_lock *lock) { futex(&lock->state, FUTEX_WAKE_PRIVATE, 1); }
