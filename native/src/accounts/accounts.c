@@ -133,7 +133,7 @@ static void step_back(struct gs_accounts *accounts, uint32_t round)
         gs_sleep_ns(NAP_NS);
 }
 
-/* Whether there will be room as soon as it is certain that a process in another namespace is gone. */
+/* Whether there will be room as soon as a process has left, of which that is certain only later. */
 static bool is_worth_waiting(const struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
 {
     struct gs_attachment *at = gs_attached(accounts);
