@@ -3,10 +3,11 @@
     python bench/interposer.py [--json] [--rounds N] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
 The same program runs with and without the library, in turns, so that a busy machine disturbs all alike. With
-one thread the best of all rounds counts. With two and eight threads, and in two and eight processes at once,
-each of which runs for the same time, the figure is the time of a core that a call costs: duration × cores at
-work / calls of all. It would stay the same if nobody waited for anybody; what counts there is the ratio to
-the raw driver, the median of all rounds. Needs `make native` and a C compiler.
+one thread the best slice of 3 ms of all rounds counts, as there are such on a busy machine too. With two and
+eight threads, and in two and eight processes at once, each of which runs for the same time, the figure is the
+time of a core that a call costs: duration × cores at work / calls of all. It would stay the same if nobody
+waited for anybody; what counts there is the ratio to the raw driver, the median of all rounds. Needs
+`make native` and a C compiler.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MODES = {
     "processes_8": (1, 8),
 }
 ALONE = "threads_1"
-ROUND_MS = 60
+ROUND_MS, SLICES = 60, 20
 STARTS = 200
 CORES = os.cpu_count() or 1
 CARD = "H200"
@@ -93,7 +94,9 @@ def measured(program: Path, environment: dict[str, str], threads: int, processes
     """One run: the core's time that a call costs."""
     meeting = program.with_name("meeting")
     meeting.write_bytes(bytes(8))
-    command = [str(program), str(threads), "1", str(processes), str(meeting), str(ROUND_MS)]
+    slices = SLICES if threads * processes == 1 else 1
+    shape = [threads, slices, processes, meeting, ROUND_MS // slices]
+    command = [str(program), *map(str, shape)]
     started = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(processes)
@@ -101,8 +104,13 @@ def measured(program: Path, environment: dict[str, str], threads: int, processes
     outputs = [process.communicate()[0] for process in started]
     if any(process.returncode for process in started):
         raise SystemExit("the measuring program failed")
+    lines = [line.split() for output in outputs for line in output.splitlines()]
+    if slices > 1:
+        return {
+            call: min(int(took) / int(count) for name, count, took in lines if name == call) for call in CALLS
+        }
     calls, longest_ns = defaultdict[str, int](int), defaultdict[str, int](int)
-    for name, count, took_ns in (line.split() for output in outputs for line in output.splitlines()):
+    for name, count, took_ns in lines:
         calls[name] += int(count)
         longest_ns[name] = max(longest_ns[name], int(took_ns))
     at_work = min(threads * processes, CORES)

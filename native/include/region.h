@@ -77,7 +77,7 @@ struct gpuslice_slot {
     _Atomic uint64_t pid;           /* in that namespace */
     _Atomic uint64_t host_pid;      /* as NVML names it, where it had to be found out; 0 unknown */
     _Atomic uint64_t locked;        /* 1: while the process is there, its byte of this file is locked (src/accounts/slots.c) */
-    _Atomic uint64_t unlocked_ns;   /* monotonic time since when that was not so; 0: it is */
+    _Atomic uint64_t unlocked_ns;   /* monotonic time since when that was not so, or the process seen to be dead; 0: it is there */
     _Atomic uint64_t provisional;   /* a bit a card: own_bytes may be too much, the driver's figure has not said yet */
     _Atomic uint16_t in_flight[GPUSLICE_CARDS]; /* calls between these numbers and the driver: it may hold less than they say */
     struct gpuslice_usage usage[GPUSLICE_CARDS];

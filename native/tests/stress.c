@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "accounts/accounts.h"
+#include "accounts/in_flight.h"
 #include "system/table.h"
 
 #define LIMIT 1000u
@@ -26,13 +26,31 @@ static struct gs_table table;
 static uint32_t card;
 static int rounds;
 
+/* What this process holds, asked while its threads go on: never more than all may, and bounds that have room for something. */
+static void measure(void)
+{
+    struct gs_span span;
+    gs_rest_begins(&accounts, card);
+    gs_span_begin(&accounts, card, &span);
+    bool within = gs_accounts_mine(&accounts, card) <= LIMIT;
+    struct gs_bounds held = gs_span_end(&accounts, card, &span);
+    gs_rest_ends(&accounts, card);
+    if (!within || held.least > held.most)
+        atomic_fetch_add(&shared->overshot, 1);
+}
+
 static void *play(void *argument)
 {
     unsigned seed = (unsigned)(uintptr_t)argument * 7919u + (unsigned)getpid();
     struct gs_entry entry;
     for (int i = 0; i < rounds; i++) {
         uint64_t bytes = 1 + (uint64_t)rand_r(&seed) % 400;
-        if (!gs_accounts_reserve(&accounts, card, bytes, LIMIT)) {
+        if (i % 64 == 0)
+            measure();
+        gs_flight_begins(&accounts, card, GS_TAKING, bytes);
+        bool reserved = gs_accounts_reserve(&accounts, card, bytes, LIMIT);
+        gs_flight_ends(&accounts, card, GS_TAKING, bytes);
+        if (!reserved) {
             atomic_fetch_add(&shared->refused, 1);
             continue;
         }
@@ -45,7 +63,9 @@ static void *play(void *argument)
         if (!gs_table_take(&table, key, &entry) || entry.bytes != bytes)
             atomic_fetch_add(&shared->overshot, 1);
         atomic_fetch_sub(&shared->held, bytes);
+        gs_flight_begins(&accounts, card, GS_GIVING, bytes);
         gs_accounts_return(&accounts, card, bytes);
+        gs_flight_ends(&accounts, card, GS_GIVING, bytes);
     }
     return NULL;
 }

@@ -2,7 +2,7 @@
 TEST_BUILD := $(BUILD)/tests
 TEST_CFLAGS := $(CFLAGS) -Iinclude -Isrc -Wno-pedantic
 
-tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile comings)
+tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile comings conditions)
 
 $(TEST_BUILD)/worker: tests/worker.c src/driver/hooks.def src/driver/driver_abi.h
 	@mkdir -p $(@D)
@@ -30,6 +30,10 @@ tests: $(if $(wildcard $(shell $(CC) -print-file-name=libc.a)),$(TEST_BUILD)/hos
 $(TEST_BUILD)/hostile_static: tests/hostile.c $(wildcard sim/state/*.[ch] sim/libcuda/*.[ch] sim/libcuda/*.def)
 	@mkdir -p $(@D)
 	@$(CC) $(filter-out -fsanitize=%,$(HOSTILE_CFLAGS)) -DLINKED -static -o $@ $(filter %.c,$^) -lpthread
+
+$(TEST_BUILD)/conditions: tests/conditions.c
+	@mkdir -p $(@D)
+	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $< -ldl -lpthread
 
 $(TEST_BUILD)/region_layout: tests/region_layout.c include/region.h
 	@mkdir -p $(@D)

@@ -134,7 +134,7 @@ static void account(struct throttle *at, uint64_t now_ns, bool waits)
     struct gpuslice_card *entry = &at->box->entry;
     struct gs_own_part part = gs_own_part(entry, now_ns, &at->beside);
     uint64_t finished = at->queue.finished_ns;
-    gs_share_accrue(entry, &at->box->share, now_ns, under_way_of(at->box).ns, waits);
+    gs_share_accrue(entry, &at->box->share, now_ns, under_way_of(at->box).ns, waits && !gs_was_stopped(entry, now_ns));
     at_work = at;
     struct gs_busy busy = gs_queue_look(&at->queue, &events, now_ns, waits, part);
     if (busy.ns) {
@@ -159,10 +159,10 @@ void throttle_look(struct throttle *at, bool waits)
     account(at, now, waits);
     if (!waits)
         gs_queue_arrive(&at->queue, now);
+    if (waits ? gs_was_stopped(&at->box->entry, now) : !under_way_of(at->box).ns)
+        gs_wake(&at->box->entry, now, at->queue.awaited_ns, &at->beside);
     if (waits)
         gs_stay(&at->box->entry, now);
-    else if (!under_way_of(at->box).ns)
-        gs_wake(&at->box->entry, now, at->queue.awaited_ns, &at->beside);
     if (at->box->met_count)
         tell(at, waits);
 }

@@ -298,3 +298,16 @@ def test_a_forked_child_keeps_its_dead_parents_memory_counted(tmp_path: Path) ->
         while survivor.ask(f"alloc 0 plain {600 * MIB}") != "ok":
             assert time.monotonic() < until, "what the dead held still counts"
             time.sleep(0.01)
+
+
+def test_who_asks_while_a_dead_process_is_being_taken_down_waits(tmp_path: Path) -> None:
+    """Whatever has its memory open, a child or who reads of it in /proc, keeps its lock for a moment."""
+    with container(tmp_path) as box, box.worker() as survivor:
+        survivor.ok("start 0")
+        with box.worker() as parent:
+            parent.ok("start 0")
+            parent.ok(f"alloc 0 plain {400 * MIB}")
+            (child,) = parent.ok("idle-child")
+        survivor.say(f"alloc 0 plain {600 * MIB}")
+        os.kill(child, signal.SIGKILL)
+        assert survivor.heard() == "ok"

@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests import HANG_S
-from tests.integration.isolation_rig import MIB, OUT_OF_MEMORY, Container, Worker, container
+from tests.integration.isolation_rig import (
+    MIB,
+    OUT_OF_MEMORY,
+    Container,
+    Worker,
+    container,
+    make_container,
+    make_machine,
+)
 
 LIMIT_MIB = 1500
 CONTEXT_MIB = 121
@@ -141,3 +149,36 @@ def test_a_descriptor_alone_keeps_what_was_freed_counted(tmp_path: Path) -> None
             maker.ok(f"shut {file}")
         maker.ok(f"alloc 1 plain {900 * MIB}")
         assert box.card().used_bytes == box.machine.used() == (CONTEXT_MIB + 900) * MIB
+
+
+# ---- another container's
+
+
+@pytest.mark.parametrize("how", ["IPC", "descriptor"])
+def test_what_another_container_freed_is_counted_where_it_is_open(tmp_path: Path, how: str) -> None:
+    """Two containers came to any amount together: the one allocated and freed, the other opened and kept."""
+    machine = make_machine(tmp_path)
+    one = make_container(tmp_path / "one", machine, memory_mib=LIMIT_MIB)
+    other = make_container(tmp_path / "other", machine, memory_mib=LIMIT_MIB)
+    with one.worker() as maker, other.worker() as keeper:
+        maker.ok("start 0")
+        keeper.ok("start 0")
+        answers = [passed_on(maker, keeper, how, number) for number in range(4)]
+        assert answers == ["ok", "ok", "ok", OUT_OF_MEMORY]
+        assert keeper.ask(f"alloc 9 plain {MIB}") == OUT_OF_MEMORY
+        assert other.card().used_bytes == (CONTEXT_MIB + 3 * 600) * MIB
+        assert machine.used() == (2 * CONTEXT_MIB + 3 * 600) * MIB
+
+
+def passed_on(maker: Worker, keeper: Worker, how: str, number: int) -> str:
+    """What the keeper hears when it opens 600 MiB, of which the maker then keeps nothing."""
+    if how == "IPC":
+        maker.ok(f"alloc {number} plain {600 * MIB}")
+        answer = keeper.ask(f"import {number} {maker.ask(f'export {number}').split()[1]}")
+    else:
+        maker.ok(f"alloc {number} physical {600 * MIB}")
+        pid, file = maker.ok(f"share {number}")
+        answer = keeper.ask(f"receive {number} {pid} {file}")
+        maker.ok(f"shut {file}")
+    maker.ok(f"free {number}")
+    return answer

@@ -263,6 +263,20 @@ def test_in_a_pid_namespace_samples_show_which_number_is_ours(tmp_path: Path) ->
         assert first_slot(box).host_pid == worker.pid
 
 
+def test_a_clock_that_was_set_back_makes_no_samples_old(tmp_path: Path) -> None:
+    with container(tmp_path, share=30, kernel_us=500) as box, box.worker() as worker:
+        worker.ok("start 0")
+        in_a_pid_namespace(box)
+        with box.region_path.open("r+b") as region:
+            region.seek(layout.RegionHead.cards.offset + layout.RegionCard.sampled_us.offset)
+            region.write(((time.time_ns() + 3600 * 10**9) // 1000).to_bytes(8, "little"))
+        deadline = time.monotonic() + HANG_S
+        while first_slot(box).host_pid == 0 and time.monotonic() < deadline:
+            burn(worker, 1000, 0)
+            worker.heard()
+        assert first_slot(box).host_pid == worker.pid
+
+
 def test_a_process_that_copied_before_its_first_launch_is_no_stranger_to_itself(tmp_path: Path) -> None:
     """It is listed already when it begins; that nobody else is there whenever it works shows the mistake. A
     neighbour that comes afterwards is not taken for it.

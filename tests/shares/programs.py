@@ -104,6 +104,18 @@ def killed(program: Program, at_ns: int) -> Program:
     return run
 
 
+def stopped(program: Program, from_ns: int, to_ns: int) -> Program:
+    """As by SIGSTOP and SIGCONT, wherever it is just then: it waits for its turn, mostly."""
+
+    def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+        for step in program(throttle, process, card, chance):
+            if from_ns <= card.now - EPOCH < to_ns:
+                yield int(EPOCH + to_ns - card.now) + 1
+            yield step
+
+    return run
+
+
 def between(program: Program, from_ns: int, to_ns: int) -> Program:
     """Only in this part of the run."""
 

@@ -16,7 +16,7 @@ import pytest
 from tests.shares.arithmetic import Arithmetic
 from tests.shares.card import MS, SECOND, US, Card, Process
 from tests.shares.play import Party, Seen, fair, play
-from tests.shares.programs import Program, on_streams, one_by_one, queued
+from tests.shares.programs import Program, on_streams, one_by_one, queued, stopped
 from tests.shares.throttle import Steps, Throttle, as_it_is
 
 PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
@@ -129,3 +129,12 @@ def test_a_neighbour_that_claims_to_be_at_work_forever_takes_nothing_that_is_due
     parties = [fair(30, queued(200 * US)), fair(70, lying)]
     honest, _ = play(arithmetic, parties, 40, slice_ns=TURN, meet=True)
     assert honest.mean(15) >= 0.9 * 30 - 1
+
+
+def test_who_was_stopped_while_it_waited_takes_nothing_from_others_for_that(arithmetic: Arithmetic) -> None:
+    """For as long as it had been stopped, and was no more, nobody else got any of the card."""
+    halted = stopped(queued(200 * US), 2 * SECOND, 7 * SECOND)
+    parties = [fair(40, halted), fair(20, queued(200 * US)), fair(20, queued(200 * US))]
+    _, *others = play(arithmetic, parties, 10, slice_ns=TURN, switch_ns=CHANGE, meet=True)
+    for other in others:
+        assert min(other.windows(7, 0.5)) >= 20

@@ -29,36 +29,21 @@
 
 static bool stands_elsewhere(const struct gs_accounts *accounts, const struct gs_attachment *at, uint64_t word)
 {
-    return word >> GS_HOLDING_BITS != (uint64_t)(at - accounts->attachments);
+    return word % GS_ATTACHMENTS != (uint64_t)(at - accounts->attachments);
 }
 
-static void mark_changed(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card)
-{
-    uint64_t now = gs_coarse_ns();
-    atomic_store_explicit(&accounts->mine[card].changed_ns, now, memory_order_release);
-    atomic_store_explicit(&at->slot->usage[card].changed_ns, now, memory_order_release);
-}
-
-/* Whoever reads the bytes and then the time knows a time that is not before them. */
 static void gain(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes)
 {
-    mark_changed(accounts, at, card);
-    atomic_fetch_add(&accounts->mine[card].gained, bytes);
     atomic_fetch_add(&at->slot->usage[card].used_bytes, bytes);
-    uint64_t before = atomic_fetch_add(&accounts->mine[card].used, bytes);
+    uint64_t before = atomic_fetch_add(&accounts->mine[card].gained, bytes << GS_ATTACHMENT_BITS);
     if (stands_elsewhere(accounts, at, before)) /* mended in between: made once more where it counts */
         atomic_fetch_add(&gs_attachment_of(accounts, before)->slot->usage[card].used_bytes, bytes);
 }
 
 static void lose(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes)
 {
-    mark_changed(accounts, at, card);
     gs_subtract(&at->slot->usage[card].used_bytes, bytes);
-    uint64_t before = atomic_load(&accounts->mine[card].used), less;
-    do
-        less = gs_holding_bytes(before) > bytes ? bytes : gs_holding_bytes(before);
-    while (!atomic_compare_exchange_weak(&accounts->mine[card].used, &before, before - less));
-    atomic_fetch_add(&accounts->mine[card].lost, less);
+    uint64_t before = atomic_fetch_add(&accounts->mine[card].lost, bytes << GS_ATTACHMENT_BITS);
     if (stands_elsewhere(accounts, at, before))
         gs_subtract(&gs_attachment_of(accounts, before)->slot->usage[card].used_bytes, bytes);
 }
@@ -148,7 +133,7 @@ static void step_back(struct gs_accounts *accounts, uint32_t round)
         gs_sleep_ns(NAP_NS);
 }
 
-/* Whether there will be room as soon as it is certain that a process in another namespace is gone. */
+/* Whether there will be room as soon as a process has left, of which that is certain only later. */
 static bool is_worth_waiting(const struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
 {
     struct gs_attachment *at = gs_attached(accounts);
@@ -182,13 +167,19 @@ static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, 
 /* With a slot that is ours at this moment. */
 static struct gs_attachment *attachment(struct gs_accounts *accounts)
 {
-    gs_accounts_look(accounts);
     struct gs_attachment *at = gs_attach_with_slot(accounts);
     if (at && gs_load(&at->slot->owner) != at->owner) {
         gs_attach_anew(accounts, at);
         at = gs_attach_with_slot(accounts);
     }
     return at;
+}
+
+/* Whoever reads the bytes and then the time knows a time that is not before them. */
+static struct gs_attachment *changing(struct gs_accounts *accounts, uint32_t card)
+{
+    gs_accounts_changed(accounts, card);
+    return card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
 }
 
 bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
@@ -242,7 +233,15 @@ uint64_t gs_accounts_used(struct gs_accounts *accounts, uint32_t card)
 
 uint64_t gs_accounts_mine(const struct gs_accounts *accounts, uint32_t card)
 {
-    return card < GPUSLICE_CARDS ? gs_holding_bytes(atomic_load(&accounts->mine[card].used)) : 0;
+    if (card >= GPUSLICE_CARDS)
+        return 0;
+    const struct gs_holding *holding = &accounts->mine[card];
+    uint64_t gained, lost;
+    do { /* until nothing came in between: what it was when that was read */
+        gained = gs_load(&holding->gained);
+        lost = gs_load(&holding->lost);
+    } while (gs_load(&holding->gained) != gained);
+    return gs_holding_bytes(gained, lost);
 }
 
 void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
@@ -267,9 +266,12 @@ void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bo
 
 void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card)
 {
+    uint64_t now = gs_accounts_look(accounts);
     struct gs_attachment *at = gs_attached(accounts);
-    if (at && at->slot && card < GPUSLICE_CARDS)
-        mark_changed(accounts, at, card);
+    if (!at || !at->slot || card >= GPUSLICE_CARDS)
+        return;
+    atomic_store_explicit(&accounts->mine[card].changed_ns, now, memory_order_release);
+    atomic_store_explicit(&at->slot->usage[card].changed_ns, now, memory_order_release);
 }
 
 void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid)
@@ -284,7 +286,7 @@ void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid)
 
 void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
 {
-    struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    struct gs_attachment *at = changing(accounts, card);
     if (!at)
         return;
     atomic_fetch_add(&accounts->mine[card].exported_bytes, bytes);
@@ -293,10 +295,9 @@ void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, uint64_t 
 
 void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count)
 {
-    struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    struct gs_attachment *at = changing(accounts, card);
     if (!at)
         return;
-    mark_changed(accounts, at, card);
     if (count > 0) {
         atomic_fetch_add(&accounts->mine[card].imports, (uint64_t)count);
         atomic_fetch_add(&at->slot->usage[card].imports, (uint64_t)count);
@@ -309,7 +310,7 @@ void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count
 
 void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
 {
-    struct gs_attachment *at = card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
+    struct gs_attachment *at = changing(accounts, card);
     if (!at)
         return;
     atomic_fetch_add(&at->region->cards[card].orphaned_bytes, bytes);

@@ -22,8 +22,7 @@ enum gs_flight { GS_TAKING, GS_GIVING }; /* what a call between the account and 
 
 /* What this process holds of a card, as it knows itself, whatever anybody writes over the region. */
 struct gs_holding {
-    _Atomic uint64_t used; /* bytes; in the highest eight bits the attachment that they stand in */
-    _Atomic uint64_t gained, lost; /* ever: their difference are the bytes */
+    _Atomic uint64_t gained, lost; /* ever, in bytes; in the lowest eight bits the attachment that they stand in */
     _Atomic uint64_t in_flight[2]; /* by what they do: how many calls, and above that how much */
     _Atomic uint32_t rests;        /* who wants a moment in which none is (accounts/in_flight.h) */
     _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
@@ -51,13 +50,16 @@ void gs_accounts_forget(struct gs_accounts *accounts);
 /* The region and this process's slot in it at this moment; either may be NULL. */
 struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts);
 /* Once in a while: whether the file is still there, whole, and our slot ours. If not, it is mended: our own numbers
- * are written again. Also done by reserve, return and used. */
-void gs_accounts_look(struct gs_accounts *accounts);
+ * are written again. Also done by used, and where a change is marked. The time (gs_coarse_ns). */
+uint64_t gs_accounts_look(struct gs_accounts *accounts);
 
 /* The entry for this uuid, taken if there is none; GPUSLICE_CARDS when all are taken by others. */
 uint32_t gs_accounts_card(struct gs_accounts *accounts, const char *uuid);
 void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t compute_percent);
 
+/* What we hold changes, or the driver has just done what it was asked for: said before it does, and where a call is in
+ * flight, which says more, at its end. The three that follow do not say it themselves. */
+void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card);
 /* Room for these bytes under the limit, taken in one step against every process of the container. */
 bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
 /* Counts bytes that are taken already, whatever the limit. False only without a slot. */
@@ -68,8 +70,6 @@ void gs_accounts_count_refusal(struct gs_accounts *accounts, uint32_t card);
 void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
 /* That part may be too much: until the driver's figure has been heard. */
 void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bool provisional);
-/* What we hold changes, or the driver has just done what it was asked for. */
-void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card);
 void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid);
 
 /* What the container holds of a card; cheap enough for every cuMemGetInfo. */

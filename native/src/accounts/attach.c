@@ -3,7 +3,7 @@
  * it can write its numbers again: into another slot, of the same file made whole or of the one that stands there now.
  *
  * Threads go on allocating meanwhile, and nothing may be counted twice or lost. Each change is made first in the slot
- * and then in our own word, which also says, in its highest bits, into which attachment it was made. Mending advances
+ * and then in our own word, which also says, in its lowest bits, into which attachment it was made. Mending advances
  * that number and copies the bytes in one step: a change that finds a later number than it wrote into comes after the
  * copy, and is made once more in the new slot. One that finds the same number came before it and is in the copy.
  */
@@ -132,10 +132,9 @@ void gs_attach_forget(struct gs_accounts *accounts)
     atomic_store(&accounts->host_pid, 0);
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
         struct gs_holding *holding = &accounts->mine[card];
-        uint64_t word = atomic_load(&holding->used);
-        atomic_store(&holding->used, word - gs_holding_bytes(word));
-        atomic_store(&holding->gained, 0);
-        atomic_store(&holding->lost, 0);
+        uint64_t number = gs_load(&holding->gained) % GS_ATTACHMENTS;
+        atomic_store(&holding->gained, number);
+        atomic_store(&holding->lost, number);
         atomic_store(&holding->in_flight[GS_TAKING], 0);
         atomic_store(&holding->in_flight[GS_GIVING], 0);
         atomic_store(&holding->rests, 0);
@@ -166,13 +165,11 @@ static bool claim(const struct gs_accounts *accounts, struct gs_attachment *at, 
     return slot != NULL;
 }
 
-struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts)
+struct gs_attachment *gs_attach_claiming(struct gs_accounts *accounts)
 {
     struct gs_attachment *at = gs_attached(accounts);
     if (!at || !at->region)
         return NULL;
-    if (__atomic_load_n(&at->slot, __ATOMIC_ACQUIRE))
-        return at;
     gs_lock(&lock);
     at = gs_attached(accounts);
     bool has = at->slot || claim(accounts, at, GPUSLICE_SLOTS);
@@ -200,10 +197,20 @@ static struct gs_attachment *following(struct gs_accounts *accounts, struct gpus
     return next;
 }
 
-/* From here on changes are made once more in the attachment that follows. What stood before. */
+static uint64_t following_number(_Atomic uint64_t *word)
+{
+    uint64_t before = gs_load(word);
+    while (!atomic_compare_exchange_weak(word, &before, before - before % GS_ATTACHMENTS + (before + 1) % GS_ATTACHMENTS))
+        ;
+    return before;
+}
+
+/* From here on changes are made once more in the attachment that follows. What stood before. What is lost comes first: of a
+ * gain and its loss in between neither is in the copy, or the gain alone, and the loss is made once more. */
 static uint64_t advance(struct gs_holding *holding)
 {
-    return gs_holding_bytes(atomic_fetch_add(&holding->used, UINT64_C(1) << GS_HOLDING_BITS));
+    uint64_t lost = following_number(&holding->lost);
+    return gs_holding_bytes(following_number(&holding->gained), lost);
 }
 
 static void write_holding(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card)
@@ -279,16 +286,17 @@ static void mend(struct gs_accounts *accounts)
         attach(accounts, region);
 }
 
-void gs_accounts_look(struct gs_accounts *accounts)
+uint64_t gs_accounts_look(struct gs_accounts *accounts)
 {
     uint64_t now = gs_coarse_ns(), last = atomic_load_explicit(&accounts->looked_ns, memory_order_relaxed);
     struct gs_attachment *at = gs_attached(accounts);
     if (now - last < LOOK_EVERY_NS || !at || !at->region ||
         !atomic_compare_exchange_strong_explicit(&accounts->looked_ns, &last, now, memory_order_relaxed, memory_order_relaxed))
-        return;
+        return now;
     gs_lock(&lock);
     mend(accounts);
     gs_unlock(&lock);
+    return now;
 }
 
 void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *broken)
@@ -303,5 +311,5 @@ struct gs_attachment *gs_attachment_of(struct gs_accounts *accounts, uint64_t wo
 {
     gs_lock(&lock);
     gs_unlock(&lock);
-    return &accounts->attachments[word >> GS_HOLDING_BITS];
+    return &accounts->attachments[word % GS_ATTACHMENTS];
 }

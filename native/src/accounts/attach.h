@@ -4,9 +4,14 @@
 
 #include "accounts/accounts.h"
 
-#define GS_HOLDING_BITS 56 /* of gs_holding.used, for the bytes */
+/* Of gs_holding: what it gained and lost may pass all that the words can hold. Their difference does not. */
+#define GS_ATTACHMENT_BITS 8
 
-static inline uint64_t gs_holding_bytes(uint64_t word) { return word & ((UINT64_C(1) << GS_HOLDING_BITS) - 1); }
+static inline uint64_t gs_holding_bytes(uint64_t gained, uint64_t lost)
+{
+    int64_t bytes = (int64_t)((gained >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS) - (lost >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS));
+    return bytes > 0 ? (uint64_t)bytes >> GS_ATTACHMENT_BITS : 0;
+}
 
 static inline struct gs_attachment *gs_attached(const struct gs_accounts *accounts)
 {
@@ -16,7 +21,12 @@ static inline struct gs_attachment *gs_attached(const struct gs_accounts *accoun
 /* By which a card is known in the region and to the agent: a hash of its uuid, never 0. */
 uint64_t gs_card_key(const char *uuid);
 /* The attachment, with a slot that is ours; NULL without. */
-struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts);
+struct gs_attachment *gs_attach_claiming(struct gs_accounts *accounts);
+static inline struct gs_attachment *gs_attach_with_slot(struct gs_accounts *accounts)
+{
+    struct gs_attachment *at = gs_attached(accounts);
+    return at && __atomic_load_n(&at->slot, __ATOMIC_ACQUIRE) ? at : gs_attach_claiming(accounts);
+}
 /* The attachment in which a holding's word stands, once its writer is done. */
 struct gs_attachment *gs_attachment_of(struct gs_accounts *accounts, uint64_t word);
 /* Our slot bears another word than ours: somebody wrote over it. */

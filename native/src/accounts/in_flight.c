@@ -81,12 +81,12 @@ void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight 
     if (card >= GPUSLICE_CARDS)
         return;
     flights_here -= flights_here > 0;
-    struct gs_attachment *at = gs_attach_with_slot(accounts);
     gs_accounts_changed(accounts, card);
+    struct gs_attachment *at = gs_attach_with_slot(accounts);
     atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));
-    uint16_t shown = at ? atomic_load(&at->slot->in_flight[card]) : 0;
-    while (shown && !atomic_compare_exchange_weak(&at->slot->in_flight[card], &shown, (uint16_t)(shown - 1)))
-        ;
+    uint16_t shown = at ? atomic_fetch_sub(&at->slot->in_flight[card], 1) : 1;
+    if (shown == 0 || shown > UINT16_MAX / 2) /* somebody reset it meanwhile: as gs_subtract() */
+        atomic_fetch_add(&at->slot->in_flight[card], 1);
 }
 
 uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card)
@@ -110,5 +110,6 @@ struct gs_bounds gs_span_end(const struct gs_accounts *accounts, uint32_t card, 
 {
     const struct gs_holding *holding = &accounts->mine[card];
     uint64_t giving = bytes_in(accounts, card, GS_GIVING), lost = atomic_load(&holding->lost), gained = atomic_load(&holding->gained);
-    return (struct gs_bounds){.least = gs_less(gs_less(gs_less(span->gained, span->taking), giving), lost), .most = gained - span->lost};
+    return (struct gs_bounds){.least = gs_less(gs_less(gs_holding_bytes(span->gained, lost), span->taking), giving),
+                              .most = gs_holding_bytes(gained, span->lost)};
 }

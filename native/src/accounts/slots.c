@@ -11,17 +11,11 @@
 #define RING 64
 #define FIRST_LOCKED_BYTE (INT64_C(1) << 40) /* of slot 0, behind all that is in the file */
 
-/* Between the last breath of a process that nobody here can see and the driver's having taken back what it held. */
+/* Between the last breath of a process and the driver's having taken back what it held: who just reads of it in /proc, say,
+ * keeps its memory for that long, and its mappings of the driver's devices. */
 #define GONE_AFTER_NS UINT64_C(1000000000)
 
 static void *held_byte; /* this process's */
-
-void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
-{
-    uint64_t before = gs_load(word);
-    while (!atomic_compare_exchange_weak(word, &before, before > bytes ? before - bytes : 0))
-        ;
-}
 
 void gs_raise_to(_Atomic uint64_t *word, uint64_t value)
 {
@@ -62,18 +56,34 @@ static bool is_consistent(const struct gpuslice_slot *slot, uint64_t owner)
            owner == owner_word((uint32_t)pid, gs_load(&slot->start_time), namespace);
 }
 
+static uint64_t seen_leaving(struct gpuslice_slot *slot, uint64_t now)
+{
+    uint64_t since = gs_load(&slot->unlocked_ns);
+    if (!since)
+        atomic_store(&slot->unlocked_ns, now);
+    return since;
+}
+
+/* A dead process's child may hold its lock, and so the driver's devices: then its memory is on the card still. */
+static bool is_let_go(struct gpuslice_slot *slot, int64_t number, const char *path)
+{
+    if (!gs_load(&slot->locked) || !path || gs_byte_is_held(path, FIRST_LOCKED_BYTE + number) != GS_BYTE_HELD)
+        return true;
+    seen_leaving(slot, gs_coarse_ns());
+    return false;
+}
+
 /* Another pid namespace's processes cannot be seen, but a process holds its slot's lock while it is there. */
 static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *path)
 {
-    uint64_t now = gs_coarse_ns(), since = gs_load(&slot->unlocked_ns);
+    uint64_t now = gs_coarse_ns(), since;
     if (!gs_load(&slot->locked) || !path)
         return false;
     if (gs_byte_is_held(path, FIRST_LOCKED_BYTE + number) != GS_BYTE_FREE) {
         atomic_store(&slot->unlocked_ns, 0);
         return false;
     }
-    if (!since)
-        atomic_store(&slot->unlocked_ns, now);
+    since = seen_leaving(slot, now);
     return since && now - since > GONE_AFTER_NS;
 }
 
@@ -85,8 +95,8 @@ static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *s
     if (owner >> (OWNER_PID_BITS + OWNER_START_BITS) != namespace_hash(namespace))
         return !is_consistent(slot, owner) || is_unlocked(slot, slot - region->slots, path);
     struct gs_process process = gs_process(owner_pid(owner));
-    if (!process.alive) /* unless a child holds its lock, and so the driver's devices: then its memory is on the card still */
-        return !gs_load(&slot->locked) || !path || gs_byte_is_held(path, FIRST_LOCKED_BYTE + (slot - region->slots)) != GS_BYTE_HELD;
+    if (!process.alive)
+        return is_let_go(slot, slot - region->slots, path);
     if (process.start_time == 0)
         return false;
     if (owner_word(owner_pid(owner), process.start_time, namespace) != owner)

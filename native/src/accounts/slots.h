@@ -17,8 +17,14 @@ static inline uint64_t gs_bounded(const _Atomic uint64_t *word)
     return value < GS_MOST_BYTES ? value : GS_MOST_BYTES;
 }
 
-/* Never below zero: a counter that somebody else reset must not become 16 EiB. */
-void gs_subtract(_Atomic uint64_t *word, uint64_t bytes);
+/* A counter that somebody else reset must not stay below zero, which is 16 EiB: what it lacked is put back. One step where
+ * it lacks nothing, as a loop that compares would cost twice as much. */
+static inline void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
+{
+    uint64_t before = atomic_fetch_sub(word, bytes);
+    if (before < bytes || before > GS_MOST_BYTES)
+        atomic_fetch_add(word, before > GS_MOST_BYTES ? bytes : bytes - before);
+}
 void gs_raise_to(_Atomic uint64_t *word, uint64_t value);
 
 /* The word that a slot of this process bears. */

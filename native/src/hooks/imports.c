@@ -3,6 +3,7 @@
 #include "policy/driver_overhead.h"
 #include "policy/held.h"
 #include "policy/opened.h"
+#include "policy/provisional.h"
 #include "policy/start.h"
 
 static void mark_exported(CUdeviceptr address)
@@ -29,22 +30,29 @@ int cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     return result;
 }
 
+static int open_here(CUdeviceptr address)
+{
+    struct gs_card *card = gs_opened_add(gs_current_place(), address);
+    if (!card || !gs_borrowed_too_much(card))
+        return CUDA_SUCCESS;
+    gs_opened_remove(address);
+    DRIVER(cuIpcCloseMemHandle)(address);
+    gs_refuse(card);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 int cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
 {
     bool active = gs_enter_cuda();
     int result = DRIVER(cuIpcOpenMemHandle)(address, handle, flags);
-    if (active && result == CUDA_SUCCESS)
-        gs_opened_add(gs_current_place(), *address);
-    return result;
+    return active && result == CUDA_SUCCESS ? open_here(*address) : result;
 }
 
 int cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
 {
     bool active = gs_enter_cuda();
     int result = DRIVER(cuIpcOpenMemHandle_v2)(address, handle, flags);
-    if (active && result == CUDA_SUCCESS)
-        gs_opened_add(gs_current_place(), *address);
-    return result;
+    return active && result == CUDA_SUCCESS ? open_here(*address) : result;
 }
 
 int cuIpcCloseMemHandle(CUdeviceptr address)

@@ -7,6 +7,7 @@
 #include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
 #include "policy/held.h"
+#include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/start.h"
 #include "system/at_fork.h"
@@ -226,6 +227,11 @@ int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *s
         return result;
     bool known = DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) == CUDA_SUCCESS;
     struct gs_card *card = known ? card_of(&properties) : gs_current_place().card;
+    if (card && gs_borrowed_too_much(card)) {
+        DRIVER(cuMemRelease)(*handle);
+        gs_refuse(card);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     if (card) {
         gs_accounts_imported(&gs_accounts, card->index, 1);
         gs_physical_made(*handle, card, 0, GS_IMPORT);

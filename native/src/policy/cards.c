@@ -119,14 +119,6 @@ struct gs_card *gs_card_of_device(CUdevice device)
 
 /* ---- what they hold ---- */
 
-uint64_t gs_round_up(uint64_t bytes, uint64_t step)
-{
-    uint64_t rest = bytes % step;
-    if (!rest)
-        return bytes;
-    return bytes > UINT64_MAX - step ? UINT64_MAX : bytes - rest + step;
-}
-
 void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
 
 bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
@@ -149,7 +141,8 @@ void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now)
 
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
 {
-    gs_recharge(card, reserved, taken);
+    if (taken != reserved)
+        gs_recharge(card, reserved, taken);
     gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
 }
 

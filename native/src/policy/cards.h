@@ -46,14 +46,18 @@ static inline int gs_relax_capture(void)
 
 static inline void gs_restore_capture(int mode) { DRIVER(cuThreadExchangeStreamCaptureMode)(&mode); }
 
-uint64_t gs_round_up(uint64_t bytes, uint64_t step); /* UINT64_MAX on overflow */
+static inline uint64_t gs_round_up(uint64_t bytes, uint64_t step) /* UINT64_MAX on overflow */
+{
+    uint64_t rest = bytes % step;
+    return !rest ? bytes : bytes > UINT64_MAX - step ? UINT64_MAX : bytes - rest + step;
+}
 
 void gs_refuse(struct gs_card *card); /* counts it */
 /* Room for these bytes under that limit, for a call that is in flight from then on, until it is settled. */
 bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes);
 /* The call is over: `reserved` bytes were reserved, `taken` of them (or more) were taken. */
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
-/* What is counted anyway, and by no call, changes from so much to so much. */
+/* What is counted anyway changes from so much to so much. */
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now);
 /* Around calls with which the driver lets go of nobody knows how much, on any card, and its return to the accounts. */
 void gs_giving_begins(void);

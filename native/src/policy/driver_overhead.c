@@ -214,9 +214,9 @@ void gs_settle_own(struct gs_card *card)
 }
 
 /* Whether it is this thread's turn; the next comes no sooner than the last one's cost allows. */
-static bool is_due(struct own *own)
+static bool is_due(struct own *own, uint64_t now)
 {
-    uint64_t now = gs_coarse_ns(), due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
+    uint64_t due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
     return now >= due &&
            __atomic_compare_exchange_n(&own->due_ns, &due, now + MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
            due;
@@ -239,9 +239,9 @@ void gs_loan_ended(uint32_t card)
         __atomic_compare_exchange_n(&owns[card].due_ns, &due, soon, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
-static void measure_if_due(struct gs_card *card)
+static void measure_if_due(struct gs_card *card, uint64_t now)
 {
-    if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(&owns[card->index]))
+    if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(&owns[card->index], now))
         return;
     uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
@@ -264,10 +264,11 @@ static void measure_if_due(struct gs_card *card)
 /* Of every card: what a process was charged on one may be too much long after it last allocated there. */
 void gs_measure_sometimes(struct gs_card *card)
 {
-    measure_if_due(card);
+    uint64_t now = gs_accounts_look(&gs_accounts);
+    measure_if_due(card, now);
     for (uint32_t i = 0; i < gs_card_count(); i++)
         if (gs_card_at(i) != card)
-            measure_if_due(gs_card_at(i));
+            measure_if_due(gs_card_at(i), now);
 }
 
 /* ---- what the card lost meanwhile ---- */

@@ -19,6 +19,9 @@
 #define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* what nobody knows the length of is believed to last, at the most */
 #define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
 
+/* Who waits looks every few milliseconds, on a busy host somewhat later. One that did not for so long was stopped. */
+#define STOPPED_NS UINT64_C(200000000)
+
 /* A change to another process and back costs the card more than to wait for so long: who pauses for less keeps its turn. */
 #define CHANGE_NS UINT64_C(150000)
 
@@ -176,6 +179,12 @@ void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, c
     int64_t behind = difference(others, own), passed = weight ? idle / percent(weight) * 100 : 0;
     if (behind > 0 && passed > 0)
         atomic_compare_exchange_strong(&card->virtual_ns, &own, own + (uint64_t)(passed < behind ? passed : behind));
+}
+
+bool gs_was_stopped(const struct gpuslice_card *card, uint64_t now_ns)
+{
+    uint64_t active = atomic_load(&card->active_at_ns);
+    return active && active < now_ns && now_ns - active > STOPPED_NS;
 }
 
 struct gs_own_part gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside)

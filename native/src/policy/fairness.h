@@ -59,6 +59,8 @@ int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share 
 void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, const struct gs_neighbourhood *beside);
 /* Has work or waits, now. */
 void gs_stay(struct gpuslice_card *card, uint64_t now_ns);
+/* Nobody of it has looked for so long that no busy host explains it: who waits then wakes, as if it had not waited. */
+bool gs_was_stopped(const struct gpuslice_card *card, uint64_t now_ns);
 
 /* The part of busy time that was our own, neighbours that tell apart: as NVML's samples have it where there are none of
  * these. Else as of a card that gives each process of the container with work an even part of its time. */

@@ -54,7 +54,7 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
     gs_settle(place.card, reserved, charge);
 }
 
-uint64_t gs_release_entry(struct gs_entry *entry)
+static uint64_t release(struct gs_entry *entry)
 {
     uint64_t bytes = 0;
     switch (entry->kind & 0xff) {
@@ -85,6 +85,12 @@ uint64_t gs_release_entry(struct gs_entry *entry)
     if (entry->kind & GS_EXPORTED) /* afterwards: what is counted and may be missing is in doubt */
         gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
     return bytes;
+}
+
+uint64_t gs_release_entry(struct gs_entry *entry)
+{
+    gs_accounts_changed(&gs_accounts, entry->card);
+    return release(entry);
 }
 
 /* Of what the driver has let go, the most that is still counted. */
@@ -123,7 +129,7 @@ int gs_gave(struct gs_giving *giving, int result)
         return result;
     uint32_t card = giving->entry.card;
     if (result == CUDA_SUCCESS)
-        gs_release_entry(&giving->entry);
+        release(&giving->entry);
     else
         gs_table_put(&gs_held, &giving->entry);
     gs_flight_ends(&gs_accounts, card, GS_GIVING, giving->bytes);

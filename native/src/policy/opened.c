@@ -16,14 +16,14 @@ static void forget(void)
 }
 GS_AT_FORK(forget);
 
-void gs_opened_add(struct gs_place place, CUdeviceptr address)
+struct gs_card *gs_opened_add(struct gs_place place, CUdeviceptr address)
 {
     struct gs_entry entry = {.key = address, .owner = (uint64_t)(uintptr_t)place.context, .kind = 0};
     int device = 0;
     if (DRIVER(cuPointerGetAttribute)(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS)
         place.card = gs_card_of_device(device);
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
-        return;
+        return NULL;
     gs_lock(&lock);
     if (!gs_table_get(&opened, address, &entry)) {
         entry.card = place.card->index;
@@ -32,6 +32,7 @@ void gs_opened_add(struct gs_place place, CUdeviceptr address)
     entry.kind++;
     gs_table_put(&opened, &entry);
     gs_unlock(&lock);
+    return place.card;
 }
 
 static void let_go(const struct gs_entry *entry) { gs_loan_ended(entry->card); }

@@ -85,7 +85,8 @@ static struct pool *find(uint64_t handle)
 
 static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint64_t reserved)
 {
-    gs_recharge(card, reserved + *charged, now);
+    if (now != reserved + *charged)
+        gs_recharge(card, reserved + *charged, now);
     *charged = now;
 }
 

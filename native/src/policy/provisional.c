@@ -93,3 +93,15 @@ bool gs_over_limit(struct gs_card *card)
         gs_settle(card, 0, 0);
     return !is_room;
 }
+
+/* Of what was lent within the container, the accounts know themselves. */
+bool gs_borrowed_too_much(struct gs_card *card)
+{
+    struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
+    if (card->index >= GPUSLICE_CARDS || !region)
+        return false;
+    if (!gs_measure(card))
+        gs_settle_own(card);
+    uint64_t used = gs_used(card), within = gs_bounded(&region->cards[card->index].orphaned_bytes);
+    return !fits(card, 0, used > within ? used - within : 0) && gs_over_limit(card);
+}

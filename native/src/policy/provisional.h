@@ -10,5 +10,8 @@ uint64_t gs_used_as_known(struct gs_card *card);
 bool gs_reserve_as_known(struct gs_card *card, uint64_t bytes);
 /* Whether what is held passes the limit, by the driver's figures where they are to be had. */
 bool gs_over_limit(struct gs_card *card);
+/* What another container lent and has freed since is held here alone, and in this container's figures. Whether that passes the
+ * limit: then nothing more is opened. */
+bool gs_borrowed_too_much(struct gs_card *card);
 
 #endif

@@ -183,12 +183,13 @@ static void compare(const struct list *list, const struct gs_activity *activity,
 bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, bool whole, struct gs_share_sample *sum)
 {
     struct list list;
-    uint64_t earliest = gs_realtime_us() - SAMPLED_US;
+    uint64_t now = gs_realtime_us(), earliest = now - SAMPLED_US;
     uint64_t seen = atomic_load(&gs_accounts_at(&gs_accounts).region->cards[card->index].sampled_us);
-    if (!read_samples(card, seen > earliest ? seen : earliest, &list))
+    /* What was seen later than now was seen before somebody set the clock back. */
+    if (!read_samples(card, seen > earliest && seen <= now ? seen : earliest, &list))
         return false;
     if (!in_host_namespace())
         compare(&list, activity, whole);
     *sum = sum_of(&list);
-    return sum->until_us != seen;
+    return sum->until_us != seen && sum->until_us <= gs_realtime_us();
 }

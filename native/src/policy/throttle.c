@@ -223,7 +223,7 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused)
 {
     struct gpuslice_card *entry = entry_of(state->card);
     struct gs_own_part part = gs_own_part(entry, now_ns, &state->beside);
-    gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, paused);
+    gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, paused && !gs_was_stopped(entry, now_ns));
     int mode = gs_relax_capture();
     uint64_t finished = state->queue.finished_ns;
     struct gs_busy busy = gs_queue_look(&state->queue, &events, now_ns, paused, part);
@@ -251,10 +251,10 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
         account(state, now_ns, waits);
         if (!waits)
             gs_queue_arrive(&state->queue, now_ns);
+        if (waits ? gs_was_stopped(entry_of(state->card), now_ns) : !under_way_of(state->card).ns)
+            gs_wake(entry_of(state->card), now_ns, __atomic_load_n(&state->queue.awaited_ns, __ATOMIC_RELAXED), &state->beside);
         if (waits)
             gs_stay(entry_of(state->card), now_ns);
-        else if (!under_way_of(state->card).ns)
-            gs_wake(entry_of(state->card), now_ns, __atomic_load_n(&state->queue.awaited_ns, __ATOMIC_RELAXED), &state->beside);
         if (*state->neighbours.folder)
             tell_neighbours(state, now_ns, waits);
     }

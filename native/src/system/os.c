@@ -59,6 +59,12 @@ static bool describe(int file, struct stat *found) { return syscall(SYS_fstat, f
 /* A name that somebody put there for another file's sake must not make us open that file to everybody. */
 static bool is_plain(const struct stat *found) { return S_ISREG(found->st_mode) && found->st_nlink <= 1; }
 
+/* A page of a file that is mapped and has no place on a full disk would be our host's end when it is touched. */
+static bool has_room(int file, size_t bytes)
+{
+    return syscall(SYS_fallocate, file, 0, (off_t)0, (off_t)bytes) == 0 || (errno != ENOSPC && errno != EDQUOT);
+}
+
 void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
 {
     int saved = errno;
@@ -69,7 +75,7 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
     if (file >= 0 && describe(file, &found) && is_plain(&found)) {
         if (found.st_size == 0)
             syscall(SYS_fchmod, file, 0666); /* other users of the container count here too, whatever our umask */
-        if ((uint64_t)found.st_size >= bytes || syscall(SYS_ftruncate, file, bytes) == 0)
+        if (((uint64_t)found.st_size >= bytes || syscall(SYS_ftruncate, file, bytes) == 0) && has_room(file, bytes))
             address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         *identity = (struct gs_file){found.st_dev, found.st_ino};
     }
@@ -249,22 +255,10 @@ static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
     errno = saved;
 }
 
-/* 0 free, 1 held, 2 held and awaited. */
-void gs_lock(struct gs_lock *lock)
+void gs_lock_awaited(struct gs_lock *lock)
 {
-    uint32_t seen = 0;
-    if (atomic_compare_exchange_strong_explicit(&lock->state, &seen, 1, memory_order_acquire, memory_order_relaxed))
-        return;
-    if (seen != 2)
-        seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
-    while (seen != 0) {
+    while (atomic_exchange_explicit(&lock->state, 2, memory_order_acquire) != 0)
         futex(&lock->state, FUTEX_WAIT_PRIVATE, 2);
-        seen = atomic_exchange_explicit(&lock->state, 2, memory_order_acquire);
-    }
 }
 
-void gs_unlock(struct gs_lock *lock)
-{
-    if (atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2)
-        futex(&lock->state, FUTEX_WAKE_PRIVATE, 1);
-}
+void gs_lock_passed_on(struct gs_lock *lock) { futex(&lock->state, FUTEX_WAKE_PRIVATE, 1); }

@@ -3,6 +3,7 @@
 #ifndef GPUSLICE_OS_H
 #define GPUSLICE_OS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -47,9 +48,22 @@ uint64_t gs_pid_namespace(void); /* inode; 0 when unknown */
 
 /* A lock of this process, not of the region. Zero is unlocked. */
 struct gs_lock {
-    _Atomic uint32_t state;
+    _Atomic uint32_t state; /* 0 free, 1 held, 2 held and awaited */
 };
-void gs_lock(struct gs_lock *lock);
-void gs_unlock(struct gs_lock *lock);
+void gs_lock_awaited(struct gs_lock *lock);
+void gs_lock_passed_on(struct gs_lock *lock);
+
+static inline void gs_lock(struct gs_lock *lock)
+{
+    uint32_t free = 0;
+    if (!atomic_compare_exchange_strong_explicit(&lock->state, &free, 1, memory_order_acquire, memory_order_relaxed))
+        gs_lock_awaited(lock);
+}
+
+static inline void gs_unlock(struct gs_lock *lock)
+{
+    if (atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2)
+        gs_lock_passed_on(lock);
+}
 
 #endif

@@ -1,15 +1,31 @@
 #include "system/table.h"
 
-#include <stddef.h>
 #include <string.h>
 
+#include "system/os.h"
+
 #define FIRST_ROOM 64u
+#define YIELDS 64u
+#define NAP_NS UINT64_C(20000)
 
 static uint64_t hash_of(uint64_t key)
 {
     key = (key ^ key >> 32) * UINT64_C(0x9e3779b97f4a7c15);
     return key ^ key >> 29;
 }
+
+/* For as long as one entry takes. So who waits looks again by himself: to know of anybody who has to be woken, giving it back
+ * would cost as much as taking it. */
+static void enter(struct gs_shard *shard)
+{
+    for (uint32_t round = 0; atomic_exchange_explicit(&shard->taken, true, memory_order_acquire); round++)
+        if (round < YIELDS)
+            gs_yield();
+        else
+            gs_sleep_ns(NAP_NS);
+}
+
+static void leave(struct gs_shard *shard) { atomic_store_explicit(&shard->taken, false, memory_order_release); }
 
 static struct gs_shard *shard_of(struct gs_table *table, uint64_t hash) { return &table->shards[hash >> 58]; }
 
@@ -76,9 +92,9 @@ static struct gs_entry *find(struct gs_shard *shard, uint64_t key)
 bool gs_table_put(struct gs_table *table, const struct gs_entry *entry)
 {
     struct gs_shard *shard = shard_of(table, hash_of(entry->key));
-    gs_lock(&shard->lock);
+    enter(shard);
     bool done = put(shard, entry);
-    gs_unlock(&shard->lock);
+    leave(shard);
     return done;
 }
 
@@ -87,14 +103,14 @@ static bool look(struct gs_table *table, uint64_t key, struct gs_entry *entry, b
     struct gs_shard *shard = shard_of(table, hash_of(key));
     if (!key)
         return false;
-    gs_lock(&shard->lock);
+    enter(shard);
     struct gs_entry *found = find(shard, key);
     bool has = found != NULL;
     if (has)
         *entry = *found;
     if (has && remove)
         remove_at(shard, (uint32_t)(found - shard->entries));
-    gs_unlock(&shard->lock);
+    leave(shard);
     return has;
 }
 
@@ -104,17 +120,17 @@ bool gs_table_take(struct gs_table *table, uint64_t key, struct gs_entry *entry)
 void gs_table_take_of(struct gs_table *table, uint64_t key, uint64_t owner)
 {
     struct gs_shard *shard = shard_of(table, hash_of(key));
-    gs_lock(&shard->lock);
+    enter(shard);
     struct gs_entry *found = find(shard, key);
     if (found && found->owner == owner)
         remove_at(shard, (uint32_t)(found - shard->entries));
-    gs_unlock(&shard->lock);
+    leave(shard);
 }
 
 uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by)
 {
     struct gs_shard *shard = shard_of(table, hash_of(key));
-    gs_lock(&shard->lock);
+    enter(shard);
     struct gs_entry *found = find(shard, key);
     uint64_t before = found ? found->bytes : 0;
     uint64_t after = by < 0 && before < (uint64_t)-by ? 0 : before + (uint64_t)by;
@@ -124,7 +140,7 @@ uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by)
         remove_at(shard, (uint32_t)(found - shard->entries));
     else if (after)
         put(shard, &(struct gs_entry){.key = key, .bytes = after});
-    gs_unlock(&shard->lock);
+    leave(shard);
     return before;
 }
 
@@ -141,9 +157,9 @@ static void sift(struct gs_shard *shard, bool (*drop)(struct gs_entry *, void *)
 void gs_table_sift(struct gs_table *table, bool (*drop)(struct gs_entry *, void *), void *context)
 {
     for (uint32_t i = 0; i < GS_SHARDS; i++) {
-        gs_lock(&table->shards[i].lock);
+        enter(&table->shards[i]);
         sift(&table->shards[i], drop, context);
-        gs_unlock(&table->shards[i].lock);
+        leave(&table->shards[i]);
     }
 }
 

@@ -6,8 +6,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "system/os.h"
-
 #define GS_SHARDS 64u
 
 struct gs_entry {
@@ -19,7 +17,7 @@ struct gs_entry {
 };
 
 struct gs_shard {
-    _Alignas(64) struct gs_lock lock;
+    _Alignas(64) _Atomic bool taken;
     uint32_t count;
     uint32_t room; /* a power of two, or 0 */
     struct gs_entry *entries;

@@ -1,0 +1,80 @@
+"""What programs do to their own process, by accident or on purpose: they are held and served all the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration.isolation_rig import BUILD, MIB, SANITIZER, Container, container
+
+PROGRAM = str(BUILD / "tests/conditions")
+BLOCKS = "14"
+"""Of 64 MiB beside a context, in 1,024 MiB."""
+
+
+def said(box: Container, way: str) -> str:
+    done = box.run(PROGRAM, way)
+    if done.returncode == 77:
+        pytest.skip("this machine does not let us do that")
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "plain",
+        "descriptors closed",
+        "no descriptors",
+        "no file sizes",
+        "another user",
+        "another root",
+        "no calls",
+        "signals",
+    ],
+)
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime makes system calls of its own")
+def test_a_program_gets_its_share_and_no_more(tmp_path: Path, way: str) -> None:
+    """And what it gave back again."""
+    with container(tmp_path) as box:
+        assert said(box, way) == f"{BLOCKS} {BLOCKS} odd 0"
+
+
+def test_two_thousand_threads_share_what_there_is(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        assert said(box, "many threads") == f"{BLOCKS} odd 0"
+
+
+def test_children_forked_while_threads_allocate_come_to_their_end(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        assert said(box, "forks") == f"{BLOCKS} failed 0 odd 0"
+
+
+def test_a_process_in_the_same_memory_takes_of_the_same_share(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        assert said(box, "shared memory") == f"{BLOCKS} then 0"
+
+
+def test_what_is_called_at_exit_is_served(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        assert said(box, "at the end") == f"at the end {BLOCKS}"
+
+
+def test_where_the_disk_is_full_memory_is_refused_and_nobody_dies(tmp_path: Path) -> None:
+    """A page of the region that has no place was a SIGBUS in the program."""
+    with container(tmp_path) as box:
+        full = box.region_path.parent
+        mounted = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(full)]
+        if os.geteuid() or not shutil.which("mount") or subprocess.run(mounted, check=False).returncode:
+            pytest.skip("no file systems of our own on this machine")
+        try:
+            (full / "region").touch()
+            done = box.run(PROGRAM, "plain")
+        finally:
+            subprocess.run(["umount", str(full)], check=True)
+    assert done.returncode == 3, done  # cuDevicePrimaryCtxRetain() was refused
+    assert box.machine.used() < MIB
