@@ -12,15 +12,15 @@ is worth instead.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuslice.core.policy.cutting_stock import CuttingStock, value_of_space
-from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.fleet import Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import HostValue
 from gpuslice.core.policy.layout import Layout
-from gpuslice.core.policy.slot_price import slot_prices, slot_scarcity
+from gpuslice.core.policy.slot_price import SlotDemand
 
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
@@ -87,11 +87,11 @@ class States:
 class NodeValue:
     """Values of free parts of cards and of nodes under one workload; never changes."""
 
-    def __init__(self, model: DemandModel) -> None:
+    def __init__(self, model: DemandModel, slot_prices: Floats) -> None:
         self.layout = model.layout
         self.values = model.values
         self._parts = parts = model.parts
-        self._slots = slots = model.slots
+        self._slots = slots = replace(model.slots, weight=model.slots.weight * slot_prices)
         self._turnover = model.turnover
         self._host_value = model.host
         self._one_kind = bool((parts.by_value == parts.by_value[:1]).all())
@@ -244,7 +244,7 @@ def banded(layout: Layout, values: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class DemandModel:
-    """The demand laid over the kinds of nodes there are: weights of shapes, those of slots by their price.
+    """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced.
 
     `turnover`: departures for each pod placed, 0 while a cluster fills up, 1 where as many go as come.
     `host`: what nodes are worth where CPU or memory runs out.
@@ -254,13 +254,12 @@ class DemandModel:
     values: Floats
     parts: Columns
     slots: Columns
+    slot_demand: SlotDemand
     turnover: float
     host: HostValue | None = None
 
 
-def demand_model_of(
-    fleet: Fleet, layout: Layout, demand: Demand, stock: PackedValues, turnover: float
-) -> DemandModel:
+def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnover: float) -> DemandModel:
     """Weigh the kept shapes for each kind of node.
 
     A shape that may use few cards weighs as much more there: where each model is asked for as often as there
@@ -276,14 +275,15 @@ def demand_model_of(
     several = np.array([shape.cards > 1 for shape in shapes], dtype=np.bool_)
     table = [*banded(layout, card_values(layout, demand, stock))]
     parts = _columns(shapes, weight * ~several, most, layout, table, turnover=turnover)
-    cpu_milli = np.array([max(shape.cpu_milli, 1) for shape in shapes], dtype=np.float64)
-    memory_mib = np.array([max(shape.memory_mib, 1) for shape in shapes], dtype=np.float64)
-    holds = allowed & (most > 0.0) & (layout.hosted(cpu_milli, memory_mib) >= 1.0)
-    scarcity = slot_scarcity(fleet, layout, shapes, part, holds)
-    slot_demand = float((weight * several).max(axis=0, initial=0.0).sum())
-    weight = weight * several * slot_prices(slot_demand, scarcity, turnover)
-    slots = _columns(shapes, weight, most, layout, table, turnover=turnover)
-    return DemandModel(layout, np.array(table), parts, slots, turnover)
+    slots = _columns(shapes, weight * several, most, layout, table, turnover=turnover)
+    used = np.flatnonzero((weight * several).any(axis=0))
+    slot_demand = SlotDemand(
+        shapes=[shapes[column] for column in used],
+        part=part[used],
+        holds=allowed[:, used] & (slots.most >= slots.cards),
+        weight=float(slots.weight.max(axis=0, initial=0.0).sum()),
+    )
+    return DemandModel(layout, np.array(table), parts, slots, slot_demand, turnover)
 
 
 def _columns(

@@ -34,6 +34,8 @@ STEP = 0.02  # cards; costs closer than this are equal
 TIE_FREE_NODE = 0.0001  # a card of free GPU on the node after the pod
 TIE_FREE_CARD = 0.001  # a card's part left on the pod's own card
 ROUNDING = 1e-9
+LOOK_PART = 0.01  # of the cards: after as many arrivals it is seen whether slots became short
+SAME_SLOT_PRICE = 0.1  # of it; less of a change is not worth ranking all nodes anew
 MANY_ROWS = 256  # from here on it pays to look for nodes in the same state
 LARGEST = np.iinfo(np.int64).max
 
@@ -76,10 +78,19 @@ class OpportunityCost(Policy):
         self._scarce: Scarce | None = None  # what runs out before the cards, until it is felt
         self._cache: RankCache | None = None
         self._renewal: Iterator[None] | None = None
+        self._slot_prices = np.zeros(0)  # in force
+        self._since_look, self._look_every = 0, 0.0  # arrivals: slots may go faster than a workload changes
+        self._slots_changed = False
 
     def arrived(self, shape: Shape) -> None:
         self._workload.arrived(shape)
         self.turnover.arrived()
+        self._since_look += 1
+        model = self._demand_model
+        if self._since_look >= self._look_every and model is not None and not self._cards_changed(model):
+            self._since_look = 0
+            prices = model.slot_demand.prices(self.fleet, model.layout, self.turnover.part)
+            self._slots_changed = not np.allclose(prices, self._slot_prices, rtol=SAME_SLOT_PRICE)
 
     def placed(self, shape: Shape) -> None:
         if shape.cards:
@@ -118,7 +129,7 @@ class OpportunityCost(Policy):
 
     @property
     def _due(self) -> bool:
-        return self._workload.due or self._is_scarce_now
+        return self._slots_changed or self._workload.due or self._is_scarce_now
 
     @property
     def _is_scarce_now(self) -> bool:
@@ -138,14 +149,17 @@ class OpportunityCost(Policy):
             same_cards = model is not None and not self._cards_changed(model)
             layout = model.layout if model and same_cards else layout_of(self.fleet)
             turnover = self.turnover.part
-            model = demand_model_of(self.fleet, layout, demand, self._stock, turnover)
+            model = demand_model_of(layout, demand, self._stock, turnover)
             counts = learned if known is None else known
             self._scarce = scarce(self.fleet, layout.mean_units, counts, turnover)
             if self._is_scarce_now and self._scarce is not None:
                 host = host_value(self.fleet, layout.mean_units, counts, self._scarce)
                 model, self._scarce = replace(model, host=host), None
             self._demand_model = model
-        return RankCache(self.fleet, Pricing(self.fleet, NodeValue(model), self._classes))
+            self._look_every = LOOK_PART * sum(kind.cards for kind in layout.kinds)
+        self._slot_prices = model.slot_demand.prices(self.fleet, model.layout, self.turnover.part)
+        self._slots_changed = False
+        return RankCache(self.fleet, Pricing(self.fleet, NodeValue(model, self._slot_prices), self._classes))
 
 
 class Pricing:

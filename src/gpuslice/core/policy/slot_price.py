@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Shape
@@ -39,31 +42,47 @@ class Turnover:
         return min(1.0, self._departed / self._placed) if self._placed else 0.0
 
 
-def slot_prices(demand: float, scarcity: Floats, turnover: float) -> Floats:
-    """[shape] By what the demand for slots is multiplied; `demand`: that of all shapes of several cards.
+@dataclass(frozen=True, slots=True)
+class SlotDemand:
+    """The shapes of several cards.
 
-    Where pods come and go, nodes are kept whole before slots are short: broken ones seldom come free again.
+    `part`: of all GPU that is asked for; `weight`: of all these shapes together, each at its best kind.
+    `holds`: [kind, shape] whether an empty node holds such a pod.
     """
-    short = np.clip((scarcity - AMPLE) / (SHORT - AMPLE), LEAST_SLOT_PRICE, 1.0)
-    prices: Floats = np.clip(short / max(demand, 1e-9), MOST_SLOT_PRICE * turnover, MOST_SLOT_PRICE)
-    return prices
 
+    shapes: Sequence[Shape]
+    part: Floats
+    holds: Flags
+    weight: float
 
-def slot_scarcity(fleet: Fleet, layout: Layout, shapes: list[Shape], part: Floats, holds: Flags) -> Floats:
-    """[shape] How much of the slots there are will be asked for until the cluster is full; 0 for one card.
+    def prices(self, fleet: Fleet, layout: Layout, turnover: float) -> Floats:
+        """[shape] By what its demand for slots is multiplied.
 
-    `part`: of all GPU that is asked for; `holds`: [kind, shape] whether an empty node holds such a pod. As
-    much will be asked for as is free, and larger pods take from the slots of smaller ones.
-    """
-    free = np.bincount(layout.kind, fleet.left.sum(axis=1), len(layout.kinds)) / layout.mean_units
-    reachable = free @ holds
-    asked_per_free = np.divide(part * free.sum(), reachable, out=np.zeros(len(shapes)), where=reachable > 0)
-    scarcity = np.zeros(len(shapes))
-    for units, cards in {(shape.units, shape.cards) for shape in shapes if shape.cards > 1}:
-        alike = np.array([(shape.units, shape.cards) == (units, cards) for shape in shapes])
-        larger = np.array([shape.units >= units and shape.cards >= cards for shape in shapes])
-        asked = (free * (holds[:, larger] @ asked_per_free[larger])) @ holds[:, alike]
-        slots = np.bincount(layout.kind, (fleet.left >= units).sum(axis=1) // cards, len(layout.kinds))
-        there = slots @ holds[:, alike] * (units * cards / layout.mean_units)
-        scarcity[alike] = np.divide(asked, there, out=np.zeros(len(asked)), where=there > 0)
-    return scarcity
+        Where pods come and go, nodes are kept whole before slots are short: broken ones seldom come free.
+        """
+        short = (self.scarcity(fleet, layout) - AMPLE) / (SHORT - AMPLE)
+        short = np.clip(short, LEAST_SLOT_PRICE, 1.0) / max(self.weight, 1e-9)
+        prices: Floats = np.clip(short, MOST_SLOT_PRICE * turnover, MOST_SLOT_PRICE)
+        return prices
+
+    def scarcity(self, fleet: Fleet, layout: Layout) -> Floats:
+        """[shape] How much of the slots there are will be asked for until the cluster is full.
+
+        As much will be asked for as is free, and larger pods take from the slots of smaller ones.
+        """
+        free = np.bincount(layout.kind, fleet.left.sum(axis=1), len(layout.kinds)) / layout.mean_units
+        scarcity, reachable = np.zeros(len(self.shapes)), free @ self.holds
+        asked_per_free = np.divide(
+            self.part * free.sum(), reachable, out=np.zeros(len(self.shapes)), where=reachable > 0
+        )
+        units_of, cards_of = np.array([(shape.units, shape.cards) for shape in self.shapes]).reshape(-1, 2).T
+        for units in np.unique(units_of):
+            wide = np.count_nonzero(fleet.left >= units, axis=1)
+            for cards in np.unique(cards_of[units_of == units]):
+                alike = (units_of == units) & (cards_of == cards)
+                larger = (units_of >= units) & (cards_of >= cards)
+                asked = (free * (self.holds[:, larger] @ asked_per_free[larger])) @ self.holds[:, alike]
+                slots = np.bincount(layout.kind, wide // cards, len(layout.kinds)) @ self.holds[:, alike]
+                there = slots * (units * cards / layout.mean_units)
+                scarcity[alike] = np.divide(asked, there, out=np.zeros(len(asked)), where=there > 0)
+        return scarcity
