@@ -48,8 +48,6 @@ class Scheduled(Cluster):
         if shape.cards:
             self.policy.arrived(seen)
         if not len(rows):
-            if shape.cards and self.policy.choose(seen) is None:
-                self.policy.refused(seen)
             return None
         if not shape.cards:
             return self._take(self._emptiest(shape, rows), (), shape)

@@ -99,7 +99,6 @@ def decide(policy: Policy, shape: Shape) -> None:
     """Choose, and hold what was chosen."""
     row = policy.choose(shape)
     if row is None:
-        policy.refused(shape)
         return
     policy.fleet.take(row, policy.slots(shape, row), shape)
     policy.placed(shape)

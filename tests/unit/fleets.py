@@ -32,7 +32,6 @@ def place(fleet: Fleet, policy: Policy, shape: Shape) -> tuple[int, tuple[int, .
     policy.arrived(shape)
     row = policy.choose(shape)
     if row is None:
-        policy.refused(shape)
         return None
     slots = policy.slots(shape, row)
     fleet.take(row, slots, shape)

@@ -22,7 +22,6 @@ from gpuslice.core.policy import (
 )
 from gpuslice.core.policy.fgd import typical_pods
 from gpuslice.core.policy.learned_workload import LearnedWorkload, prior
-from gpuslice.core.policy.opportunity import SlotPrice
 from tests.unit.fleets import make_fleet, make_fleet_node, place
 
 
@@ -223,29 +222,6 @@ def test_nodes_in_the_same_state_are_costed_once_and_alike() -> None:
         rows = fitting_rows(fleet, shape, np.arange(fleet.rows))
         together = ranker.rank(shape, rows)[0].tolist()
         assert together == [int(ranker.rank(shape, rows[at : at + 1])[0][0]) for at in range(len(rows))]
-
-
-def test_slots_become_dear_when_pods_of_several_cards_are_refused_among_free_cards() -> None:
-    fleet = make_fleet(*[(10,) * 4] * 20)
-    for row in range(20):
-        fleet.take(row, (0,), Shape(10))
-    policy = OpportunityCost(fleet, {Shape(10, 4): 10.0, Shape(10): 60.0})
-    price = policy.slot_price.price
-    assert place(fleet, policy, Shape(10, 4)) is None
-    assert policy.slot_price.price > price
-
-
-def test_the_slot_price_rises_with_turnover_and_never_past_its_bound() -> None:
-    slots = SlotPrice()
-    for _ in range(100):
-        slots.arrived()
-        slots.placed()
-        slots.departed()
-    slots.renew(0.1)
-    assert slots.price == 0.8
-    assert slots.factor(0.1) == 8
-    assert not slots.refused(0.1)
-    assert slots.factor(0.0) == 0
 
 
 def test_the_mix_is_the_prior_at_first_and_what_arrived_later() -> None:

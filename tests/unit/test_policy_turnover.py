@@ -12,9 +12,9 @@ def policy_at(fleet: Fleet, counts: dict[Shape, float], turnover: float) -> Oppo
     """Told the mix, after as many pods went as this part of those that came."""
     policy = OpportunityCost(fleet, counts)
     for number in range(100):
-        policy.slot_price.placed()
+        policy.turnover.placed()
         if number < 100 * turnover:
-            policy.slot_price.departed()
+            policy.turnover.departed()
     return policy
 
 

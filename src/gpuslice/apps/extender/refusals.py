@@ -1,21 +1,17 @@
-"""Pods that fit nowhere: what their owners are told, and what the policy learns from it."""
+"""Pods that fit nowhere: what their owners are told."""
 
 from __future__ import annotations
-
-from collections import OrderedDict
 
 import numpy as np
 
 from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.ranking import have_cards
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Request
 from gpuslice.core.placement import refuse
 from gpuslice.core.policy import Policy
 from gpuslice.core.words import counted
 
-REMEMBERED = 10_000
 SAMPLED = (
     "a node that was not asked about would hold it: kube-scheduler shows an extender only a sample of the "
     "nodes; set percentageOfNodesToScore: 100 in its profile"
@@ -23,24 +19,16 @@ SAMPLED = (
 
 
 class Refusals:
-    """Explains each, and tells the policy once for a pod."""
+    """Explains each."""
 
     def __init__(self, ledger: Ledger, policy: Policy) -> None:
         self.sampled = 0  # pods refused because kube-scheduler showed us a part of the nodes only
         self._ledger = ledger
         self._policy = policy
-        self._learned: OrderedDict[str, None] = OrderedDict()  # uids
 
-    def explain(self, uid: str, request: Request, query: NodeQuery) -> str:
+    def explain(self, request: Request, query: NodeQuery) -> str:
         """What was asked, what is missing and the most that would fit, over all nodes asked about."""
-        shape = shape_of(request)
-        fits_elsewhere = self._policy.choose(shape) is not None
-        if not fits_elsewhere and uid not in self._learned:
-            self._learned[uid] = None
-            if have_cards(self._ledger.fleet.size, shape.units, shape.cards).any():  # else a typing error
-                self._policy.refused(shape)
-            if len(self._learned) > REMEMBERED:
-                self._learned.popitem(last=False)
+        fits_elsewhere = self._policy.choose(shape_of(request)) is not None
         known = query.rows != UNKNOWN
         shared = int(known.sum())
         if not shared:

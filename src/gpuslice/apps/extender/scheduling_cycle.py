@@ -171,7 +171,7 @@ class SchedulingCycle:
             self._batch_preemptor.pending.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
         if is_known:
-            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
+            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(request, query))
         return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, kept, request))
 
     def _group_decides(
@@ -204,7 +204,7 @@ class SchedulingCycle:
         self._passed.note(pod.uid, query.rows.take(passing))
         if not len(passing):
             self._gated.note_refused(pod.uid)
-            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(pod.uid, request, query))
+            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(request, query))
             return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, passing, request))
         self._gated.note_passed(pod.uid)
         self._binder.announce(pod.uid)

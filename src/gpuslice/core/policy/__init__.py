@@ -9,7 +9,6 @@ A policy ranks the rows of a `Fleet` for a `Shape`, and is told what happens to 
     policy.slots(shape, row)           the cards on it
     fleet.take(row, slots, shape)      the caller holds it …
     policy.placed(shape)               … and says so; `fleet.give_back` and `policy.departed` at its end
-    policy.refused(shape)              once for a pod that fits nowhere
 
 The same code serves the scheduler extender and the replays of traces.
 """

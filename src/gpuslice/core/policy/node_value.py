@@ -20,6 +20,7 @@ from gpuslice.core.policy.cutting_stock import CuttingStock, value_of_space
 from gpuslice.core.policy.fleet import Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import HostValue
 from gpuslice.core.policy.layout import Layout
+from gpuslice.core.policy.slot_price import SlotDemand
 
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
@@ -86,11 +87,11 @@ class States:
 class NodeValue:
     """Values of free parts of cards and of nodes under one workload; never changes."""
 
-    def __init__(self, model: DemandModel, slots: Columns) -> None:
+    def __init__(self, model: DemandModel, slot_prices: Floats) -> None:
         self.layout = model.layout
         self.values = model.values
         self._parts = parts = model.parts
-        self._slots = slots
+        self._slots = slots = replace(model.slots, weight=model.slots.weight * slot_prices)
         self._turnover = model.turnover
         self._host_value = model.host
         self._one_kind = bool((parts.by_value == parts.by_value[:1]).all())
@@ -253,13 +254,9 @@ class DemandModel:
     values: Floats
     parts: Columns
     slots: Columns
-    slot_demand: float  # S: weight of all shapes of several cards, each at its best kind
+    slot_demand: SlotDemand
     turnover: float
     host: HostValue | None = None
-
-    def worth(self, slot_price: float) -> NodeValue:
-        """Price the slots: W / S times their demand, at most `slot_price` in all."""
-        return NodeValue(self, replace(self.slots, weight=self.slots.weight * slot_price))
 
 
 def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnover: float) -> DemandModel:
@@ -279,7 +276,13 @@ def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnove
     table = [*banded(layout, card_values(layout, demand, stock))]
     parts = _columns(shapes, weight * ~several, most, layout, table, turnover=turnover)
     slots = _columns(shapes, weight * several, most, layout, table, turnover=turnover)
-    slot_demand = float(slots.weight.max(axis=0, initial=0.0).sum())
+    used = np.flatnonzero((weight * several).any(axis=0))
+    slot_demand = SlotDemand(
+        shapes=[shapes[column] for column in used],
+        part=part[used],
+        holds=allowed[:, used] & (slots.most >= slots.cards),
+        weight=float(slots.weight.max(axis=0, initial=0.0).sum()),
+    )
     return DemandModel(layout, np.array(table), parts, slots, slot_demand, turnover)
 
 

@@ -1,8 +1,7 @@
 """The policy `opportunity-cost`: a pod goes where the GPU that can still be sold drops least.
 
-See `worth` for what a node is worth and `mix` for how the pods to expect are learned. Pods of several cards
-need whole nodes kept before the first of them is refused; how much that is worth, the slot price, is
-learned from refusals and from how many pods come and go.
+See `node_value` for what a node is worth and `learned_workload` for how the pods to expect are learned. Pods
+of several cards need whole nodes kept before the first of them is refused: see `slot_price`.
 """
 
 from __future__ import annotations
@@ -29,60 +28,16 @@ from gpuslice.core.policy.node_value import (
 )
 from gpuslice.core.policy.packing import fullest_card
 from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
+from gpuslice.core.policy.slot_price import Turnover
 
 STEP = 0.02  # cards; costs closer than this are equal
 TIE_FREE_NODE = 0.0001  # a card of free GPU on the node after the pod
 TIE_FREE_CARD = 0.001  # a card's part left on the pod's own card
 ROUNDING = 1e-9
-FIRST_SLOT_PRICE = 0.02
-SLOT_PRICE_RISE = 1.5
-MOST_SLOT_PRICE = 8.0  # × the slots' demand
-FREE_SLOTS_ELSEWHERE = 4  # times the refused pod's cards must be free in all for the price to rise
-TURNOVER_HALF_LIFE_ARRIVALS = 2_000
+LOOK_PART = 0.01  # of the cards: after as many arrivals it is seen whether slots became short
+SAME_SLOT_PRICE = 0.1  # of it; less of a change is not worth ranking all nodes anew
 MANY_ROWS = 256  # from here on it pays to look for nodes in the same state
 LARGEST = np.iinfo(np.int64).max
-
-
-class SlotPrice:
-    """W: what a kept slot for a pod of several cards is worth, in all such shapes together."""
-
-    def __init__(self) -> None:
-        self.price = FIRST_SLOT_PRICE
-        self._arrivals = 0
-        self._placed = 0.0
-        self._departed = 0.0
-
-    def arrived(self) -> None:
-        self._arrivals += 1
-        if self._arrivals % TURNOVER_HALF_LIFE_ARRIVALS == 0:
-            self._placed /= 2
-            self._departed /= 2
-
-    def placed(self) -> None:
-        self._placed += 1
-
-    def departed(self) -> None:
-        self._departed += 1
-
-    @property
-    def turnover(self) -> float:
-        """Departures for each pod placed, of late: 0 … 1."""
-        return min(1.0, self._departed / self._placed) if self._placed else 0.0
-
-    def renew(self, slot_demand: float) -> None:
-        """Raise the price as pods come and go: then whole nodes must be kept before the first refusal."""
-        self.price = max(self.price, MOST_SLOT_PRICE * slot_demand * self.turnover)
-
-    def refused(self, slot_demand: float) -> bool:
-        """A pod was refused although the cards it wants are free, but apart; says whether the price rose."""
-        if self.price >= MOST_SLOT_PRICE * slot_demand:
-            return False
-        self.price *= SLOT_PRICE_RISE
-        return True
-
-    def factor(self, slot_demand: float) -> float:
-        """By which the slots' demand is multiplied."""
-        return min(MOST_SLOT_PRICE, self.price / slot_demand) if slot_demand else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +68,7 @@ class OpportunityCost(Policy):
         the ranks in force stay until `tend` has computed the new ones piece by piece.
         """
         super().__init__(fleet)
-        self.slot_price = SlotPrice()
+        self.turnover = Turnover()
         self._renew_when_asked = renew_when_asked
         self._known = counts
         self._workload = LearnedWorkload()
@@ -123,31 +78,27 @@ class OpportunityCost(Policy):
         self._scarce: Scarce | None = None  # what runs out before the cards, until it is felt
         self._cache: RankCache | None = None
         self._renewal: Iterator[None] | None = None
-        self._slot_price_rose = False
+        self._slot_prices = np.zeros(0)  # in force
+        self._since_look, self._look_every = 0, 0.0  # arrivals: slots may go faster than a workload changes
+        self._slots_changed = False
 
     def arrived(self, shape: Shape) -> None:
         self._workload.arrived(shape)
-        self.slot_price.arrived()
+        self.turnover.arrived()
+        self._since_look += 1
+        model = self._demand_model
+        if self._since_look >= self._look_every and model is not None and not self._cards_changed(model):
+            self._since_look = 0
+            prices = model.slot_demand.prices(self.fleet, model.layout, self.turnover.part)
+            self._slots_changed = not np.allclose(prices, self._slot_prices, rtol=SAME_SLOT_PRICE)
 
     def placed(self, shape: Shape) -> None:
         if shape.cards:
-            self.slot_price.placed()
+            self.turnover.placed()
 
     def departed(self, shape: Shape) -> None:
         if shape.cards:
-            self.slot_price.departed()
-
-    def refused(self, shape: Shape) -> None:
-        if shape.cards <= 1 or self._demand_model is None:
-            return
-        fleet = self.fleet
-        free = ((fleet.left == fleet.size) & (fleet.size >= max(shape.units, 1))).sum(axis=1)
-        allowed = fleet.allowed(shape.models)
-        if allowed is not None:
-            free = free * allowed[fleet.model]
-        # plenty of the cards it wants are wholly free, so that only slots are missing
-        if int(free.sum()) >= FREE_SLOTS_ELSEWHERE * shape.cards:
-            self._slot_price_rose |= self.slot_price.refused(self._demand_model.slot_demand)
+            self.turnover.departed()
 
     def cache(self) -> RankCache:
         if self._cache is None or self._demand_model is None or self._cards_changed(self._demand_model):
@@ -178,7 +129,7 @@ class OpportunityCost(Policy):
 
     @property
     def _due(self) -> bool:
-        return self._slot_price_rose or self._workload.due or self._is_scarce_now
+        return self._slots_changed or self._workload.due or self._is_scarce_now
 
     @property
     def _is_scarce_now(self) -> bool:
@@ -189,7 +140,7 @@ class OpportunityCost(Policy):
         return model.layout.version != self.fleet.cards_version
 
     def _renewed(self) -> RankCache:
-        """No ranks yet, under the workload and the slot price as they are now."""
+        """No ranks yet, under the workload as it is now."""
         model = self._demand_model
         if model is None or self._workload.due or self._is_scarce_now or self._cards_changed(model):
             learned = self._workload.renew(self.fleet)
@@ -197,7 +148,7 @@ class OpportunityCost(Policy):
             demand = demand_of(learned, self._workload.seen_part) if known is None else demand_of(known)
             same_cards = model is not None and not self._cards_changed(model)
             layout = model.layout if model and same_cards else layout_of(self.fleet)
-            turnover = self.slot_price.turnover
+            turnover = self.turnover.part
             model = demand_model_of(layout, demand, self._stock, turnover)
             counts = learned if known is None else known
             self._scarce = scarce(self.fleet, layout.mean_units, counts, turnover)
@@ -205,14 +156,14 @@ class OpportunityCost(Policy):
                 host = host_value(self.fleet, layout.mean_units, counts, self._scarce)
                 model, self._scarce = replace(model, host=host), None
             self._demand_model = model
-            self.slot_price.renew(model.slot_demand)
-        self._slot_price_rose = False
-        worth = model.worth(self.slot_price.factor(model.slot_demand))
-        return RankCache(self.fleet, Pricing(self.fleet, worth, self._classes))
+            self._look_every = LOOK_PART * sum(kind.cards for kind in layout.kinds)
+        self._slot_prices = model.slot_demand.prices(self.fleet, model.layout, self.turnover.part)
+        self._slots_changed = False
+        return RankCache(self.fleet, Pricing(self.fleet, NodeValue(model, self._slot_prices), self._classes))
 
 
 class Pricing:
-    """Costs of placements under one workload and slot price."""
+    """Costs of placements under one workload."""
 
     def __init__(self, fleet: Fleet, worth: NodeValue, classes: NodeClasses) -> None:
         self.fleet = fleet

@@ -98,7 +98,7 @@ class RankCache:
 class Policy(ABC):
     """Decides which node and which cards a pod gets.
 
-    The caller tells what happens (`arrived`, `placed`, `departed`, `refused`, each once for a pod) and
+    The caller tells what happens (`arrived`, `placed`, `departed`, each once for a pod) and
     changes the fleet; a policy never does. All answers depend on the fleet and on what was heard, so they
     are the same for the same history.
     """
@@ -123,9 +123,6 @@ class Policy(ABC):
 
     def departed(self, shape: Shape) -> None:  # noqa: B027
         """A pod that held cards is gone."""
-
-    def refused(self, shape: Shape) -> None:  # noqa: B027
-        """A pod fits nowhere at present."""
 
     def tend(self) -> bool:
         """Do a small piece of what is due beside the requests; says whether more is due."""

@@ -64,7 +64,6 @@ class Cluster:
         self.policy.arrived(shape)
         row = self.policy.choose(shape)
         if row is None:
-            self.policy.refused(shape)
             return None
         slots = self.policy.slots(shape, row)
         self.fleet.take(row, slots, shape)

@@ -1,0 +1,88 @@
+"""What a kept slot for a pod of several cards is worth: more where slots are short or pods come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Shape
+from gpuslice.core.policy.layout import Layout
+
+AMPLE, SHORT = 0.5, 0.75  # of the slots there are will be asked for before the cluster is full
+LEAST_SLOT_PRICE = 0.02  # of all slots together where they are ample; 1, all of their cards, where short
+MOST_SLOT_PRICE = 8.0  # × the slots' demand
+TURNOVER_HALF_LIFE_ARRIVALS = 2_000
+
+
+class Turnover:
+    """How many pods leave for each that is placed, of late."""
+
+    def __init__(self) -> None:
+        self._arrivals = 0
+        self._placed = 0.0
+        self._departed = 0.0
+
+    def arrived(self) -> None:
+        self._arrivals += 1
+        if self._arrivals % TURNOVER_HALF_LIFE_ARRIVALS == 0:
+            self._placed /= 2
+            self._departed /= 2
+
+    def placed(self) -> None:
+        self._placed += 1
+
+    def departed(self) -> None:
+        self._departed += 1
+
+    @property
+    def part(self) -> float:
+        """0 while a cluster fills up, 1 where as many pods leave as come."""
+        return min(1.0, self._departed / self._placed) if self._placed else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDemand:
+    """The shapes of several cards.
+
+    `part`: of all GPU that is asked for; `weight`: of all these shapes together, each at its best kind.
+    `holds`: [kind, shape] whether an empty node holds such a pod.
+    """
+
+    shapes: Sequence[Shape]
+    part: Floats
+    holds: Flags
+    weight: float
+
+    def prices(self, fleet: Fleet, layout: Layout, turnover: float) -> Floats:
+        """[shape] By what its demand for slots is multiplied.
+
+        Where pods come and go, nodes are kept whole before slots are short: broken ones seldom come free.
+        """
+        short = (self.scarcity(fleet, layout) - AMPLE) / (SHORT - AMPLE)
+        short = np.clip(short, LEAST_SLOT_PRICE, 1.0) / max(self.weight, 1e-9)
+        prices: Floats = np.clip(short, MOST_SLOT_PRICE * turnover, MOST_SLOT_PRICE)
+        return prices
+
+    def scarcity(self, fleet: Fleet, layout: Layout) -> Floats:
+        """[shape] How much of the slots there are will be asked for until the cluster is full.
+
+        As much will be asked for as is free, and larger pods take from the slots of smaller ones.
+        """
+        free = np.bincount(layout.kind, fleet.left.sum(axis=1), len(layout.kinds)) / layout.mean_units
+        scarcity, reachable = np.zeros(len(self.shapes)), free @ self.holds
+        asked_per_free = np.divide(
+            self.part * free.sum(), reachable, out=np.zeros(len(self.shapes)), where=reachable > 0
+        )
+        units_of, cards_of = np.array([(shape.units, shape.cards) for shape in self.shapes]).reshape(-1, 2).T
+        for units in np.unique(units_of):
+            wide = np.count_nonzero(fleet.left >= units, axis=1)
+            for cards in np.unique(cards_of[units_of == units]):
+                alike = (units_of == units) & (cards_of == cards)
+                larger = (units_of >= units) & (cards_of >= cards)
+                asked = (free * (self.holds[:, larger] @ asked_per_free[larger])) @ self.holds[:, alike]
+                slots = np.bincount(layout.kind, wide // cards, len(layout.kinds)) @ self.holds[:, alike]
+                there = slots * (units * cards / layout.mean_units)
+                scarcity[alike] = np.divide(asked, there, out=np.zeros(len(asked)), where=there > 0)
+        return scarcity
