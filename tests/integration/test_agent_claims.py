@@ -266,6 +266,23 @@ async def test_the_fullest_card_comes_first(tmp_path: Path) -> None:
         await bench.offered("gpu-0", "gpu-1", "gpu-2")
 
 
+async def test_cards_say_which_others_they_reach_by_nvlink(tmp_path: Path) -> None:
+    """With themselves, so that `matchAttribute` keeps a claim on cards of which each reaches each."""
+    four = dict.fromkeys(range(4), 16130)
+    kinds = {(0, 1): 3, (0, 2): 1, (1, 2): 2}  # NVLink, one CPU, a switch; nothing is told of card 3
+    links = [{"uuid": uuid(one), "other": uuid(other), "link": kind} for (one, other), kind in kinds.items()]
+    async with claim_node(tmp_path, cards=four) as bench:
+        offered = await bench.offered("gpu-0", "gpu-1", "gpu-2", "gpu-3")
+        assert not [each for each in offered if "nvlinkPeers" in each["attributes"]]
+        bench.node.record(four, links=links)
+
+        async def told() -> bool:
+            said = [each["attributes"].get("nvlinkPeers") for each in await bench.devices()]
+            return said == [{"string": "0,1"}, {"string": "0,1"}, None, None]
+
+        await eventually(told, "the first two name each other")
+
+
 async def test_a_sick_card_is_tainted_and_pods_hear_of_it(tmp_path: Path) -> None:
     async with claim_node(tmp_path) as bench:
         await bench.offered("gpu-0")

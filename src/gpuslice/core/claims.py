@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gpuslice.core.card_links import Link
 from gpuslice.core.contract import CLAIM_COMPUTE, CLAIM_DRIVER, CLAIM_MEMORY, CLAIM_SLOTS, CLAIM_TAINT
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import Card
@@ -142,7 +143,10 @@ class CardLocation:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How the cards of one node are offered. `unhealthy`: why cards are not to be given out, by index."""
+    """How the cards of one node are offered. `unhealthy`: why cards are not to be given out, by index.
+
+    `links`: how two cards reach each other, by their uuids, as far as that is known.
+    """
 
     node: str
     cards: tuple[Card, ...]
@@ -153,6 +157,7 @@ class Pool:
     slots: int = 48
     unhealthy: Mapping[int, str] = field(default_factory=dict)
     locations: Mapping[int, CardLocation] = field(default_factory=dict)
+    links: Mapping[frozenset[str], Link] = field(default_factory=dict)
 
     def devices(self, held: Mapping[int, int], *, spread: bool = False) -> list[dict[str, Any]]:
         """The devices in the order in which kube-scheduler is to take them: it takes the first that fits.
@@ -197,6 +202,15 @@ class Pool:
             found["numaNode"] = {"int": where.numa_node}
         if where.pcie_root:
             found["resource.kubernetes.io/pcieRoot"] = {"string": where.pcie_root}
+        joined = [
+            each.index
+            for each in self.cards
+            if each is card or self.links.get(frozenset((card.uuid, each.uuid))) is Link.NVLINK
+        ]
+        # Itself among them, so that `matchAttribute` holds for cards of which each reaches each.
+        peers = ",".join(map(str, joined))
+        if len(joined) > 1 and len(peers) <= LONGEST_ATTRIBUTE:
+            found["nvlinkPeers"] = {"string": peers}
         return found
 
 
