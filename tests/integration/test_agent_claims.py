@@ -40,7 +40,7 @@ async def test_the_cards_are_published_as_devices_that_many_may_share(tmp_path: 
         assert first["attributes"]["driverVersion"] == {"version": "418.87.0"}
         assert second["capacity"]["memory"] == {
             "value": "15Gi",
-            "requestPolicy": {"default": "15Gi", "validRange": {"min": "1Gi", "max": "15Gi", "step": "1Gi"}},
+            "requestPolicy": {"default": "15Gi", "validRange": {"min": "0", "max": "15Gi", "step": "1Gi"}},
         }
         (found,) = await bench.slices()
         assert found["spec"]["nodeName"] == NODE
@@ -164,12 +164,14 @@ async def test_monitoring_sees_the_card_and_holds_nothing(tmp_path: Path) -> Non
     [
         ({"uid": "another"}, "is another one now"),
         ({"results": [result("1500Mi")]}, "must be a multiple of 1Gi, which is one unit of this node"),
+        ({"results": [result("0")]}, "must be a multiple of 1Gi"),
+        ({"results": [{**result(), "consumedCapacity": {"slots": "0"}}]}, 'slots is "0", must be 1 or more'),
         ({"results": [result(card=7)]}, 'device is "gpu-7", must be one of gpu-0'),
         ({"results": [result("16Gi")]}, "card 0 of node n1 has 15 units"),
         ({"results": [{**result(), "pool": "n2"}]}, "was given nothing of driver gpu.gpuslice.io on node n1"),
         ({"results": None}, "is not allocated"),
     ],
-    ids=["other", "odd", "unknown", "too-much", "elsewhere", "unallocated"],
+    ids=["other", "odd", "nothing", "no-slot", "unknown", "too-much", "elsewhere", "unallocated"],
 )
 async def test_what_cannot_be_prepared_is_said(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     async with claim_node(tmp_path) as bench:
