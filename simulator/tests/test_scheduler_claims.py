@@ -12,7 +12,7 @@ DRIVER, NODE = "gpu.example.com", "n1"
 CLASSES = {"gpu": {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}}}
 MEMORY = {
     "value": "15Gi",
-    "requestPolicy": {"default": "15Gi", "validRange": {"min": "1Gi", "max": "15Gi", "step": "1Gi"}},
+    "requestPolicy": {"default": "15Gi", "validRange": {"min": "0", "max": "15Gi", "step": "1Gi"}},
 }
 
 
@@ -102,10 +102,12 @@ def test_a_tainted_device_needs_a_toleration() -> None:
     assert given(claim(request(memory="4Gi", tolerations=other)), devices=devices) == [["b"]]
 
 
-def test_admin_access_takes_nothing_and_sees_what_is_full() -> None:
-    full = (held("a", "15Gi"),)
-    assert given(claim(request(adminAccess=True)), devices=[device("a")], allocated=full) == [["a"]]
+def test_admin_access_takes_nothing_and_is_given_where_its_amount_is_free() -> None:
+    """As by kube-scheduler 1.36: of a full device it must ask for nothing."""
     watching = (held("a", "15Gi", adminAccess=True),)
+    for taken, amount, got in (("10Gi", "5Gi", [["a"]]), ("11Gi", "5Gi", None), ("15Gi", "0", [["a"]])):
+        wish = claim(request(memory=amount, adminAccess=True))
+        assert given(wish, devices=[device("a")], allocated=(held("a", taken), *watching)) == got
     assert given(claim(request(memory="15Gi")), devices=[device("a")], allocated=watching) == [["a"]]
 
 

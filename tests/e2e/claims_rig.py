@@ -105,8 +105,8 @@ def request(name: str, memory: str, **capacity: str) -> dict[str, Any]:
     return {"name": name, "exactly": exactly}
 
 
-def claim(cluster: Cluster, name: str, *requests: dict[str, Any]) -> None:
-    spec = {"devices": {"requests": list(requests)}}
+def claim(cluster: Cluster, name: str, *requests: dict[str, Any], **devices: Any) -> None:
+    spec = {"devices": {"requests": list(requests), **devices}}
     cluster.api.create(CLAIMS, {"kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec})
 
 

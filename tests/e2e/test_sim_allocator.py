@@ -41,6 +41,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         stack.enter_context(control_plane.scheduler(plane, []))
         api = stack.enter_context(closing(Api(plane)))
         api.create("namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        watched = {"resource.kubernetes.io/admin-access": "true"}
+        api.patch("namespaces/default", {"metadata": {"labels": watched}})
         yield api
 
 
@@ -80,6 +82,8 @@ class Draw:
             made["count"] = 2
         if self.rng.random() < 0.3:
             made["tolerations"] = [{"key": "sick", "operator": "Exists"}]
+        if self.rng.random() < 0.15:
+            made["adminAccess"] = True
         return made
 
     def claim(self) -> Object:
@@ -121,6 +125,7 @@ def plain(results: list[Object]) -> list[tuple[Any, ...]]:
         (
             each["request"],
             each["device"],
+            each.get("adminAccess", False),
             tuple(
                 (name, parse_quantity(str(amount)))
                 for name, amount in (each.get("consumedCapacity") or {}).items()

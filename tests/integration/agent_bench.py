@@ -327,9 +327,9 @@ class Bench:
     async def node_object(self) -> dict[str, Any]:
         return await self.client.get(NODES.as_dict(), NODE)
 
-    async def unhealthy(self) -> str | None:
+    async def unhealthy(self, key: str = "gpus") -> str | None:
         found = await self.client.list(CONFIG_MAPS, "kube-system")
-        return next((str((one.data or {}).get("gpus")) for one in found.items or ()), None)
+        return next((str((one.data or {}).get(key)) for one in found.items or ()), None)
 
 
 def uuid(index: int) -> str:

@@ -40,7 +40,7 @@ async def test_the_cards_are_published_as_devices_that_many_may_share(tmp_path: 
         assert first["attributes"]["driverVersion"] == {"version": "418.87.0"}
         assert second["capacity"]["memory"] == {
             "value": "15Gi",
-            "requestPolicy": {"default": "15Gi", "validRange": {"min": "1Gi", "max": "15Gi", "step": "1Gi"}},
+            "requestPolicy": {"default": "15Gi", "validRange": {"min": "0", "max": "15Gi", "step": "1Gi"}},
         }
         (found,) = await bench.slices()
         assert found["spec"]["nodeName"] == NODE
@@ -164,12 +164,14 @@ async def test_monitoring_sees_the_card_and_holds_nothing(tmp_path: Path) -> Non
     [
         ({"uid": "another"}, "is another one now"),
         ({"results": [result("1500Mi")]}, "must be a multiple of 1Gi, which is one unit of this node"),
+        ({"results": [result("0")]}, "must be a multiple of 1Gi"),
+        ({"results": [{**result(), "consumedCapacity": {"slots": "0"}}]}, 'slots is "0", must be 1 or more'),
         ({"results": [result(card=7)]}, 'device is "gpu-7", must be one of gpu-0'),
         ({"results": [result("16Gi")]}, "card 0 of node n1 has 15 units"),
         ({"results": [{**result(), "pool": "n2"}]}, "was given nothing of driver gpu.gpuslice.io on node n1"),
         ({"results": None}, "is not allocated"),
     ],
-    ids=["other", "odd", "unknown", "too-much", "elsewhere", "unallocated"],
+    ids=["other", "odd", "nothing", "no-slot", "unknown", "too-much", "elsewhere", "unallocated"],
 )
 async def test_what_cannot_be_prepared_is_said(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     async with claim_node(tmp_path) as bench:
@@ -264,6 +266,23 @@ async def test_the_fullest_card_comes_first(tmp_path: Path) -> None:
         await bench.offered("gpu-1", "gpu-0", "gpu-2")
         await bench.unprepare(claim)
         await bench.offered("gpu-0", "gpu-1", "gpu-2")
+
+
+async def test_cards_say_which_others_they_reach_by_nvlink(tmp_path: Path) -> None:
+    """With themselves, so that `matchAttribute` keeps a claim on cards of which each reaches each."""
+    four = dict.fromkeys(range(4), 16130)
+    kinds = {(0, 1): 3, (0, 2): 1, (1, 2): 2}  # NVLink, one CPU, a switch; nothing is told of card 3
+    links = [{"uuid": uuid(one), "other": uuid(other), "link": kind} for (one, other), kind in kinds.items()]
+    async with claim_node(tmp_path, cards=four) as bench:
+        offered = await bench.offered("gpu-0", "gpu-1", "gpu-2", "gpu-3")
+        assert not [each for each in offered if "nvlinkPeers" in each["attributes"]]
+        bench.node.record(four, links=links)
+
+        async def told() -> bool:
+            said = [each["attributes"].get("nvlinkPeers") for each in await bench.devices()]
+            return said == [{"string": "0,1"}, {"string": "0,1"}, None, None]
+
+        await eventually(told, "the first two name each other")
 
 
 async def test_a_sick_card_is_tainted_and_pods_hear_of_it(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ TWO = {0: V100, 1: V100}
 SETTINGS = {"recovery_s": 0.0}
 
 
-async def configmap_says(node: Bench, cards: str) -> None:
+async def configmap_says(node: Bench, cards: str, key: str = "gpus") -> None:
     async def says() -> bool:
-        return await node.unhealthy() == cards
+        return await node.unhealthy(key) == cards
 
     await eventually(says, f"ConfigMap says {cards!r}")
 
@@ -132,6 +132,26 @@ async def test_a_restart_of_the_agent_makes_no_card_well_and_keeps_the_operators
         await eventually(lambda: node.kubelet.healthy() == 30, "card 1 is still out")
         assert node.agent.cards.reasons() == {1: "recorded before the agent's start"}
         await configmap_says(node, "1,2")
+
+
+async def test_what_ends_while_no_agent_is_there_is_over(tmp_path: Path) -> None:
+    """An exclusion that the operator takes back, a card that answers again: nothing of it is a fault."""
+    three = {0: V100, 1: V100, 2: V100}
+    file = tmp_path / "unhealthyDevices.json"
+    async with Bench(tmp_path, three).running() as node:
+        file.write_text(json.dumps({"index": [0, 2]}))
+        await configmap_says(node, "0,2")
+        node.record({0: V100, 2: V100}, lost=[{"position": 1, "reason": "GPU is lost"}])
+        await configmap_says(node, "0,1,2")
+        node.record({0: V100, 2: V100}, events=[{"xid": 79, "uuid": uuid(2)}])
+        await configmap_says(node, "2", "faults")  # of one that is excluded anyway
+        await node.stop_agent()
+        file.unlink()
+        node.record(three)
+        await node.start_agent()
+        await eventually(lambda: node.kubelet.healthy() == 30, "cards 0 and 1 are given out")
+        await configmap_says(node, "2")
+        assert node.agent.cards.reasons() == {2: "recorded before the agent's start"}
 
 
 async def test_a_lost_card_affects_only_itself_and_may_come_back(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gpuslice.core.card_links import Link
 from gpuslice.core.contract import CLAIM_COMPUTE, CLAIM_DRIVER, CLAIM_MEMORY, CLAIM_SLOTS, CLAIM_TAINT
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import Card
@@ -109,6 +110,9 @@ def claimed_slices(
             if rest or units < 1:
                 must_be = f"a multiple of 1{_SUFFIX[unit]}, which is one unit of this node"
                 raise ContractError(f'request "{result.request}": {CLAIM_MEMORY}', amount, must_be)
+        if CLAIM_SLOTS in consumed and not whole_number(consumed[CLAIM_SLOTS]):
+            must_be = "1 or more: none is for requests with adminAccess alone"
+            raise ContractError(f'request "{result.request}": {CLAIM_SLOTS}', consumed[CLAIM_SLOTS], must_be)
         if CLAIM_COMPUTE in consumed:
             percent = whole_number(consumed[CLAIM_COMPUTE]) or 0
         found.append(ClaimedSlice(result.request, card.index, units, percent, result.share_id or ""))
@@ -142,7 +146,10 @@ class CardLocation:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How the cards of one node are offered. `unhealthy`: why cards are not to be given out, by index."""
+    """How the cards of one node are offered. `unhealthy`: why cards are not to be given out, by index.
+
+    `links`: how two cards reach each other, by their uuids, as far as that is known.
+    """
 
     node: str
     cards: tuple[Card, ...]
@@ -153,6 +160,7 @@ class Pool:
     slots: int = 48
     unhealthy: Mapping[int, str] = field(default_factory=dict)
     locations: Mapping[int, CardLocation] = field(default_factory=dict)
+    links: Mapping[frozenset[str], Link] = field(default_factory=dict)
 
     def devices(self, held: Mapping[int, int], *, spread: bool = False) -> list[dict[str, Any]]:
         """The devices in the order in which kube-scheduler is to take them: it takes the first that fits.
@@ -170,11 +178,11 @@ class Pool:
                 "attributes": self._attributes(card),
                 "capacity": {
                     CLAIM_MEMORY: _memory(card.units, _SUFFIX[self.unit]),
-                    CLAIM_SLOTS: _steps(self.slots, least=1, default=1),
+                    CLAIM_SLOTS: _steps(self.slots, default=1),
                 },
             }
             if self.divides_compute:
-                device["capacity"][CLAIM_COMPUTE] = _steps(WHOLE_CORE_PERCENT, least=0, default=0)
+                device["capacity"][CLAIM_COMPUTE] = _steps(WHOLE_CORE_PERCENT, default=0)
             if (reason := self.unhealthy.get(card.index)) is not None:
                 value = re.sub(r"[^A-Za-z0-9_.-]+", "-", reason)[:63].strip("-_.")  # as a label's
                 device["taints"] = [{"key": CLAIM_TAINT, "value": value, "effect": "NoSchedule"}]
@@ -197,6 +205,15 @@ class Pool:
             found["numaNode"] = {"int": where.numa_node}
         if where.pcie_root:
             found["resource.kubernetes.io/pcieRoot"] = {"string": where.pcie_root}
+        joined = [
+            each.index
+            for each in self.cards
+            if each is card or self.links.get(frozenset((card.uuid, each.uuid))) is Link.NVLINK
+        ]
+        # Itself among them, so that `matchAttribute` holds for cards of which each reaches each.
+        peers = ",".join(map(str, joined))
+        if len(joined) > 1 and len(peers) <= LONGEST_ATTRIBUTE:
+            found["nvlinkPeers"] = {"string": peers}
         return found
 
 
@@ -233,18 +250,17 @@ def semantic_version(text: str) -> str:
     return ".".join(str(int(part)) for part in [*parts, "0", "0"][:3])
 
 
+# Ranges begin at none, though a claim of nothing is refused when it is prepared: kube-scheduler looks for
+# room for admin access as well, so who only watches a full card has to ask for nothing of it.
+
+
 def _memory(units: int, suffix: str) -> dict[str, Any]:
     """All of it, unless a claim asks for less: who names no amount wants a card."""
     whole = f"{units}{suffix}"
-    if units == 1:  # a range of one step must not be shorter than its step
-        return {"value": whole, "requestPolicy": {"default": whole, "validValues": [whole]}}
-    valid = {"min": f"1{suffix}", "max": whole, "step": f"1{suffix}"}
+    valid = {"min": "0", "max": whole, "step": f"1{suffix}"}
     return {"value": whole, "requestPolicy": {"default": whole, "validRange": valid}}
 
 
-def _steps(most: int, *, least: int, default: int) -> dict[str, Any]:
-    value = str(most)
-    if most <= least:
-        return {"value": value, "requestPolicy": {"default": value, "validValues": [value]}}
-    valid = {"min": str(least), "max": value, "step": "1"}
-    return {"value": value, "requestPolicy": {"default": str(default), "validRange": valid}}
+def _steps(most: int, *, default: int) -> dict[str, Any]:
+    valid = {"min": "0", "max": str(most), "step": "1"}
+    return {"value": str(most), "requestPolicy": {"default": str(default), "validRange": valid}}

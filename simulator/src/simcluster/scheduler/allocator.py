@@ -60,9 +60,14 @@ class Taken:
 
     def as_result(self) -> dict[str, Any]:
         driver, pool, name = self.device.key
-        result = {"request": self.wanted.request, "driver": driver, "pool": pool, "device": name}
+        result: dict[str, Any] = {
+            "request": self.wanted.request,
+            "driver": driver,
+            "pool": pool,
+            "device": name,
+        }
         if self.wanted.spec.get("adminAccess"):
-            return {**result, "adminAccess": True}
+            result["adminAccess"] = True
         if not self.device.shared:
             return result
         return {**result, "shareID": str(uuid.uuid4()), "consumedCapacity": dict(self.consumed)}
@@ -169,18 +174,20 @@ class _Search:
         return False
 
     def _consumed(self, wanted: Wanted, device: Device, mine: Sequence[Taken]) -> dict[str, str] | None:
-        """What the request would consume of the device, beside `mine`; None where there is too little."""
-        if wanted.spec.get("adminAccess"):
-            return {}
-        held = [*self._used.get(device.key, ())]
-        held += [each.consumed for each in mine if not each.wanted.spec.get("adminAccess")]
+        """What the request would consume of the device, beside `mine`; None where there is too little.
+
+        For admin access, too, kube-scheduler looks for room in a shared device; once given it counts no more.
+        """
+        held = [*self._used.get(device.key, ()), *(each.consumed for each in mine)]
         requested = (wanted.spec.get("capacity") or {}).get("requests") or {}
         capacity = device.document.get("capacity") or {}
         if not requested.keys() <= capacity.keys():
             return None
         if not device.shared:
             fits = all(_whole(each) <= _whole(capacity[name]["value"]) for name, each in requested.items())
-            return {} if fits and not held else None
+            in_claim = [each for each in mine if each.wanted.claim == wanted.claim]
+            taken = in_claim if wanted.spec.get("adminAccess") else held
+            return {} if fits and not taken else None
         consumed = {}
         for name, offered in capacity.items():
             amount = consumed_amount(requested.get(name), offered)

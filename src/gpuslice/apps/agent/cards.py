@@ -16,7 +16,7 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.agent.active_lock import ActiveLock
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.device_list import DeviceList, cut
-from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_by_agent, unhealthy_data
+from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_faults, unhealthy_data
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
@@ -68,9 +68,9 @@ class CardMonitor:
         self._every_s = settings.inventory_s
         self._follow_events = settings.health_check
         self._failures = 0
-        self._links: dict[frozenset[str], Link] = {}  # by two uuids
+        self.links: dict[frozenset[str], Link] = {}  # by two uuids
         self._sysfs = sysfs
-        self._recorded: dict[int, str] | None = None
+        self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
         self._untold: deque[tuple[str, str, bool]] = deque(maxlen=MOST_UNTOLD)  # node events, in order
         self._file_problem = ""
 
@@ -125,7 +125,7 @@ class CardMonitor:
             self._failures = 0
             self.driver_version = inventory.driver_version
             self.bus_ids |= {card.index: card.pci_bus_id for card in inventory.cards}
-            self._links |= {frozenset((each.uuid, each.other)): each.link for each in inventory.links}
+            self.links |= {frozenset((each.uuid, each.other)): each.link for each in inventory.links}
             known = {card.uuid: card for card in self.cards}
             answering = {card.uuid: card for card in cut(inventory.cards, self._unit)}
             cards = sorted({**answering, **known}.values(), key=lambda card: card.index)
@@ -183,7 +183,7 @@ class CardMonitor:
         """Between all cards, lost ones too; nothing where the driver does not tell of each pair."""
         uuids = [card.uuid for card in self.cards]
         pairs = [
-            [self._links.get(frozenset((uuid, other))) for other in uuids[at + 1 :]]
+            [self.links.get(frozenset((uuid, other))) for other in uuids[at + 1 :]]
             for at, uuid in enumerate(uuids[:-1])
         ]
         known = [[link for link in row if link is not None] for row in pairs]
@@ -200,40 +200,39 @@ class CardMonitor:
         """Write the ConfigMap when it does not say what we found, and tell of each change, also of one that
         did not last; try again in the next round.
         """
-        reasons = self.reasons()
         if not self.cards or not self._lock.held.is_set():
             return
-        if reasons == self._recorded and not self._untold:
+        if (self.reasons(), self.health.faulty()) == self._recorded and not self._untold:
             return
         try:
             present = await self._writer.unhealthy()
             if self._recorded is None:
                 await self._take_over(present)
-                reasons = self.reasons()
-                known = [_out_of_use(index, reason) for index, reason in reasons.items()]
+                known = [_out_of_use(index, reason) for index, reason in self.reasons().items()]
                 self._untold.extend(each for each in known if each not in self._untold)
+            reasons, faulty = self.reasons(), self.health.faulty()
             if reasons or present is not None:
-                data = unhealthy_data(present, reasons)
+                faults = [card.index for card in self.cards if card.uuid in faulty]
+                data = unhealthy_data(present, reasons, faults)
                 if data != present:
                     await self._writer.set_unhealthy(data)
         except KubeError as error:
             _log.warning("ConfigMap of unhealthy cards not written", extra={"error": str(error)})
             return
-        self._recorded = reasons
+        self._recorded = reasons, faulty
         while self._untold:
             reason, message, warning = self._untold.popleft()
             await self._writer.node_event(reason, message, warning=warning)
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
-        """What an earlier agent found is still so: its restart has mended nothing."""
-        recorded = recorded_by_agent(present)
-        known = self.health.reasons()
+        """A fault that an earlier agent knew of is still there: its restart has mended nothing."""
+        recorded = recorded_faults(present)
         now_s = time.monotonic()
         until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
         found = {
             card.uuid: Fault("recorded before the agent's start", until_s)
             for card in self.cards
-            if card.index in recorded and card.uuid not in known
+            if card.index in recorded
         }
         await self._set(replace(self.health, faults={**found, **self.health.faults}))
 

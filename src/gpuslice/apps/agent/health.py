@@ -60,9 +60,13 @@ class Health:
         faults = {uuid: _forgiven(fault, now_s) for uuid, fault in self.faults.items()}
         return self if faults == self.faults else replace(self, faults=faults)
 
+    def faulty(self) -> frozenset[str]:
+        """The cards with a fault that is not forgiven yet: only time mends them."""
+        return frozenset(uuid for uuid, fault in self.faults.items() if fault.reason)
+
     def reasons(self) -> dict[str, str]:
         """Every card that must not be given out with the reason."""
-        faults = {uuid: fault.reason for uuid, fault in self.faults.items() if fault.reason}
+        faults = {uuid: self.faults[uuid].reason for uuid in self.faulty()}
         excluded = dict.fromkeys(self.excluded, "excluded by the operator")
         return {**faults, **excluded, **dict.fromkeys(self.lost, LOST)}
 
@@ -92,22 +96,30 @@ def excluded_cards(text: bytes, cards: Iterable[Card]) -> frozenset[str]:
 
 # -- the ConfigMap ---------------------------------------------------------------------------------------
 OWN_KEY = "agent"  # the cards that the agent itself put there; the others are the operator's
+FAULTS_KEY = "faults"  # those of them that only time mends; the others are asked about anew by each agent
 
 
-def unhealthy_data(present: Mapping[str, str] | None, unhealthy: Mapping[int, str]) -> dict[str, str]:
+def unhealthy_data(
+    present: Mapping[str, str] | None, unhealthy: Mapping[int, str], faulty: Iterable[int]
+) -> dict[str, str]:
     """The ConfigMap's data for these cards and reasons, with what an operator wrote there left in place."""
     present = present or {}
     operators = _indices(present.get("gpus", "")) - _indices(present.get(OWN_KEY, ""))
     return {
         "gpus": _joined(operators | set(unhealthy)),
         OWN_KEY: _joined(unhealthy),
+        FAULTS_KEY: _joined(faulty),
         "reasons": "; ".join(f"{index}: {reason}" for index, reason in sorted(unhealthy.items())),
     }
 
 
-def recorded_by_agent(data: Mapping[str, str] | None) -> frozenset[int]:
-    """The cards that an earlier agent had found unhealthy: a restart must not make them well."""
-    return frozenset(_indices((data or {}).get(OWN_KEY, "")))
+def recorded_faults(data: Mapping[str, str] | None) -> frozenset[int]:
+    """The cards of which an earlier agent knew faults: a restart must not make them well.
+
+    An older agent's record does not tell faults from cards that were lost, or excluded by the operator.
+    """
+    data = data or {}
+    return frozenset(_indices(data.get(FAULTS_KEY, data.get(OWN_KEY, ""))))
 
 
 def _indices(text: str) -> set[int]:

@@ -125,6 +125,7 @@ class ClaimService:
             slots=self._slots,
             unhealthy=self._cards.reasons(),
             locations={index: location(bus_id) for index, bus_id in self._cards.bus_ids.items()},
+            links=self._cards.links,
         )
         held = units_held(each.allocation for each in self.prepared.all())
         return pool.devices(held, spread=self._node.packing == SPREAD or self._first_card_only)
