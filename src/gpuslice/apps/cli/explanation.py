@@ -73,10 +73,10 @@ class Explanations:
 def read(flags: Flags, name: str | None) -> Explanations:
     """Ask the cluster about POD, NAMESPACE/POD or KIND/NAME; None is the namespace. Raises NoSuchPodError."""
     kind, _, bare = ("namespace", "", "") if name is None else name.rpartition("/")
-    kind = kind.partition(".")[0]  # as `kubectl get -o name` prints it: deployment.apps/NAME
-    kind = SHORT.get(kind, kind).removesuffix("s")
     if name is not None and not (_NAME.fullmatch(bare) and (not kind or _NAME.fullmatch(kind))):
         raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
+    kind = kind.partition(".")[0]  # as `kubectl get -o name` prints it: deployment.apps/NAME
+    kind = SHORT.get(kind, kind).removesuffix("s")
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
     if kind == "namespace":
