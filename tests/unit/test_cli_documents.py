@@ -93,10 +93,10 @@ def test_top_node_has_the_keys_of_arena_with_memory_in_bytes() -> None:
     assert {name: shared[name] for name in ("ip", "status", "role", "type")} == {
         "ip": "192.168.3.184",
         "status": "Ready",
-        "role": "<none>",
+        "role": "",
         "type": "GPUShare",
     }
-    assert [each["role"] for each in document["normalNodes"]] == ["master", "master", "<none>", "master"]
+    assert [each["role"] for each in document["normalNodes"]] == ["master", "master", "", "master"]
 
 
 def test_nodes_with_whole_cards_are_exclusive() -> None:

@@ -46,10 +46,14 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What a report reads of a pod beside its core values. `exclusive_gpus`: whole cards asked for."""
+    """What a report reads of a pod beside its core values.
+
+    `status`: kubectl's word for its state, which says more than the phase. `exclusive_gpus`: whole cards.
+    """
 
     pod: Pod
     phase: str = ""
+    status: str = ""
     exclusive_gpus: int = 0
 
 
@@ -60,6 +64,7 @@ class PodUse:
     namespace: str
     name: str
     phase: str
+    status: str
     units: int
     by_card: Mapping[int, int]
     compute_by_card: Mapping[int, int]
@@ -206,6 +211,7 @@ def _pod_use(facts: PodFacts) -> PodUse:
         namespace=pod.namespace,
         name=pod.name,
         phase=facts.phase,
+        status=facts.status,
         units=sum(part.units for part in shares) if shares else asked,
         by_card={part.card: part.units for part in shares},
         compute_by_card={part.card: part.compute_percent for part in shares if part.compute_percent},

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
-from gpuslice.adapters.kube.objects import Node, Pod
+from gpuslice.adapters.kube.objects import ContainerStatus, Node, Pod
 from gpuslice.adapters.kube.resources import NAMESPACES, NODES, PODS, RESOURCE_CLAIMS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import held_by_claims, pod_view
@@ -109,4 +109,31 @@ def pod_facts(pod: Pod, held: Mapping[str, Sequence[ClaimedSlice]] = {}) -> PodF
     """`held`: what claims gave pods, by their uid."""
     limits = (each.resources.limits or {} for each in pod.spec.containers if each.resources is not None)
     whole = sum(whole_number(each.get(EXCLUSIVE_GPU)) or 0 for each in limits)
-    return PodFacts(with_claimed(pod_view(pod), held.get(pod.metadata.uid, ())), pod.status.phase, whole)
+    view = with_claimed(pod_view(pod), held.get(pod.metadata.uid, ()))
+    return PodFacts(view, pod.status.phase, _status_of(pod), whole)
+
+
+def _status_of(pod: Pod) -> str:
+    """As kubectl prints it: why the first container that does not run does not, else the phase."""
+    if pod.metadata.deletion_timestamp is not None:
+        return "Unknown" if pod.status.reason == "NodeLost" else "Terminating"
+    first = pod.status.init_container_statuses or ()
+    for number, each in enumerate(first):
+        ended = (each.state or {}).get("terminated")
+        is_done = ended is not None and not ended.get("exitCode")
+        if not is_done and pod.status.phase != "Running":  # else it runs beside the others
+            why = _why_not_running(each)
+            return f"Init:{why if why not in {'', 'PodInitializing'} else f'{number}/{len(first)}'}"
+    containers = pod.status.container_statuses or ()
+    why = next(filter(None, map(_why_not_running, containers)), "")
+    if why == "Completed" and any(each.ready and "running" in (each.state or {}) for each in containers):
+        return "Running"
+    return why or pod.status.reason or pod.status.phase
+
+
+def _why_not_running(container: ContainerStatus) -> str:
+    state = container.state or {}
+    if (ended := state.get("terminated")) is None:
+        return str((state.get("waiting") or {}).get("reason", ""))
+    how = f"Signal:{ended['signal']}" if ended.get("signal") else f"ExitCode:{ended.get('exitCode', 0)}"
+    return ended.get("reason") or how

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuslice.apps.diagnosis.usage import CardUsage
+from gpuslice.core.quantity import whole_number
 from gpuslice.core.report import (
     ExclusiveUse,
     NodeFacts,
@@ -29,6 +30,7 @@ from gpuslice.core.report import (
     percent,
     roles,
 )
+from gpuslice.core.views import names_offered
 
 Document = dict[str, Any]
 
@@ -121,12 +123,13 @@ def _metric(card: CardUsage) -> Document:
 
 def _share_node(node: NodeUse, unit_bytes: int, metrics: list[Document]) -> Document:
     whole = round(sum(card.allocated / card.total for card in node.cards if card.total), 1)
+    units = whole_number(node.facts.capacity.get(names_offered(node.facts.allocatable).memory)) or 0
     return {
         "instances": [
             {
                 "name": pod.name,
                 "namespace": pod.namespace,
-                "status": pod.phase,
+                "status": pod.status,
                 "requestGPUMemory": pod.units,
                 "requestGPUCore": sum(pod.compute_by_card.values()),
                 "gpuMemoryAllocation": _keyed(pod.by_card),
@@ -134,7 +137,7 @@ def _share_node(node: NodeUse, unit_bytes: int, metrics: list[Document]) -> Docu
             }
             for pod in node.pods
         ],
-        "totalGPUMemory": node.total * unit_bytes,
+        "totalGPUMemory": units * unit_bytes,
         "allocatedGPUMemory": node.allocated * unit_bytes,
         "totalGPUCore": compute_total(node.facts, node.card_count),
         "allocatedGPUCore": sum(card.compute_percent for card in node.cards),
@@ -150,7 +153,7 @@ def _share_node(node: NodeUse, unit_bytes: int, metrics: list[Document]) -> Docu
         ],
         "totalGPUs": node.card_count,
         "allocatedGPUs": int(whole) if float(whole).is_integer() else whole,
-        "unhealthyGPUs": 0,
+        "unhealthyGPUs": node.card_count * max(units - node.total, 0) // max(units, 1),
         "gpuMetrics": metrics,
         **_common(node.facts, "GPUShare"),
     }
@@ -162,7 +165,7 @@ def _exclusive_node(node: ExclusiveUse, metrics: list[Document]) -> Document:
             {
                 "name": each.pod.name,
                 "namespace": each.pod.namespace,
-                "status": each.phase,
+                "status": each.status,
                 "requestGPUs": each.exclusive_gpus,
             }
             for each in node.pods
@@ -180,8 +183,8 @@ def _common(facts: NodeFacts, kind: str) -> Document:
     return {
         "name": facts.name,
         "description": "",
-        "ip": facts.address,
+        "ip": facts.address or "N/A",
         "status": status if facts.schedulable else f"{status},SchedulingDisabled",
-        "role": ",".join(roles(facts.labels)) or "<none>",
+        "role": ",".join(roles(facts.labels)),
         "type": kind,
     }
