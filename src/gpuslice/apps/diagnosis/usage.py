@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -20,10 +21,12 @@ from gpuslice.adapters.web.scrape import Page, Sample, ScrapeError, fetch, parse
 
 EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
-AT_ONCE = 8
+AT_ONCE = 32
 MOST_PROBLEMS = 5  # that are shown to people
 PAGE_TIMEOUT_S = 5.0
 """An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
+IN_VAIN_S = 10.0
+"""What all that do not answer may cost together: a thousand pages take longer, and are worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,30 +125,49 @@ class UrlSource:
 class ClusterSource:
     """Every exporter pod of a cluster, through the API server: no way to the nodes is needed."""
 
-    def __init__(self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S) -> None:
+    def __init__(
+        self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S, in_vain_s: float = IN_VAIN_S
+    ) -> None:
         self._connection = connection
         self._page_timeout_s = page_timeout_s
+        self._in_vain_s = in_vain_s
         self._client = SyncClient(SyncTransport(connection))
         self._readers: deque[SyncClient] = deque()  # those that are idle
         self._threads = ThreadPoolExecutor(AT_ONCE, "exporters")
+        self._silent: set[str] = set()  # nodes whose exporters gave no page when they were last asked
 
     def read(self) -> ClusterUsage:
         pods = self._client.list(PODS, labels=EXPORTERS)
-        answers = list(self._threads.map(self._page, pods))
+        pods.sort(key=lambda pod: pod.spec.node_name in self._silent)  # they keep no page back
+        waits: list[float] = []  # seconds, for each that gave none
+        answers = list(self._threads.map(lambda pod: self._page(pod, waits), pods))
         problems = [answer for answer in answers if isinstance(answer, str)]
+        pairs = list(zip(pods, answers, strict=True))
+        left = [pod.spec.node_name for pod, answer in pairs if answer is None]
+        if left:
+            more = f" and {len(left) - MOST_PROBLEMS} more" if len(left) > MOST_PROBLEMS else ""
+            nodes = ", ".join(left[:MOST_PROBLEMS]) + more
+            waited = f"{self._in_vain_s:g} s of waiting for {len(waits)} that do not answer"
+            problems.insert(0, f"not asked, after {waited}: the exporters of {nodes}")
         if not pods:
             problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
+        failed = {pod.spec.node_name for pod, answer in pairs if isinstance(answer, str)}
+        self._silent = failed | self._silent.intersection(left)  # who was not asked comes before them
         return usage_of((answer for answer in answers if isinstance(answer, Page)), problems)
 
-    def _page(self, pod: Pod) -> Page | str:
-        """The page of one, or why there is none."""
+    def _page(self, pod: Pod, waits: list[float]) -> Page | str | None:
+        """The page of one, or why there is none; None if it was not asked."""
+        if sum(waits) >= AT_ONCE * self._in_vain_s:
+            return None
         try:
             reader = self._readers.pop()
         except IndexError:
             reader = SyncClient(SyncTransport(self._connection, timeout_s=self._page_timeout_s))
+        asked_at = time.monotonic()
         try:
             return page_of(reader, pod)
         except KubeError as error:
+            waits.append(time.monotonic() - asked_at)
             return f"{pod.spec.node_name}: {error}"
         finally:
             self._readers.append(reader)
