@@ -122,6 +122,44 @@ class UrlSource:
         return usage_of(pages, problems)
 
 
+class Unanswered:
+    """Exporters that gave no page: many of them hold nobody up, and the next time they are asked last.
+
+    `at_once`: how many are asked side by side. Who was not asked this time comes before them, too.
+    """
+
+    def __init__(self, at_once: int, in_vain_s: float = IN_VAIN_S) -> None:
+        self.in_vain_s = in_vain_s
+        self.waits_s: list[float] = []  # of this time
+        self._most_s = at_once * in_vain_s
+        self._nodes: set[str] = set()
+
+    @property
+    def enough(self) -> bool:
+        """Whether so much was waited in vain that nobody else is to be asked."""
+        return sum(self.waits_s) >= self._most_s
+
+    def in_turn(self, exporters: Iterable[Pod]) -> list[Pod]:
+        """A new look at all of them, in the order in which they are to be asked."""
+        self.waits_s = []
+        return sorted(exporters, key=lambda pod: pod.spec.node_name in self._nodes)
+
+    def note(self, exporter: Pod, waited_s: float | None) -> None:
+        """It gave no page, for which one waited so long; None if it gave one."""
+        if waited_s is None:
+            self._nodes.discard(exporter.spec.node_name)
+        else:
+            self._nodes.add(exporter.spec.node_name)
+            self.waits_s.append(waited_s)
+
+    def left(self, exporters: Sequence[Pod]) -> str:
+        """A sentence on those that were not asked."""
+        names = ", ".join(pod.spec.node_name for pod in exporters[:MOST_PROBLEMS])
+        more = len(exporters) - MOST_PROBLEMS
+        waited = f"{self.in_vain_s:g} s of waiting for {len(self.waits_s)} that do not answer"
+        return f"not asked, after {waited}: the exporters of {names}{f' and {more} more' if more > 0 else ''}"
+
+
 class ClusterSource:
     """Every exporter pod of a cluster, through the API server: no way to the nodes is needed."""
 
@@ -130,34 +168,25 @@ class ClusterSource:
     ) -> None:
         self._connection = connection
         self._page_timeout_s = page_timeout_s
-        self._in_vain_s = in_vain_s
         self._client = SyncClient(SyncTransport(connection))
         self._readers: deque[SyncClient] = deque()  # those that are idle
         self._threads = ThreadPoolExecutor(AT_ONCE, "exporters")
-        self._silent: set[str] = set()  # nodes whose exporters gave no page when they were last asked
+        self._unanswered = Unanswered(AT_ONCE, in_vain_s)
 
     def read(self) -> ClusterUsage:
-        pods = self._client.list(PODS, labels=EXPORTERS)
-        pods.sort(key=lambda pod: pod.spec.node_name in self._silent)  # they keep no page back
-        waits: list[float] = []  # seconds, for each that gave none
-        answers = list(self._threads.map(lambda pod: self._page(pod, waits), pods))
+        pods = self._unanswered.in_turn(self._client.list(PODS, labels=EXPORTERS))
+        answers = list(self._threads.map(self._page, pods))
         problems = [answer for answer in answers if isinstance(answer, str)]
-        pairs = list(zip(pods, answers, strict=True))
-        left = [pod.spec.node_name for pod, answer in pairs if answer is None]
+        left = [pod for pod, answer in zip(pods, answers, strict=True) if answer is None]
         if left:
-            more = f" and {len(left) - MOST_PROBLEMS} more" if len(left) > MOST_PROBLEMS else ""
-            nodes = ", ".join(left[:MOST_PROBLEMS]) + more
-            waited = f"{self._in_vain_s:g} s of waiting for {len(waits)} that do not answer"
-            problems.insert(0, f"not asked, after {waited}: the exporters of {nodes}")
+            problems.insert(0, self._unanswered.left(left))
         if not pods:
             problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
-        failed = {pod.spec.node_name for pod, answer in pairs if isinstance(answer, str)}
-        self._silent = failed | self._silent.intersection(left)  # who was not asked comes before them
         return usage_of((answer for answer in answers if isinstance(answer, Page)), problems)
 
-    def _page(self, pod: Pod, waits: list[float]) -> Page | str | None:
+    def _page(self, pod: Pod) -> Page | str | None:
         """The page of one, or why there is none; None if it was not asked."""
-        if sum(waits) >= AT_ONCE * self._in_vain_s:
+        if self._unanswered.enough:
             return None
         try:
             reader = self._readers.pop()
@@ -165,12 +194,14 @@ class ClusterSource:
             reader = SyncClient(SyncTransport(self._connection, timeout_s=self._page_timeout_s))
         asked_at = time.monotonic()
         try:
-            return page_of(reader, pod)
+            page = page_of(reader, pod)
         except KubeError as error:
-            waits.append(time.monotonic() - asked_at)
+            self._unanswered.note(pod, time.monotonic() - asked_at)
             return f"{pod.spec.node_name}: {error}"
         finally:
             self._readers.append(reader)
+        self._unanswered.note(pod, None)
+        return page
 
 
 def page_of(client: SyncClient, exporter: Pod) -> Page:
