@@ -90,8 +90,9 @@ async def test_a_member_of_a_group_is_told_who_is_missing_and_not_to_look_at_its
     shell: Shell,
 ) -> None:
     labels = {LABEL_GROUP_NAME: "train", LABEL_GROUP_MIN: "4"}
-    gates = {"labels": labels, "schedulingGates": [{"name": GATE_POD_GROUP}]}
-    await shell.has([node("n1", 8)], [api_pod(f"worker-{number}", "2", **gates) for number in range(3)])
+    gates = [{"name": GATE_POD_GROUP}]
+    members = [api_pod(f"worker-{number}", "2", labels=labels, schedulingGates=gates) for number in range(3)]
+    await shell.has([node("n1", 8)], members)
     told = (await shell("gpuslice", "explain", "worker-0")).out
     assert "It waits for 1 of 4 members of pod group train" in told
     assert "There is room" not in told
