@@ -26,8 +26,8 @@ MOST_PROBLEMS = 5  # that are shown to people
 PAGE_TIMEOUT_S = 5.0
 """An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
 IN_VAIN_S = 5.0
-"""After so long in vain nobody else is asked, so all is over a page's time later. Pages that come do not count:
-a thousand of them may take longer, and are worth it."""
+"""After so long in vain nobody else is asked, so all is over a page's time later. Pages that come are not
+counted: a thousand of them may take longer, and are worth it."""
 
 
 @dataclass(frozen=True, slots=True)
