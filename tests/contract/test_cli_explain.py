@@ -6,7 +6,15 @@ import json
 from typing import Any
 
 from gpuslice.core.annotations import encode_cards
-from gpuslice.core.contract import ANN_TIERS, GPU_COUNT, NODE_GPUS, NODE_TIER
+from gpuslice.core.contract import (
+    ANN_TIERS,
+    GATE_POD_GROUP,
+    GPU_COUNT,
+    LABEL_GROUP_MIN,
+    LABEL_GROUP_NAME,
+    NODE_GPUS,
+    NODE_TIER,
+)
 from tests.builders import api_node, api_pod, make_card
 from tests.contract.test_cli_cluster import Shell, shell
 
@@ -75,6 +83,18 @@ async def test_a_pod_that_asks_for_whole_cards_as_well_is_told_that_no_node_has_
     assert (
         "It asks for whole cards (nvidia.com/gpu) beside aliyun.com/gpu-mem, and no node offers both" in told
     )
+    assert "There is room" not in told
+
+
+async def test_a_member_of_a_group_is_told_who_is_missing_and_not_to_look_at_its_scheduler(
+    shell: Shell,
+) -> None:
+    labels = {LABEL_GROUP_NAME: "train", LABEL_GROUP_MIN: "4"}
+    gates = [{"name": GATE_POD_GROUP}]
+    members = [api_pod(f"worker-{number}", "2", labels=labels, schedulingGates=gates) for number in range(3)]
+    await shell.has([node("n1", 8)], members)
+    told = (await shell("gpuslice", "explain", "worker-0")).out
+    assert "It waits for 1 of 4 members of pod group train" in told
     assert "There is room" not in told
 
 

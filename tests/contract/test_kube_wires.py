@@ -17,7 +17,7 @@ import pytest
 import trustme
 from aiohttp import web
 
-from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.credentials import Fixed, Secret, Tls, TokenFile
 from gpuslice.adapters.kube.errors import ConfigError, ForbiddenError, UnavailableError
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
@@ -380,3 +380,26 @@ async def test_credentials_that_fail_at_run_time_are_asked_for_again_later(tmp_p
         assert not caught.value.outcome_unknown
         path.write_text("now")
         assert (await transport.request("GET", "/")).status == 200
+
+
+async def test_each_context_has_its_own_certificate_files(authority: Authority, tmp_path: Path) -> None:
+    """A kubeconfig as kubeadm and others write it: files beside it, several users, one current context."""
+    (tmp_path / "ca.crt").write_text(authority.pem)
+    users = []
+    for name in ("admin", "viewer"):
+        secret = authority.client(name)
+        (tmp_path / f"{name}.crt").write_text(secret.certificate)
+        (tmp_path / f"{name}.key").write_text(secret.key)
+        files = {"client-certificate": f"{name}.crt", "client-key": f"{name}.key"}
+        users.append({"name": name, "user": files})
+    async with serving(echo, authority.server("127.0.0.1", wants_certificate=True)) as url:
+        clusters = [{"name": "c", "cluster": {"server": url, "certificate-authority": "ca.crt"}}]
+        contexts = [
+            {"name": f"{each['name']}@c", "context": {"cluster": "c", "user": each["name"]}} for each in users
+        ]
+        document = {"clusters": clusters, "users": users, "contexts": contexts, "current-context": "viewer@c"}
+        (tmp_path / "config").write_text(json.dumps(document))
+        for ask in (ask_async, ask_blocking):
+            for context, who in (("", "viewer"), ("admin@c", "admin")):
+                connection = connect({}, kubeconfig=str(tmp_path / "config"), context=context)
+                assert json.loads((await ask(connection, "/")).body)["who"] == who

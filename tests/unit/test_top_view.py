@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
-import json
 import re
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from io import StringIO
 
@@ -19,12 +15,10 @@ from rich.console import Console
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
-from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.adapters.web.scrape import ScrapeError, fetch
 from gpuslice.apps.cli.top_app import HelpScreen, PodScreen, TopApp
 from gpuslice.apps.cli.top_print import History, container_cells, show_once
-from gpuslice.apps.diagnosis.usage import CardUsage, ClusterSource, ClusterUsage, ContainerUsage, UrlSource
+from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage, UrlSource
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"
@@ -123,50 +117,6 @@ def test_unknown_is_not_nought() -> None:
 def test_where_nothing_can_be_read_there_is_only_the_reason() -> None:
     found = UrlSource(["127.0.0.1:1"]).read()
     assert shown(found) == ["http://127.0.0.1:1/metrics: Connection refused"]
-
-
-class Quiet(http.server.BaseHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: tests' output is for tests."""
-
-
-@contextmanager
-def serving(handler: type[Quiet]) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-@contextmanager
-def answering(line: bytes) -> Iterator[str]:
-    """A server that answers this, and hangs up."""
-
-    class Handler(Quiet):
-        def do_GET(self) -> None:
-            self.wfile.write(line)
-
-    with serving(Handler) as url:
-        yield f"{url}/metrics"
-
-
-@pytest.mark.parametrize(
-    "line", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\na 1", b""]
-)
-def test_a_page_that_is_none_is_a_reason(line: bytes) -> None:
-    with answering(line) as url, pytest.raises(ScrapeError, match=url):
-        fetch(url)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://localhost:port/metrics", "nowhere://x/metrics", "http://[::1/metrics"]
-)
-def test_an_address_that_is_none_is_a_reason(url: str) -> None:
-    with pytest.raises(ScrapeError, match=r"^(http|nowhere)://"):
-        fetch(url)
 
 
 # -- the live view ----------------------------------------------------------------------------------------
@@ -376,43 +326,3 @@ async def test_where_it_stands_is_kept_when_figures_change() -> None:
         screen.app.read_now()
         await screen.settled()
         assert screen.app.query_one("#containers", DataTable).cursor_row == 40
-
-
-PAGE = 'gpuslice_gpu_up{node="n1",gpu="0",gpu_uuid="GPU-0"} 1\n'
-
-
-@contextmanager
-def cluster() -> Iterator[str]:
-    """An API server with the exporters of two nodes; that of n2 does not answer."""
-    over = threading.Event()
-
-    class Handler(Quiet):
-        def do_GET(self) -> None:
-            if "/e2:" in self.path:
-                over.wait(20)
-                return
-            pods = [
-                {"metadata": {"name": f"e{n}", "namespace": "x"}, "spec": {"nodeName": f"n{n}"}}
-                for n in (1, 2)
-            ]
-            body = PAGE if "/proxy/" in self.path else json.dumps({"metadata": {}, "items": pods})
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-    with serving(Handler) as url:
-        try:
-            yield url
-        finally:
-            over.set()
-
-
-def test_an_exporter_that_does_not_answer_keeps_nobody_waiting() -> None:
-    with cluster() as url:
-        found = ClusterSource(Connection(url), page_timeout_s=0.3).read()
-    assert [card.node for card in found.cards] == ["n1"]
-    (problem,) = found.problems
-    assert problem.startswith(
-        "n2: GET /api/v1/namespaces/x/pods/e2:9400/proxy/metrics: no answer within 0.3 s"
-    )

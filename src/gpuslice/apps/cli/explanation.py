@@ -35,7 +35,7 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     resources_of,
 )
 from gpuslice.apps.diagnosis.usage import read_containers
-from gpuslice.core.contract import SYSTEM_NAMESPACE
+from gpuslice.core.contract import LABEL_GROUP_NAME, SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError, printable
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
@@ -184,6 +184,10 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     for node in nodes:
         ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
     living = client.list(PODS, fields=f"{_LIVING},spec.nodeName!=")
+    if any(LABEL_GROUP_NAME in (pod.metadata.labels or {}) for pod in pods):
+        living += client.list(
+            PODS, pods[0].metadata.namespace, labels=LABEL_GROUP_NAME, fields=f"{_LIVING},spec.nodeName="
+        )
     for pod in living:
         ledger.apply_pod(pod_view(pod))
     claims = read_claims(client, nodes, [*living, *pods])

@@ -16,7 +16,7 @@ from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
 from gpuslice.apps.console.cluster_state import ClusterState, now_s
 from gpuslice.apps.console.usage_history import Point, UsageHistory
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
-from gpuslice.apps.diagnosis.usage import PORT, CardUsage, ContainerUsage, gpu_order, usage_of
+from gpuslice.apps.diagnosis.usage import PORT, CardUsage, ContainerUsage, Unanswered, gpu_order, usage_of
 from gpuslice.core.advice import card_of
 from gpuslice.core.sizing import Suggestion, suggested_size
 from gpuslice.core.units import MIB
@@ -79,6 +79,7 @@ class UsageReader:
         self._transport = transport
         self._direct = direct
         self._interval_s = interval_s
+        self._unanswered = Unanswered(AT_ONCE)
 
     async def run(self) -> None:
         """Read again and again until cancelled."""
@@ -102,14 +103,23 @@ class UsageReader:
             except PrometheusError as error:
                 self.problem = str(error)
             return
-        exporters, slots = list(self._state.exporters.values()), asyncio.Semaphore(AT_ONCE)
+        exporters = self._unanswered.in_turn(self._state.exporters.values())
+        slots, left, clock = asyncio.Semaphore(AT_ONCE), list[objects.Pod](), asyncio.get_running_loop().time
         self.problem = "" if exporters else "no exporter runs"
 
         async def one(exporter: objects.Pod) -> Page | None:
             async with slots:
-                return await self._page(exporter)
+                if self._unanswered.enough:
+                    left.append(exporter)
+                    return None
+                asked_at_s = clock()
+                page = await self._page(exporter)
+                self._unanswered.note(exporter, None if page else clock() - asked_at_s)
+                return page
 
         pages = await asyncio.gather(*map(one, exporters))
+        if left:
+            self.problem = self._unanswered.left(left)
         found = usage_of(page for page in pages if page is not None)
         self._take_cards(found.cards)
         await self._take(found.containers, now_s())

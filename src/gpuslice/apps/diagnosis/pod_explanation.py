@@ -108,14 +108,17 @@ def _waiting(
     if _wants_whole_cards(pod):
         return replace(begun, explanation=explanation, hints=(BOTH.format(asked=view.request.names.memory),))
     hints = [*resource_hints(resources_of(pod)), *_label_hints(pod)]
-    hints += _about_group(view, ledger)
+    about_group = tuple(_about_group(view, ledger))
+    hints += about_group
     if set(view.gates) - {GATE_POD_GROUP}:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
     conditions = pod.status.conditions or ()
     seen = any(each.type == "PodScheduled" and each.reason for each in conditions)
     if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
         hints.append(f"It waits for scheduler {pod.spec.scheduler_name}: see that one runs by that name.")
-    hints += [*explanation.hints, *room_in_the_making(ledger, view)]
+    if not (about_group and explanation.fits):  # room for itself is not what a member waits for
+        hints += explanation.hints
+    hints += room_in_the_making(ledger, view)
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
     return replace(begun, explanation=explanation, hints=tuple(hints))

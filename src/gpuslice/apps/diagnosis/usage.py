@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -20,10 +21,13 @@ from gpuslice.adapters.web.scrape import Page, Sample, ScrapeError, fetch, parse
 
 EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
-AT_ONCE = 8
+AT_ONCE = 32
 MOST_PROBLEMS = 5  # that are shown to people
 PAGE_TIMEOUT_S = 5.0
 """An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
+IN_VAIN_S = 5.0
+"""After so long in vain nobody else is asked, so all is over a page's time later. Pages that come are not
+counted: a thousand of them may take longer, and are worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,36 +123,86 @@ class UrlSource:
         return usage_of(pages, problems)
 
 
+class Unanswered:
+    """Exporters that gave no page: many of them hold nobody up, and the next time they are asked last.
+
+    `at_once`: how many are asked side by side. Who was not asked this time comes before them, too.
+    """
+
+    def __init__(self, at_once: int, in_vain_s: float = IN_VAIN_S) -> None:
+        self.in_vain_s = in_vain_s
+        self.waits_s: list[float] = []  # of this time
+        self._most_s = at_once * in_vain_s
+        self._nodes: set[str] = set()
+
+    @property
+    def enough(self) -> bool:
+        """Whether so much was waited in vain that nobody else is to be asked."""
+        return sum(self.waits_s) >= self._most_s
+
+    def in_turn(self, exporters: Iterable[Pod]) -> list[Pod]:
+        """A new look at all of them, in the order in which they are to be asked."""
+        self.waits_s = []
+        return sorted(exporters, key=lambda pod: pod.spec.node_name in self._nodes)
+
+    def note(self, exporter: Pod, waited_s: float | None) -> None:
+        """It gave no page, for which one waited so long; None if it gave one."""
+        if waited_s is None:
+            self._nodes.discard(exporter.spec.node_name)
+        else:
+            self._nodes.add(exporter.spec.node_name)
+            self.waits_s.append(waited_s)
+
+    def left(self, exporters: Sequence[Pod]) -> str:
+        """A sentence on those that were not asked."""
+        names = ", ".join(pod.spec.node_name for pod in exporters[:MOST_PROBLEMS])
+        more = len(exporters) - MOST_PROBLEMS
+        waited = f"{self.in_vain_s:g} s of waiting for {len(self.waits_s)} that do not answer"
+        return f"not asked, after {waited}: the exporters of {names}{f' and {more} more' if more > 0 else ''}"
+
+
 class ClusterSource:
     """Every exporter pod of a cluster, through the API server: no way to the nodes is needed."""
 
-    def __init__(self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S) -> None:
+    def __init__(
+        self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S, in_vain_s: float = IN_VAIN_S
+    ) -> None:
         self._connection = connection
         self._page_timeout_s = page_timeout_s
         self._client = SyncClient(SyncTransport(connection))
         self._readers: deque[SyncClient] = deque()  # those that are idle
         self._threads = ThreadPoolExecutor(AT_ONCE, "exporters")
+        self._unanswered = Unanswered(AT_ONCE, in_vain_s)
 
     def read(self) -> ClusterUsage:
-        pods = self._client.list(PODS, labels=EXPORTERS)
+        pods = self._unanswered.in_turn(self._client.list(PODS, labels=EXPORTERS))
         answers = list(self._threads.map(self._page, pods))
         problems = [answer for answer in answers if isinstance(answer, str)]
+        left = [pod for pod, answer in zip(pods, answers, strict=True) if answer is None]
+        if left:
+            problems.insert(0, self._unanswered.left(left))
         if not pods:
             problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
         return usage_of((answer for answer in answers if isinstance(answer, Page)), problems)
 
-    def _page(self, pod: Pod) -> Page | str:
-        """The page of one, or why there is none."""
+    def _page(self, pod: Pod) -> Page | str | None:
+        """The page of one, or why there is none; None if it was not asked."""
+        if self._unanswered.enough:
+            return None
         try:
             reader = self._readers.pop()
         except IndexError:
             reader = SyncClient(SyncTransport(self._connection, timeout_s=self._page_timeout_s))
+        asked_at = time.monotonic()
         try:
-            return page_of(reader, pod)
+            page = page_of(reader, pod)
         except KubeError as error:
+            self._unanswered.note(pod, time.monotonic() - asked_at)
             return f"{pod.spec.node_name}: {error}"
         finally:
             self._readers.append(reader)
+        self._unanswered.note(pod, None)
+        return page
 
 
 def page_of(client: SyncClient, exporter: Pod) -> Page:
