@@ -45,6 +45,16 @@ def test_before_1_36_the_webhook_rewrites_pods_where_there_is_one() -> None:
     assert [each["name"] for each in hooks] == ["mutate.gpuslice.io"]
 
 
+def test_a_policy_takes_hamis_names_where_the_webhook_would() -> None:
+    values = "--set=dra.enabled=true,memoryUnit=MiB,webhook.hami.enabled=true"
+    made = render(str(tools.find("helm")), values, "--kube-version=1.36.0")
+    policies = sorted(name for kind, name in made if kind == "MutatingAdmissionPolicy")
+    assert policies == [POLICIES[0], "gpuslice-claims-hami", POLICIES[1]]
+    spec = made["MutatingAdmissionPolicy", "gpuslice-claims-hami"]["spec"]
+    (shapes,) = [each["expression"] for each in spec["variables"] if each["name"] == "shapes"]
+    assert "/ 1 * variables.counts[0]" in " ".join(shapes.split())  # a unit is what HAMi counts in
+
+
 def test_the_class_is_of_our_driver_alone(objects: Objects) -> None:
     (selector,) = objects["DeviceClass", CLAIM_CLASS]["spec"]["selectors"]
     assert selector["cel"]["expression"] == f'device.driver == "{CLAIM_DRIVER}"'

@@ -125,10 +125,10 @@ def devices(cluster: Cluster) -> list[dict[str, Any]]:
     return [device for each in found for device in each["spec"]["devices"]]
 
 
-def translate(api: Api) -> None:
+def translate(api: Api, *values: str) -> None:
     """The chart's policy that turns unchanged manifests into claims, in labelled namespaces."""
     command = [str(tools.find("helm")), "template", "x", str(CHART), "--kube-version=1.36.0", *NAMED]
-    command += ["--namespace=kube-system", "--set=dra.enabled=true"]
+    command += ["--namespace=kube-system", f"--set={','.join(('dra.enabled=true', *values))}"]
     rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     group = "/apis/admissionregistration.k8s.io/v1"
     plurals = {
