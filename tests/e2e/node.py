@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 PROGRAMS = ("containerd", "runc", "ctr", "unshare", "nsenter", "setpriv", "ldd")
 KUBELET_PLUGINS = "/var/lib/kubelet/device-plugins"  # compiled into kubelet; --root-dir does not move it
-POD_LOGS = "/var/log/pods"  # compiled in before Kubernetes 1.29
+POD_LOGS = "/var/log/pods"  # compiled in before Kubernetes 1.30
 SANDBOX_IMAGE = "localhost/sandbox:1"
 POLL_S = 0.1
 PATIENCE_S = float(HANG_S)
@@ -219,7 +219,7 @@ def containerd(places: Places, *, shared: bool = False) -> Iterator[int]:
     config.write_text(_CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE))
     prepare = "mount --make-rshared / && " if shared else ""
     ours = {KUBELET_PLUGINS: places.plugins}
-    if control_plane.minor_version() < 29:
+    if control_plane.minor_version() < 30:
         ours[POD_LOGS] = places.folder / "logs"
     prepare += " && ".join(f"mkdir -p {place} && mount --bind {own} {place}" for place, own in ours.items())
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
