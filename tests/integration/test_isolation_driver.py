@@ -284,14 +284,20 @@ def nested_worker(box: Container) -> Worker:
     return Worker([*start, str(BUILD / "tests/worker"), "dlsym", "12020"], box.environ())
 
 
+def child_of_the_dead(box: Container) -> int:
+    """PID of what a process with 400 MiB left behind: it has the driver's devices open."""
+    with box.worker() as parent:
+        parent.ok("start 0")
+        parent.ok(f"alloc 0 plain {400 * MIB}")
+        (child,) = parent.ok("idle-child")
+    return child
+
+
 def test_a_forked_child_keeps_its_dead_parents_memory_counted(tmp_path: Path) -> None:
     """It has the driver's devices open, so a real driver keeps the memory until it ends (seen on an H100)."""
     with container(tmp_path) as box, box.worker() as survivor:
         survivor.ok("start 0")
-        with box.worker() as parent:
-            parent.ok("start 0")
-            parent.ok(f"alloc 0 plain {400 * MIB}")
-            (child,) = parent.ok("idle-child")
+        child = child_of_the_dead(box)
         assert survivor.ask(f"alloc 0 plain {600 * MIB}") == OUT_OF_MEMORY
         os.kill(child, signal.SIGKILL)
         until = time.monotonic() + HANG_S
@@ -304,10 +310,7 @@ def test_who_asks_while_a_dead_process_is_being_taken_down_waits(tmp_path: Path)
     """Whatever has its memory open, a child or who reads of it in /proc, keeps its lock for a moment."""
     with container(tmp_path) as box, box.worker() as survivor:
         survivor.ok("start 0")
-        with box.worker() as parent:
-            parent.ok("start 0")
-            parent.ok(f"alloc 0 plain {400 * MIB}")
-            (child,) = parent.ok("idle-child")
+        child = child_of_the_dead(box)
         survivor.say(f"alloc 0 plain {600 * MIB}")
         os.kill(child, signal.SIGKILL)
         assert survivor.heard() == "ok"

@@ -38,6 +38,10 @@ class NodeFacts:
         """How much of `resource` pods may take here."""
         return whole_number(self.allocatable.get(resource)) or 0
 
+    def built_in(self, resource: str) -> int:
+        """How much of `resource` there is, what is out of use included."""
+        return whole_number(self.capacity.get(resource)) or 0
+
     @property
     def units(self) -> int:
         """How much memory of cards pods may take here."""
@@ -222,7 +226,7 @@ def _exclusive_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> ExclusiveUse:
     takers = tuple(sorted((p for p in pods if p.exclusive_gpus), key=lambda p: p.pod.key))
     return ExclusiveUse(
         facts=facts,
-        total=whole_number(facts.capacity.get(EXCLUSIVE_GPU)) or 0,
+        total=facts.built_in(EXCLUSIVE_GPU),
         allocatable=facts.amount(EXCLUSIVE_GPU),
         allocated=sum(each.exclusive_gpus for each in takers),
         pods=takers,

@@ -90,6 +90,11 @@ class ContainerStatus(_Object):
     state: dict[str, Any] | None = None
     last_state: dict[str, Any] | None = None
 
+    @property
+    def waiting_reason(self) -> str:
+        """Why kubelet does not run it at present; "" where it does, or gives no reason."""
+        return str(((self.state or {}).get("waiting") or {}).get("reason") or "")
+
 
 class Condition(_Object):
     type: str = ""

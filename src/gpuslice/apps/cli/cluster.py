@@ -132,8 +132,7 @@ def _status_of(pod: Pod) -> str:
 
 
 def _why_not_running(container: ContainerStatus) -> str:
-    state = container.state or {}
-    if (ended := state.get("terminated")) is None:
-        return str((state.get("waiting") or {}).get("reason", ""))
+    if (ended := (container.state or {}).get("terminated")) is None:
+        return container.waiting_reason
     how = f"Signal:{ended['signal']}" if ended.get("signal") else f"ExitCode:{ended.get('exitCode', 0)}"
     return ended.get("reason") or how

@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuslice.apps.diagnosis.usage import CardUsage
-from gpuslice.core.quantity import whole_number
 from gpuslice.core.report import (
     ExclusiveUse,
     NodeFacts,
@@ -123,7 +122,7 @@ def _metric(card: CardUsage) -> Document:
 
 def _share_node(node: NodeUse, unit_bytes: int, metrics: list[Document]) -> Document:
     whole = round(sum(card.allocated / card.total for card in node.cards if card.total), 1)
-    units = whole_number(node.facts.capacity.get(names_offered(node.facts.allocatable).memory)) or 0
+    units = node.facts.built_in(names_offered(node.facts.allocatable).memory)
     return {
         "instances": [
             {

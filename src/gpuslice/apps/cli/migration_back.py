@@ -18,6 +18,10 @@ def plan_back(system: System, cluster: Reader) -> Plan:
     changes: list[Change] = []
     waits: list[Note] = []
     by_hand: list[Note] = []
+
+    def holds_ours(pod: Object) -> bool:
+        return not limits_of(pod).isdisjoint(AMOUNT_NAMES)
+
     things = [(NODES.as_dict(), node) for node in cluster.nodes]
     for resource, thing in (*things, *cluster.workloads()):
         where = f"{'node' if resource.kind == 'Node' else resource.kind} {key_of(thing)}"
@@ -27,7 +31,6 @@ def plan_back(system: System, cluster: Reader) -> Plan:
             by_hand.append(Note(where, str(error)))
             continue
         if isinstance(step, Change) and resource.kind == "Node":
-            holds_ours = lambda pod: not limits_of(pod).isdisjoint(AMOUNT_NAMES)  # noqa: E731
             step = drain(system, thing, cluster.pods, holds_ours) or step
         if isinstance(step, Change):
             changes.append(step)

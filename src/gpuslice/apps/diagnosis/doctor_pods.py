@@ -118,7 +118,7 @@ def falling_over(facts: Facts) -> Iterator[Finding]:
         if pod.request is None or not pod.node:
             continue
         for status in each.status.container_statuses or ():
-            reason = ((status.state or {}).get("waiting") or {}).get("reason", "")
+            reason = status.waiting_reason
             if not status.restart_count and reason and reason not in STARTING:
                 yield Finding(
                     Level.WARNING,

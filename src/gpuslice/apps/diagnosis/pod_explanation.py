@@ -268,7 +268,7 @@ def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -
 
 def _waits_for(container: objects.ContainerStatus) -> str:
     """Why a container does not run, as kubectl's STATUS says it; "" where it does, or is about to."""
-    reason = str(((container.state or {}).get("waiting") or {}).get("reason") or "")
+    reason = container.waiting_reason
     return "" if reason in ("ContainerCreating", "PodInitializing") else reason
 
 
