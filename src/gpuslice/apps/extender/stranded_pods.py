@@ -3,7 +3,8 @@
 kube-scheduler may hear before us that a pod is gone. It then asks at once, is answered from what we know, and
 tries the waiting pod again only at an event of its own, else after five minutes. So who was refused is
 remembered, and when it would fit and nobody has asked for a moment, a node is shown to change (`waker`).
-That wakes all waiting pods, so it is done seldom: once for all, and ever more rarely while it does not help.
+That wakes all waiting pods, so it is done seldom: once for all, and ever more rarely while it helps none of
+those that it was done for.
 
 kube-scheduler before 1.28 leaves a pod alone for as long when nobody answered its question. So after a
 take-over all that wait there count as refused.
@@ -33,6 +34,7 @@ from gpuslice.core.policy.fleet import Shape
 CHECK_EVERY_S = 0.5
 STRANDED_AFTER_S = 1.0  # of fitting: what kube-scheduler heard as well it acts on in milliseconds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0  # between two times that all are woken
+LONGEST_FOR_NEW_S = 10.0  # the same, for a pod that nobody was woken for yet
 REMEMBERED = 1000  # pods; the oldest are left to kube-scheduler
 LOOKED_AT = 50  # pods in one check for which a node is chosen
 UNKNOWN_FOR_S = 30.0  # a pod that the watch does not show by then was none
@@ -51,6 +53,7 @@ class _Refused:
     version: int
     at_s: float
     fits_since_s: float = inf
+    woken_for: bool = False
 
 
 class StrandedPods:
@@ -74,6 +77,7 @@ class StrandedPods:
         self._sleep = sleep
         self._refused: OrderedDict[str, _Refused] = OrderedDict()  # by uid, the oldest first
         self._pause_s = FIRST_PAUSE_S
+        self._woken_at_s = -inf
         self._quiet_until_s = 0.0
         self._unanswered_until_s = 0.0
 
@@ -84,14 +88,19 @@ class StrandedPods:
     def note_refused(self, uid: str, query: NodeQuery) -> None:
         """kube-scheduler asked about this pod and was told that it fits nowhere."""
         rows = query.rows[query.rows >= 0].astype(np.int32)
-        self._refused.pop(uid, None)
-        self._refused[uid] = _Refused(rows, self._ledger.fleet.cards_version, self._clock())
+        before = self._refused.pop(uid, None)
+        refused = _Refused(rows, self._ledger.fleet.cards_version, self._clock())
+        refused.woken_for = before is not None and before.woken_for
+        self._refused[uid] = refused
         if len(self._refused) > REMEMBERED:
             self._refused.popitem(last=False)
 
     def note_passed(self, uid: str) -> None:
-        """It fits somewhere, and kube-scheduler knows."""
-        self._refused.pop(uid, None)
+        """It fits somewhere, and kube-scheduler knows. Woken for that, it may soon be for others."""
+        refused = self._refused.pop(uid, None)
+        if refused is not None and refused.woken_for:
+            self._pause_s = FIRST_PAUSE_S
+            self._quiet_until_s = min(self._quiet_until_s, self._clock() + FIRST_PAUSE_S)
 
     async def run(self) -> None:
         """For ever."""
@@ -111,21 +120,28 @@ class StrandedPods:
                     break
                 if not pod.node and pod.request is not None and uid not in self._refused:
                     self._refused[uid] = _Refused(np.empty(0, np.int32), NEVER_ASKED, now_s)
-        stranded = self._stranded() if self._refused else []
+        stranded = self._stranded() if self._refused else {}
         if not stranded:
             if now_s >= self._quiet_until_s + self._pause_s:
                 self._pause_s = FIRST_PAUSE_S
-        elif now_s >= self._quiet_until_s:
-            self.woken += 1
-            self._waker.free_again(*stranded)
-            self._quiet_until_s = now_s + self._pause_s
-            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            return
+        quiet_until_s = self._quiet_until_s
+        if not all(self._refused[uid].woken_for for uid in stranded):
+            quiet_until_s = min(quiet_until_s, self._woken_at_s + LONGEST_FOR_NEW_S)
+        if now_s < quiet_until_s:
+            return
+        self.woken += 1
+        self._woken_at_s, self._quiet_until_s = now_s, now_s + self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+        for uid in stranded:
+            self._refused[uid].woken_for = True
+        self._waker.free_again(*{placement.node: placement for placement in stranded.values()}.values())
 
-    def _stranded(self) -> list[Placement]:
-        """Where the first of them would go, as many as it takes to have all of them tried."""
+    def _stranded(self) -> dict[str, Placement]:
+        """Where each of them would go, of the first that are looked at; by uid."""
         fleet, now_s = self._ledger.flush(), self._clock()
         fits: dict[Shape, bool] = {}
-        found: dict[str, Placement] = {}  # by node
+        found: dict[str, Placement] = {}
         looked_at = 0
         for uid, refused in tuple(self._refused.items()):
             pod = self._ledger.pods.get(uid)
@@ -134,7 +150,10 @@ class StrandedPods:
                     del self._refused[uid]
                 continue
             late = refused.version == NEVER_ASKED and now_s > refused.at_s + UNANSWERED_FOR_S  # gated, say
-            if pod.node or pod.request is None or late or self._ledger.allocation(uid) is not None:
+            if pod.node or self._ledger.allocation(uid) is not None:
+                self.note_passed(uid)
+                continue
+            if pod.request is None or late:
                 del self._refused[uid]
                 continue
             shape = shape_of(pod.request)
@@ -149,7 +168,5 @@ class StrandedPods:
                 placement = self._placer.choose_node(pod, open_rows, 1)
             refused.fits_since_s = min(refused.fits_since_s, now_s) if placement is not None else inf
             if placement is not None and now_s >= refused.fits_since_s + STRANDED_AFTER_S:
-                found.setdefault(placement.node, placement)
-                if len(found) == self._waker.nodes_at_once:
-                    break
-        return list(found.values())
+                found[uid] = placement
+        return found
