@@ -11,6 +11,7 @@
  * Nothing runs: the first to look computes what happened since the last look.
  */
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 
@@ -18,6 +19,7 @@
 
 #define LONG_TIME_NS 3600e9
 #define LEAST_NS 0.5 /* what is left of an item that rounding did not finish */
+#define LOOKING_NS 100000 /* the last part of a wait, in which the waiter looks all the time */
 #define POLL_NS 1e5 /* how often a waiter looks for what no clock foretells: a host function's end */
 
 /* The work at the heads of the queues, by process. Under the lock, so one of each process is enough. */
@@ -423,15 +425,20 @@ bool sim_engine_reached(uint64_t mark)
     return remaining_ns(mark) == 0;
 }
 
+/* As a context waits that asks for nothing else (CU_CTX_SCHED_AUTO: it looks all the time, so that the program goes on a few
+ * microseconds after its work). What is far off is slept here, for the simulation's own sake. */
 void sim_engine_wait(uint64_t mark)
 {
     sim_engine_seal(mark);
-    for (;;) {
-        uint64_t wait_ns = remaining_ns(mark);
-        if (wait_ns == 0)
-            return;
-        struct timespec pause = {.tv_sec = (time_t)(wait_ns / 1000000000u), .tv_nsec = (long)(wait_ns % 1000000000u)};
-        clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
+    for (uint64_t wait_ns; (wait_ns = remaining_ns(mark)) != 0;) {
+        uint64_t until_ns = sim_monotonic_ns() + wait_ns;
+        if (wait_ns > LOOKING_NS) {
+            uint64_t sleep_ns = wait_ns - LOOKING_NS;
+            struct timespec pause = {.tv_sec = (time_t)(sleep_ns / 1000000000u), .tv_nsec = (long)(sleep_ns % 1000000000u)};
+            clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
+        }
+        while (sim_monotonic_ns() < until_ns)
+            sched_yield();
     }
 }
 
