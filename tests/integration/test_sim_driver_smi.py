@@ -193,6 +193,10 @@ def test_fields_come_as_csv_with_and_without_their_units(tmp_path: Path) -> None
         "index, name, temperature.gpu, power.draw [W], fan.speed [%], mig.mode.current, compute_mode\n"
         "1, Tesla T4, 49, 29.00 W, [N/A], [N/A], Default\n"
     )
+    displays = "--query-gpu=gpu_serial,display_active,display_mode"  # as GPUtil and nvsmi ask
+    assert run("nvidia-smi", displays, "--format=csv,noheader", "-i", "0", state=state).stdout.endswith(
+        ", Disabled, Disabled\n"
+    )
     unknown = run("nvidia-smi", "--query-gpu=colour", "--format=csv", state=state)
     assert (unknown.returncode, unknown.stdout) == (2, 'Field "colour" is not a valid field to query.\n\n')
 

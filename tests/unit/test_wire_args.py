@@ -41,6 +41,23 @@ def test_outer_keys_are_known_in_any_case(change: Any) -> None:
     assert names_of(args) == ["n1", "n2"]
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"resourceVersion": "7", "continue": "x", "remainingItemCount": 3},
+        {"shardInfo": {"selector": "x"}},
+        None,
+    ],
+    ids=["a page", "a shard", "null"],
+)
+def test_a_list_of_nodes_as_the_api_server_gives_it_is_read(metadata: Any) -> None:
+    """A scheduler may pass on the list it was given; what its metadata says decides nothing."""
+    nodes = {"kind": "NodeList", "metadata": metadata, "items": [{"metadata": {"name": "n1"}}]}
+    args = Questions().decode(json.dumps({"Pod": POD, "Nodes": nodes, "NodeNames": None}).encode())
+    assert names_of(args) == ["n1"]
+    assert args.whole_nodes is not None
+
+
 @given(st.binary(max_size=30), st.integers(0, len(WHOLE)), st.integers(0, 20))
 @example(b'"NodeNames":[', len(WHOLE) - 12, 0)
 @example(b"[", len(WHOLE) - 4, 0)

@@ -172,6 +172,10 @@ static void switches(nvmlDevice_t device, const char *field, struct answer *answ
         on_off(answer, ASK(DeviceGetMigMode, device, &value, &pending), &value);
     else if (strcmp(field, "ecc.mode.current") == 0)
         on_off(answer, ASK(DeviceGetEccMode, device, &value, &pending), &value);
+    else if (strcmp(field, "display_active") == 0)
+        on_off(answer, ASK(DeviceGetDisplayActive, device, &value), &value);
+    else if (strcmp(field, "display_mode") == 0)
+        on_off(answer, ASK(DeviceGetDisplayMode, device, &value), &value);
     else if (strcmp(field, "compute_mode") == 0) {
         int result = ASK(DeviceGetComputeMode, device, &value);
         text(answer, result, modes[value & 3]);

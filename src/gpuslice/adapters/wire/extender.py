@@ -101,7 +101,7 @@ class _NamedNode(_Wire):
 
 
 class NodeList(_Wire):
-    metadata: dict[str, str] = {}
+    metadata: dict[str, Any] | None = msgspec.field(default_factory=dict)
     items: list[msgspec.Raw] | None = None
 
 
