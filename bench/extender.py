@@ -15,6 +15,10 @@ connection; CPU and memory are read from /proc.
     rss_mib          resident memory at the end
     start_to_ready_s from the start of the process to /readyz
 
+``--tls-beside`` starts two extenders, each with an API server of its own, one of them with mutual TLS, and
+asks them in turn for each pod: what else the machine does meets both alike. Two objects, and in the second
+``of_plain``: each figure over that of plain HTTP.
+
 ``--peer PROGRAM`` measures another extender of this protocol instead: started with KUBECONFIG and PORT in its
 environment, ready once it answers, asked to filter and to bind. It is asked for no scores, and what it does
 not tell is absent.
@@ -110,18 +114,24 @@ class Caller:
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def schedule(caller: Caller, names: list[str], pods: list[dict[str, Any]], order: str = "workers") -> Times:
-    times = Times()
+def schedule(
+    callers: Sequence[Caller], names: list[str], pods: list[dict[str, Any]], order: str = "workers"
+) -> list[Times]:
+    """Each pod by each of the callers, who take turns in going first."""
+    times = [Times() for _ in callers]
     bodies = [
         (pod, args_of(pod, names if order == "stable" else as_sent(names, number)))
         for number, pod in enumerate(pods)
     ]
-    before, own_before = caller.cpu_s(), caller.bind_own_s()
-    for pod, body in bodies:
-        schedule_one(caller, pod, body, times)
+    before = [(caller.cpu_s(), caller.bind_own_s()) for caller in callers]
+    for number, (pod, body) in enumerate(bodies):
+        for turn in range(len(callers)):
+            chosen = (number + turn) % len(callers)
+            schedule_one(callers[chosen], pod, body, times[chosen])
     time.sleep(0.2)  # the last watch events are part of the price
-    times.cpu_s = caller.cpu_s() - before
-    times.bind_own_s = caller.bind_own_s() - own_before
+    for caller, its, (cpu_s, own_s) in zip(callers, times, before, strict=True):
+        its.cpu_s = caller.cpu_s() - cpu_s
+        its.bind_own_s = caller.bind_own_s() - own_s
     return times
 
 
@@ -167,22 +177,46 @@ def args_of(pod: dict[str, Any], names: list[str]) -> bytes:
     return msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": names})
 
 
-def measure(nodes: int, chosen: argparse.Namespace) -> dict[str, Any]:
+def measure(nodes: int, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each extender: one, or with ``--tls-beside`` two."""
     from bench.big_api import pending_pods
 
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(one_extender(nodes, chosen, tls=tls))
+            for tls in ([False, True] if chosen.tls_beside else [chosen.tls])
+        ]
+        names = [f"node-{number:05d}" for number in range(nodes)]
+        pods = pending_pods(chosen.pods, chosen.seed)
+        all_times = schedule([caller for caller, _ in started], names, pods, chosen.order)
+        rows = []
+        for (caller, row), times in zip(started, all_times, strict=True):
+            measured = {name: value for name, value in summary(times).items() if not math.isnan(value)}
+            rows.append(row | measured | {"rss_mib": round(caller.rss_mib(), 1)})
+    if chosen.tls_beside:
+        plain, secured = rows
+        secured["of_plain"] = {
+            name: round(secured[name] / plain[name], 3)
+            for name in plain
+            if name.endswith(("_ms", "_mib", "_per_pod"))
+        }
+    return rows
+
+
+@contextlib.contextmanager
+def one_extender(
+    nodes: int, chosen: argparse.Namespace, *, tls: bool
+) -> Iterator[tuple[Caller, dict[str, Any]]]:
+    """An extender that is ready, beside an API server of its own, and what is known of the row so far."""
     size = (nodes, chosen.gpus, chosen.pods, chosen.seed)
     with big_api(*size) as api_port, tempfile.TemporaryDirectory() as folder:
-        flags, tls = mutual_tls(Path(folder)) if chosen.tls else ([], None)
+        flags, context = mutual_tls(Path(folder)) if tls else ([], None)
         began = time.perf_counter()
         with extender(api_port, Path(folder), chosen.policy, chosen.peer, flags) as (port, pid):
-            started_s = wait_ready(port, "/version" if chosen.peer else "/readyz", tls=tls) - began
-            caller = Caller(port, pid, is_peer=bool(chosen.peer), tls=tls)
-            names = [f"node-{number:05d}" for number in range(nodes)]
-            times = schedule(caller, names, pending_pods(chosen.pods, chosen.seed), chosen.order)
-            asked = {name: getattr(chosen, name) for name in ("gpus", "pods", "policy", "order", "tls")}
-            kept = {"rss_mib": round(caller.rss_mib(), 1), "start_to_ready_s": round(started_s, 2)}
-            measured = {name: value for name, value in summary(times).items() if not math.isnan(value)}
-            return {"nodes": nodes, **asked, **measured, **kept}
+            ready_s = wait_ready(port, "/version" if chosen.peer else "/readyz", tls=context) - began
+            row = {"nodes": nodes, "gpus": chosen.gpus, "pods": chosen.pods, "policy": chosen.policy}
+            row |= {"order": chosen.order, "tls": tls, "start_to_ready_s": round(ready_s, 2)}
+            yield Caller(port, pid, is_peer=bool(chosen.peer), tls=context), row
 
 
 def summary(times: Times) -> dict[str, float]:
@@ -284,12 +318,16 @@ def wait_ready(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    names = list(rows[0])
+    names = [name for name in rows[0] if name in rows[-1]]
     cells = [[str(row[name]) for row in rows] for name in names]
     lines = []
     for name, values in zip(names, cells, strict=True):
         goal = f"  goal at 5000 nodes: {GOALS[name]:g}" if name in GOALS else ""
         lines.append(f"{name:<20}" + "".join(f"{value:>18}" for value in values) + goal)
+    for row in rows:
+        if "of_plain" in row:
+            ratios = ", ".join(f"{name} {ratio:g}" for name, ratio in row["of_plain"].items())
+            lines.append(f"{row['nodes']} nodes, with TLS of what it is without: {ratios}")
     return "\n".join(lines)
 
 
@@ -317,10 +355,13 @@ def main() -> None:
         "--peer", default="", metavar="PROGRAM", help="measure this extender instead: see above"
     )
     parser.add_argument("--tls", action="store_true", help="mutual TLS, as the chart has it")
+    parser.add_argument(
+        "--tls-beside", action="store_true", help="plain HTTP and mutual TLS in turn: see above"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one object, or a list for several sizes")
     chosen = parser.parse_args()
-    rows = [measure(nodes, chosen) for nodes in chosen.nodes or SIZES]
+    rows = [row for nodes in chosen.nodes or SIZES for row in measure(nodes, chosen)]
     if chosen.json:
         print(json.dumps(rows[0] if len(rows) == 1 else rows))
     else:
