@@ -40,6 +40,8 @@ from simcluster import gpu  # noqa: E402
 STEP_S = 0.05
 WARM_S = 2.0
 WINDOW_S = 1.0
+# What containers tell each other lies on a tmpfs.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def means_of(
     work: Work, shares: tuple[int, ...], seconds: float, policy: str | None
 ) -> list[tuple[float, float]]:
     """Of each container the mean from the third second on, and the highest second."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name, ExitStack() as stack:
         machine = make_machine(Path(name), kernel_us=work.kernel_us)
         cap = 100 if policy == FAIR else None
         boxes = [
@@ -239,7 +241,7 @@ BATCHES = (
 
 def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
     """One kernel of 2 ms every 20 ms or so, 20 % of the card's compute, beside a batch tenant of 80 %."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name, ExitStack() as stack:
         machine = make_machine(Path(name), kernel_us=batch.kernel_us)
         small, large = (20, 80) if policy else (None, None)
         cap, kernel = 100 if policy == FAIR else None, str(REQUEST_US)
@@ -307,7 +309,7 @@ def paid() -> list[Paid]:
         ("fair", 50, 100, True),
         ("cap", 50, None, True),
     )
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
         took = {}
         for word, share, cap, preload in kinds:
             (folder := Path(name) / word.replace(" ", "-")).mkdir()

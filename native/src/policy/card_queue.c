@@ -19,7 +19,7 @@
 #define DEPTH_NS 6000000u
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
 #define LEAD_NS 8000000      /* longer turns lose less of the card to changes from one process to another */
-#define HAND_OVER_NS 200000u /* so long before a turn's last work ends the next may launch: else the card would wait for it */
+#define HAND_OVER_NS 50000u  /* so long before a turn's last work ends the next may launch: else the card would wait for it */
 #define PATIENCE_NS INT64_C(3000000000) /* owed more, it waits for no neighbour that claims to be at work */
 #define SHORT_BESIDE 4 /* times as long */
 /* Work on one stream may wait on the card for work of another that is not launched yet. */
@@ -420,24 +420,32 @@ static bool is_one_unknown_too_many(const struct gs_queue *queue, const struct g
 /* Processes with work at the same time cut each other's kernels in two, nobody can tell whose time it was, and the card loses
  * time with each change. So containers work one after the other: who has begun goes on until it is ahead, and through pauses as
  * short as those between kernels that a program waits for. An interactive one neither waits for this nor makes others wait. */
-static uint64_t others_turn_ns(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met)
+struct turn {
+    uint64_t left_ns;  /* until the next may launch, as far as the others have told; 0: nobody is in its turn */
+    uint64_t whole_ns; /* until then at the least, as long as they go on launching */
+};
+
+static struct turn others_turn(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met)
 {
-    uint64_t left_ns = 0;
+    struct turn turn = {0, 0};
     for (uint32_t i = 0; i < met->beside->count; i++) {
         const struct gs_neighbour *other = &met->beside->others[i];
         if (!other->ends_ns || other->interactive)
             continue;
         int64_t lead = gs_lead_over_ns(card, share, met->in_flight_ns, other); /* ours, in its device time */
         uint64_t until = -lead > LEAD_NS ? other->ends_ns - HAND_OVER_NS : other->ends_ns + gs_hold_ns(other);
-        if (met->now_ns < until && (!met->in_flight_ns || lead > 0))
-            left_ns = greater(left_ns, until - met->now_ns);
+        if (met->now_ns >= until || (met->in_flight_ns && lead <= 0))
+            continue;
+        turn.left_ns = greater(turn.left_ns, until - met->now_ns);
+        turn.whole_ns = greater(turn.whole_ns, -lead < LEAD_NS ? (uint64_t)(LEAD_NS + lead) : 0);
     }
-    return left_ns;
+    turn.whole_ns = greater(turn.whole_ns, turn.left_ns);
+    return turn;
 }
 
 /* Neither so much at once that the others wait long for the card, nor in their turn, nor ahead of those that want it. */
 static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met,
-                                   uint64_t estimate_ns)
+                                   uint64_t estimate_ns, uint64_t *patience)
 {
     uint64_t depth = DEPTH_NS, wait = 0;
     for (uint32_t i = 0; i < met->beside->count; i++)
@@ -447,11 +455,15 @@ static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_s
         wait = greater(LEAST_WAIT_NS, lesser(met->in_flight_ns, depth + depth / 2) - depth / 2);
     int64_t lead = gs_lead_ns(card, share, met->in_flight_ns, met->beside, met->now_ns, estimate_ns);
     int64_t owed = gs_share_owed_ns(card, share, met->now_ns, met->in_flight_ns, met->waited_ns > 0);
-    uint64_t turn = !share->interactive && owed <= PATIENCE_NS ? others_turn_ns(card, share, met) : 0;
+    struct turn turn = {0, 0};
+    if (!share->interactive && owed <= PATIENCE_NS)
+        turn = others_turn(card, share, met);
     if (lead > LEAD_NS && owed <= 0)
         wait = greater(wait, 2 * LEAST_WAIT_NS);
-    if (turn)
-        wait = greater(wait, greater(SHORTEST_WAIT_NS, lesser(turn, 2 * LEAST_WAIT_NS)));
+    if (turn.left_ns) {
+        wait = greater(wait, greater(SHORTEST_WAIT_NS, lesser(turn.left_ns, 2 * LEAST_WAIT_NS)));
+        *patience = lesser(*patience, turn.whole_ns); /* the card would be idle until it woke up */
+    }
     return lesser(wait, MOST_WAIT_NS);
 }
 
@@ -467,7 +479,7 @@ uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *ca
     int64_t headroom = gs_share_headroom(card, share, met->now_ns, met->in_flight_ns, met->waited_ns > 0);
     uint64_t wait = headroom > 0 ? 0 : gs_share_wait_ns(share, headroom);
     if (met->beside->count)
-        wait = greater(wait, wait_for_others_ns(card, share, met, gs_queue_estimate_ns(queue, key)));
+        wait = greater(wait, wait_for_others_ns(card, share, met, gs_queue_estimate_ns(queue, key), &patience));
     if (!wait || goes_along(queue, stream, key) || is_awaited(queue, card, met, stream))
         return 0;
     return greater(wait, patience);

@@ -33,6 +33,7 @@ struct card_state {
     uint64_t settled_ns;   /* busy time since this process last saw a sample */
     uint64_t worked_at_ns; /* the last time that it had work under way */
     uint64_t told_end_ns;
+    bool untold; /* what it does since the last look */
     bool launched;
     struct gs_share_past past;
 };
@@ -184,6 +185,7 @@ static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool wait
                                            state->queue.covered_ns, waits);
     gs_neighbours_tell(&state->neighbours, &claim);
     state->told_end_ns = gs_told(&claim, now_ns).ends_ns;
+    state->untold = false;
 }
 
 /* ---- what NVML knows ---- */
@@ -255,8 +257,9 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
             gs_wake(entry_of(state->card), now_ns, __atomic_load_n(&state->queue.awaited_ns, __ATOMIC_RELAXED), &state->beside);
         if (waits)
             gs_stay(entry_of(state->card), now_ns);
-        if (*state->neighbours.folder)
-            tell_neighbours(state, now_ns, waits);
+        state->untold = *state->neighbours.folder && !waits; /* it goes on to launch or to wait, and tells that */
+        if (*state->neighbours.folder && waits)
+            tell_neighbours(state, now_ns, true);
     }
     gs_unlock(&lock);
 }
@@ -308,7 +311,7 @@ static void note_launch(struct card_state *state, struct gs_work *work)
     if (!work->batch)
         gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
     show_in_flight(state);
-    if (state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns)
+    if (state->untold || (state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns))
         tell_neighbours(state, now, false);
     gs_unlock(&lock);
 }
