@@ -69,6 +69,15 @@ def test_the_whole_card_is_divided_by_weight(
     assert_fair(found, from_s=1, busy=90 if name == "four streams" else 96)
 
 
+@pytest.mark.parametrize("mix", [(30, 70), (10, 20, 30), (25, 25, 25, 25)], ids=str)
+def test_who_has_waited_for_long_wakes_up_when_a_turn_can_end(
+    arithmetic: Arithmetic, mix: tuple[int, ...]
+) -> None:
+    """Once in eight milliseconds or so; those who then slept for another one left 2 % of the card idle."""
+    parties = [fair(share, one_by_one(500 * US, 10 * US)) for share in mix]
+    assert_fair(play(arithmetic, parties, 3, meet=True), from_s=1)
+
+
 @pytest.mark.parametrize(("kernel_ns", "seconds"), [(500 * MS, 40), (3 * SECOND, 150)], ids=["500 ms", "3 s"])
 @pytest.mark.parametrize("mix", [(30, 70), (10, 20, 30)], ids=str)
 def test_long_kernels_are_divided_too(
