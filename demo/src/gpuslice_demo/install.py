@@ -8,7 +8,14 @@ from typing import Any
 import yaml
 
 from gpuslice import __version__
-from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, GPU_MEM, LABEL_SHARED, SYSTEM_NAMESPACE
+from gpuslice.core.contract import (
+    CLAIM_CLASS,
+    CLAIM_DRIVER,
+    GPU_MEM,
+    LABEL_SCHEDULE,
+    LABEL_SHARED,
+    SYSTEM_NAMESPACE,
+)
 from gpuslice_demo.places import Places
 from simcluster.workload.images import Image
 
@@ -32,9 +39,9 @@ def manifests(places: Places, extender_port: int) -> str:
     """What to apply, with the vendor's names."""
     # the scheduler's file where `gpuslice doctor` can read it, as the chart has it
     items = [
-        _device_plugin(places),
-        _switch(places, "device-plugin-evict-ds", "true", "shared"),
-        _switch(places, "device-plugin-recover-ds", "false", "exclusive"),
+        *(_device_plugin(places, ack=ack) for ack in (False, True)),
+        *(_switch(places, shared=True, ack=ack) for ack in (False, True)),
+        *(_switch(places, shared=False, ack=ack) for ack in (False, True)),
         _extender(places, extender_port),
         {
             "apiVersion": "v1",
@@ -85,59 +92,81 @@ def scheduler_configuration(extender_port: int) -> str:
     return _CONFIGURATION.format(port=extender_port, resource=GPU_MEM)
 
 
-def _device_plugin(places: Places) -> dict[str, Any]:
+def nodes_to_run_on(*, shared: bool, ack: bool) -> dict[str, Any]:
+    """What of a pod's spec puts it on the nodes that a label wants shared, or whole: ours, or ACK's alone."""
+    if not ack:
+        return {"nodeSelector": {LABEL_SHARED: "true" if shared else "false"}}
+    values = ["cgpu", "share", "core_mem"] if shared else ["default"]
+    term = [
+        {"key": LABEL_SCHEDULE, "operator": "In", "values": values},
+        {"key": LABEL_SHARED, "operator": "NotIn", "values": ["true", "false"]},
+    ]
+    required = {"nodeSelectorTerms": [{"matchExpressions": term}]}
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
+
+
+def _device_plugin(places: Places, *, ack: bool) -> dict[str, Any]:
     labels = {"app": "gpushare", "component": "gpushare-device-plugin", "name": "gpushare-device-plugin-ds"}
-    arguments = [
-        "agent",
-        "--port=0",
-        f"--device-plugin-folder={_KUBELET}/device-plugins",
-        f"--pod-resources-socket={_KUBELET}/pod-resources/kubelet.sock",
-        f"--dra-plugins={_KUBELET}/plugins",
-        f"--dra-registry={_KUBELET}/plugins_registry",
-        f"--cdi-folder={_CDI}",
-        f"--root={_HOST_FILES}",
-        f"--library={places.library}",
-    ]
-    env = [
-        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
-        {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
-    ]
-    container = {
+    if ack:  # people find agents by the label above, whichever label of the node they are there for
+        labels["gpuslice.io/node-label"] = "ack"
+    spec = {
+        "hostNetwork": True,
+        **nodes_to_run_on(shared=True, ack=ack),
+        "tolerations": [{"operator": "Exists"}],
+        "terminationGracePeriodSeconds": 5,
+        "containers": [_agent(places)],
+        "volumes": _agent_volumes(),
+    }
+    return _workload("DaemonSet", f"gpushare-device-plugin{'-ack' if ack else ''}-ds", labels, spec)
+
+
+def _agent(places: Places, *arguments: str) -> dict[str, Any]:
+    return {
         "name": "gpushare",
         "image": IMAGE,
-        "args": arguments,
-        "env": env,
+        "args": [
+            "agent",
+            "--port=0",
+            f"--device-plugin-folder={_KUBELET}/device-plugins",
+            f"--pod-resources-socket={_KUBELET}/pod-resources/kubelet.sock",
+            f"--dra-plugins={_KUBELET}/plugins",
+            f"--dra-registry={_KUBELET}/plugins_registry",
+            f"--cdi-folder={_CDI}",
+            f"--root={_HOST_FILES}",
+            f"--library={places.library}",
+            *arguments,
+        ],
+        "env": [
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+            {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
+        ],
         "volumeMounts": [
             {"name": "kubelet", "mountPath": _KUBELET},
             {"name": "host-files", "mountPath": _HOST_FILES},
             {"name": "cdi", "mountPath": _CDI},
         ],
     }
-    spec = {
-        "hostNetwork": True,
-        "nodeSelector": {LABEL_SHARED: "true"},
-        "tolerations": [{"operator": "Exists"}],
-        "terminationGracePeriodSeconds": 5,
-        "containers": [container],
-        "volumes": [
-            {"name": "kubelet", "hostPath": {"path": _KUBELET}},
-            {"name": "host-files", "hostPath": {"path": _HOST_FILES}},
-            {"name": "cdi", "hostPath": {"path": _CDI}},
-        ],
-    }
-    return _workload("DaemonSet", "gpushare-device-plugin-ds", labels, spec)
 
 
-def _switch(places: Places, name: str, label: str, mode: str) -> dict[str, Any]:
-    """Takes the plugin of whole cards off the nodes with ``cgpu=true``, or puts it back with ``false``."""
+def _agent_volumes() -> list[dict[str, Any]]:
+    return [
+        {"name": "kubelet", "hostPath": {"path": _KUBELET}},
+        {"name": "host-files", "hostPath": {"path": _HOST_FILES}},
+        {"name": "cdi", "hostPath": {"path": _CDI}},
+    ]
+
+
+def _switch(places: Places, *, shared: bool, ack: bool) -> dict[str, Any]:
+    """Takes the plugin of whole cards off nodes that share, or puts it back; there an agent goes on for the rest."""
+    name = f"device-plugin-{'evict' if shared else 'recover'}{'-ack' if ack else ''}-ds"
     labels = {"app": "gpushare", "component": "gpushare-device-plugin", "name": name}
     container = {
         "name": "switch",
         "image": IMAGE,
         "args": [
             "switch",
-            f"--to={mode}",
+            f"--to={'shared' if shared else 'exclusive'}",
             "--manifest=/manifests/nvidia-device-plugin.yml",
             "--backup-folder=/manifests-backup",
             "--every-s=0.5",
@@ -153,13 +182,14 @@ def _switch(places: Places, name: str, label: str, mode: str) -> dict[str, Any]:
         ],
     }
     spec = {
-        "nodeSelector": {LABEL_SHARED: label},
+        **nodes_to_run_on(shared=shared, ack=ack),
         "tolerations": [{"operator": "Exists"}],
         "terminationGracePeriodSeconds": 5,
-        "containers": [container],
+        "containers": [container] if shared else [container, _agent(places, "--no-new-pods")],
         "volumes": [
             {"name": "manifests", "hostPath": {"path": _MANIFESTS}},
             {"name": "backup", "hostPath": {"path": f"{_MANIFESTS}-backup"}},
+            *([] if shared else _agent_volumes()),
         ],
     }
     return _workload("DaemonSet", name, labels, spec)

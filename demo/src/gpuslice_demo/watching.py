@@ -6,11 +6,17 @@ from typing import Any
 
 import yaml
 
-from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE
+from gpuslice.core.contract import LABEL_SCHEDULE, LABEL_SHARED, SYSTEM_NAMESPACE
 from gpuslice_demo.install import IMAGE
 from gpuslice_demo.places import Places
 
 _LABELS = {"app": "gpushare", "component": "gpuslice-exporter"}
+_CARDS = {  # on every node that says anything of its cards
+    "nodeSelectorTerms": [
+        {"matchExpressions": [{"key": label, "operator": "Exists"}]}
+        for label in (LABEL_SHARED, LABEL_SCHEDULE)
+    ]
+}
 _KUBELET = "/var/lib/kubelet"
 _HOST_FILES = "/var/lib/gpuslice"
 
@@ -19,7 +25,7 @@ def exporter_manifest(places: Places, port: int) -> str:
     """What to apply. The nodes share this machine, where each pod has a loopback address of its own."""
     spec = {
         "hostPID": True,
-        "nodeSelector": {LABEL_SHARED: "true"},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _CARDS}},
         "tolerations": [{"operator": "Exists"}],
         "terminationGracePeriodSeconds": 5,
         "containers": [_container(places, port)],

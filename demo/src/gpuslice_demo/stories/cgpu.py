@@ -169,6 +169,18 @@ _BACK = (
         exactly(f"node/{NODE} labeled"),
     ),
     Step("It can be had whole again.", _RESOURCES, exactly("1 whole cards, 0 units")),
+    Step(
+        "ACK's newer label says the same, where the old one does not speak: shared by memory and compute,",
+        f"kubectl label node {NODE} cgpu- ack.node.gpu.schedule=core_mem",
+        exactly(f"node/{NODE} modified"),
+    ),
+    Step("", _RESOURCES, exactly("0 whole cards, 15 units")),
+    Step(
+        "and back.",
+        f"kubectl label node {NODE} ack.node.gpu.schedule=default --overwrite",
+        exactly(f"node/{NODE} labeled"),
+    ),
+    Step("", _RESOURCES, exactly("1 whole cards, 0 units")),
 )
 
 STORY = Story(

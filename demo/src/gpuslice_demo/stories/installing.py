@@ -13,8 +13,11 @@ INSTALL = Step(
     "kubectl apply -f install.yaml",
     columns(
         "daemonset.apps/gpushare-device-plugin-ds created\n"
+        "daemonset.apps/gpushare-device-plugin-ack-ds created\n"
         "daemonset.apps/device-plugin-evict-ds created\n"
+        "daemonset.apps/device-plugin-evict-ack-ds created\n"
         "daemonset.apps/device-plugin-recover-ds created\n"
+        "daemonset.apps/device-plugin-recover-ack-ds created\n"
         "deployment.apps/gpushare-schd-extender created\n"
         "service/gpushare-schd-extender created\n"
         "configmap/gpuslice-scheduler created"
@@ -30,8 +33,11 @@ def agents_ready(names: Iterable[str]) -> Step:
         "kubectl get daemonset,deployment -n kube-system",
         columns(
             "NAME DESIRED CURRENT READY UP-TO-DATE AVAILABLE NODE SELECTOR AGE\n"
+            "daemonset.apps/device-plugin-evict-ack-ds 0 0 0 0 0 <none> «age»\n"
             f"daemonset.apps/device-plugin-evict-ds {counts} cgpu=true «age»\n"
+            "daemonset.apps/device-plugin-recover-ack-ds 0 0 0 0 0 <none> «age»\n"
             "daemonset.apps/device-plugin-recover-ds 0 0 0 0 0 cgpu=false «age»\n"
+            "daemonset.apps/gpushare-device-plugin-ack-ds 0 0 0 0 0 <none> «age»\n"
             f"daemonset.apps/gpushare-device-plugin-ds {counts} cgpu=true «age»\n\n"
             "NAME READY UP-TO-DATE AVAILABLE AGE\n"
             "deployment.apps/gpushare-schd-extender 1/1 1 1 «age»"

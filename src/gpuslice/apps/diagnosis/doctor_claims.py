@@ -34,7 +34,7 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
                 f"{'holds' if len(holders) == 1 else 'hold'} parts of its cards there",
                 f"kubectl drain {node.metadata.name}, or let them end; or take label {LABEL_MODE} away again",
             )
-        elif found := problem_of_plugin(facts, node.metadata.name):
+        elif found := problem_of_plugin(facts, node):
             what, fix = found
             yield Finding(Level.ERROR, where, f"is labelled {LABEL_MODE}=claims and {what}", fix)
         else:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, amount, is_ready, names_of
-from gpuslice.core.contract import EXCLUSIVE_GPU
+from gpuslice.core.contract import EXCLUSIVE_GPU, LABEL_SCHEDULE
 from gpuslice.core.quantity import whole_number
 
 _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # reasons for which a container may wait a while
@@ -32,8 +32,8 @@ def somewhere(facts: Facts) -> Iterator[Finding]:
 def not_offered(facts: Facts, node: Node) -> Finding:
     """What is wrong with a node that is to share and does not."""
     name = node.metadata.name
-    if found := problem_of_plugin(facts, name):
-        what, fix = f"is labelled {facts.node_label}=true and {found[0]}", found[1]
+    if found := problem_of_plugin(facts, node):
+        what, fix = f"is labelled {_switch(facts, node)} and {found[0]}", found[1]
     elif whole_number((node.status.capacity or {}).get(names_of(node).memory)):
         what = f"has {names_of(node).memory} but none of it is allocatable: all of its cards are out of use"
         fix = f"see ConfigMap unhealthy-gpu-{name} in kube-system and the log of the device plugin there"
@@ -43,15 +43,27 @@ def not_offered(facts: Facts, node: Node) -> Finding:
     return Finding(Level.ERROR, f"node {name}", what, fix)
 
 
-def problem_of_plugin(facts: Facts, node: str) -> tuple[str, str] | None:
+def _switch(facts: Facts, node: Node) -> str:
+    """The label by which an agent is to run there, with its value."""
+    labels = node.metadata.labels or {}
+    label = facts.node_label if labels.get(facts.node_label) == "true" else LABEL_SCHEDULE
+    return f"{label}={labels.get(label)}"
+
+
+def problem_of_plugin(facts: Facts, node: Node) -> tuple[str, str] | None:
     """Why nothing can come of a node's agent, and what to do; None where a ready one runs there."""
-    plugins = [pod for pod in facts.plugins if pod.spec.node_name == node]
+    plugins = [pod for pod in facts.plugins if pod.spec.node_name == node.metadata.name]
     plugin = next((pod for pod in sorted(plugins, key=is_ready, reverse=True)), None)
     if plugin is None and not facts.knows(PODS):
         fix = "see the log of the device plugin there; its pods may not be read from here"
         return "offers no part of its cards", fix
     if plugin is None:
         fix = "see the events of DaemonSet gpushare-device-plugin-ds: taints, image, node selector"
+        if _switch(facts, node).startswith(LABEL_SCHEDULE):
+            fix = (
+                "see the events of DaemonSet gpushare-device-plugin-ack-ds: taints, image, node affinity; "
+                "the chart leaves it out with ackNodeLabel: false"
+            )
         return "no device plugin runs there", fix
     if not is_ready(plugin):
         what = f"device plugin {plugin.metadata.name} is not ready there{_reason(plugin)}"
