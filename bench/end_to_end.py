@@ -13,6 +13,8 @@ Turns take place one after the other, round by round, on the same API server, ea
 
     plain_http     gpuslice without TLS between kube-scheduler and the extender. Only where `--ways` names it:
                    `--ways gpuslice,plain_http` measures what TLS costs, as tls_ratio (at least 0.9 is wanted)
+    empty          an extender that decides nothing (`empty_extender.py`): what any extender costs.
+                   empty_busy: the same, computing for 1.4 ms a question. Only where `--ways` names them
     claims         by dynamic resource allocation: the same pods with a claim each, and no extender;
                    kube-controller-manager, whose limits are raised, makes the claims meanwhile. Only where
                    `--ways` names it, and best alone: the nodes then have ResourceSlices as well
@@ -55,6 +57,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from bench import claims  # noqa: E402 - after the path to it
 from bench.big_api import UNITS, node, pending_pods  # noqa: E402
+from bench.empty_extender import empty_extender  # noqa: E402
 from tests.e2e import control_plane  # noqa: E402
 from tests.e2e.cluster import (  # noqa: E402
     Cluster,
@@ -91,12 +94,15 @@ class Way:
     changes: Mapping[str, Any] = field(default_factory=dict)
     claims: bool = False
     tls: bool = True  # of the extender
+    busy_ms: float | None = None  # not ours, but one that decides nothing and takes so long for it
 
 
 PLAIN = Way("plain")
 SAMPLED = Way("plain_sampled", changes={"percentageOfNodesToScore": 0})
 GPUSLICE = Way("gpuslice", extended=True)
 PLAIN_HTTP = Way("plain_http", extended=True, tls=False)
+EMPTY = Way("empty", extended=True, tls=False, busy_ms=0.0)
+EMPTY_BUSY = Way("empty_busy", extended=True, tls=False, busy_ms=1.4)
 CLAIMS = Way("claims", claims=True, changes={"percentageOfNodesToScore": 0})
 
 
@@ -265,6 +271,8 @@ async def turn(
 
 
 def _extender(stack: contextlib.ExitStack, plane: control_plane.ControlPlane, way: Way) -> Running:
+    if way.busy_ms is not None:
+        return stack.enter_context(empty_extender(plane, way.busy_ms))
     return stack.enter_context(extender(plane, *way.flags, tls=way.tls))
 
 
@@ -353,6 +361,8 @@ def summary(ways: list[Way], turns: list[Turn], replicas: int, idle_cpu_ms_per_s
             found[name] = round(_ratio(turns, way.name, PLAIN.name), 3)
     if SAMPLED in ways and GPUSLICE in ways:
         found["of_sampled"] = round(_ratio(turns, GPUSLICE.name, SAMPLED.name), 3)
+    if SAMPLED in ways and EMPTY in ways:
+        found["empty_of_sampled"] = round(_ratio(turns, EMPTY.name, SAMPLED.name), 3)
     if PLAIN_HTTP in ways and GPUSLICE in ways:
         found["tls_ratio"] = round(_ratio(turns, GPUSLICE.name, PLAIN_HTTP.name), 3)
     for way in ways:
@@ -406,7 +416,7 @@ def main() -> None:
     if why_not := control_plane.missing():
         raise SystemExit(f"no real control plane here: {why_not}")
     others = [Way(f"gpuslice {flags}", True, tuple(flags.split())) for flags in chosen.flags]
-    known = (PLAIN, SAMPLED, GPUSLICE, PLAIN_HTTP, CLAIMS)
+    known = (PLAIN, SAMPLED, GPUSLICE, PLAIN_HTTP, EMPTY, EMPTY_BUSY, CLAIMS)
     ways = [way for way in known if way.name in chosen.ways.split(",")] + others
     began = time.perf_counter()
     size = Size(**{each.name: getattr(chosen, each.name) for each in fields(Size)})
