@@ -7,6 +7,7 @@
 
 #define LOOK_EVERY_NS 50000u
 #define TELL_NS 100000u
+#define SOON_TOLD_NS 2000000u
 #define NEIGHBOURS 8
 #define MEMBERS 8
 
@@ -30,6 +31,7 @@ struct throttle {
     struct gs_neighbourhood beside;
     struct gs_under_way under_way; /* as the container's other processes see it */
     uint64_t looked_ns, told_end_ns;
+    bool untold;
 };
 
 static void *allocate(size_t size)
@@ -80,8 +82,11 @@ static void tell(struct throttle *at, bool waits)
     struct container *box = at->box;
     struct gs_under_way work = under_way_of(box);
     work.pause_ns = at->queue.pause_ns;
-    box->claim = gs_claim(&box->entry, &box->share, &at->beside, now_of(at), work, at->queue.covered_ns, waits);
-    at->told_end_ns = gs_told(&box->claim, now_of(at)).ends_ns;
+    work.awaited = at->queue.awaited_ns != 0;
+    work.uncharged_ns = gs_queue_uncharged_ns(&at->queue, now_of(at));
+    box->claim = gs_claim(&box->entry, &box->share, now_of(at), work, at->queue.covered_ns, waits);
+    at->told_end_ns = gs_heard(&box->claim, now_of(at)).ends_ns;
+    at->untold = false;
 }
 
 struct throttle *throttle_new(struct container *box, struct card *card, uint32_t process)
@@ -99,7 +104,7 @@ struct throttle *throttle_new(struct container *box, struct card *card, uint32_t
 /* It says that it has work for so long, whatever it has. */
 void throttle_claim(struct throttle *at, uint64_t ns)
 {
-    at->box->claim = gs_claim(&at->box->entry, &at->box->share, &at->beside, now_of(at), (struct gs_under_way){ns, 0, 0}, 0, false);
+    at->box->claim = gs_claim(&at->box->entry, &at->box->share, now_of(at), (struct gs_under_way){.ns = ns}, 0, false);
     at->box->claim.virtual_ns = 0;
 }
 
@@ -117,7 +122,7 @@ static const struct gs_events events = {create_event, card_event_record, card_ev
 
 /* ---- looking ---- */
 
-static void show(struct throttle *at) { at->under_way = (struct gs_under_way){at->queue.in_flight_ns, at->queue.unknown, 0}; }
+static void show(struct throttle *at) { at->under_way = (struct gs_under_way){.ns = at->queue.in_flight_ns, .unknown = at->queue.unknown}; }
 
 static void read_neighbours(struct throttle *at, uint64_t now_ns)
 {
@@ -125,24 +130,25 @@ static void read_neighbours(struct throttle *at, uint64_t now_ns)
     uint32_t count = 0;
     for (uint32_t i = 0; i < at->box->met_count; i++)
         if (at->box->met[i] != at->box && at->box->met[i]->claim.magic)
-            others[count++] = gs_told(&at->box->met[i]->claim, now_ns);
-    gs_neighbourhood_update(&at->beside, &at->box->entry, now_ns, others, count);
+            others[count++] = gs_heard(&at->box->met[i]->claim, now_ns);
+    gs_neighbourhood_update(&at->beside, &at->box->entry, now_ns, others, count, gs_queue_run(&at->queue, now_ns));
 }
 
-static void account(struct throttle *at, uint64_t now_ns, bool waits)
+static void account(struct throttle *at, uint64_t now_ns, bool paused, bool waits)
 {
     struct gpuslice_card *entry = &at->box->entry;
     struct gs_own_part part = gs_own_part(entry, now_ns, &at->beside);
     uint64_t finished = at->queue.finished_ns;
     gs_share_accrue(entry, &at->box->share, now_ns, under_way_of(at->box).ns, waits && !gs_was_stopped(entry, now_ns));
     at_work = at;
-    struct gs_busy busy = gs_queue_look(&at->queue, &events, now_ns, waits, part);
+    struct gs_busy busy = gs_queue_look(&at->queue, &events, now_ns, paused, part);
     if (busy.ns) {
         gs_share_charge(entry, &at->box->share, busy);
         at->beside.own_busy_ns += busy.ns;
     }
     if (at->queue.finished_ns != finished)
         entry->finished_at_ns = now_ns;
+    gs_neighbourhood_divide(&at->beside, now_ns, gs_queue_run(&at->queue, now_ns));
     at->looked_ns = now_ns;
     show(at);
     if (at->queue.count || busy.ns)
@@ -153,18 +159,19 @@ static void account(struct throttle *at, uint64_t now_ns, bool waits)
 void throttle_look(struct throttle *at, bool waits)
 {
     uint64_t now = now_of(at);
+    if (!waits)
+        gs_queue_arrive(&at->queue, now);
     if (!waits && now - at->looked_ns < LOOK_EVERY_NS)
         return;
     read_neighbours(at, now);
-    account(at, now, waits);
-    if (!waits)
-        gs_queue_arrive(&at->queue, now);
+    account(at, now, waits, waits);
     if (waits ? gs_was_stopped(&at->box->entry, now) : !under_way_of(at->box).ns)
         gs_wake(&at->box->entry, now, at->queue.awaited_ns, &at->beside);
     if (waits)
         gs_stay(&at->box->entry, now);
-    if (at->box->met_count)
-        tell(at, waits);
+    at->untold = at->box->met_count && !waits;
+    if (at->box->met_count && waits)
+        tell(at, true);
 }
 
 /* ---- launching ---- */
@@ -223,7 +230,7 @@ struct gs_batch *throttle_begin(struct throttle *at, uint32_t number, uint64_t k
     if (!batch)
         gs_share_spend(&at->box->entry, &at->box->share, gs_queue_estimate_ns(&at->queue, key));
     show(at);
-    if (at->beside.count && at->told_end_ns + TELL_NS < now + at->queue.in_flight_ns)
+    if (at->untold || (at->beside.count && at->told_end_ns + TELL_NS < now + at->queue.in_flight_ns))
         tell(at, false);
     return batch;
 }
@@ -238,4 +245,16 @@ void throttle_end(struct throttle *at, struct gs_batch *batch)
 /* The process has died, and the others have found out. */
 void throttle_forget(struct throttle *at) { at->under_way = (struct gs_under_way){0}; }
 
-void throttle_awaited(struct throttle *at) { at->queue.awaited_ns = now_of(at); }
+void throttle_awaited(struct throttle *at)
+{
+    uint64_t now = now_of(at);
+    at->queue.awaited_ns = now;
+    if (!at->beside.count || !at->queue.count)
+        return;
+    bool launches_soon = gs_pauses_briefly(&at->queue) && now - at->looked_ns < SOON_TOLD_NS;
+    read_neighbours(at, now);
+    account(at, now, true, false);
+    at->untold = true;
+    if (!launches_soon)
+        tell(at, false);
+}

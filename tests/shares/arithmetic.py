@@ -58,6 +58,17 @@ class Claim(ctypes.Structure):
     )
 
 
+class Report(ctypes.Structure):
+    _fields_ = (
+        ("at_ns", U64),
+        ("work_ns", U64),
+        ("busy_ns", U64),
+        ("wants_until_ns", U64),
+        ("has_turn", BOOL),
+        ("unknown", BOOL),
+    )
+
+
 class Neighbour(ctypes.Structure):
     _fields_ = (
         ("virtual_ns", U64),
@@ -67,6 +78,7 @@ class Neighbour(ctypes.Structure):
         ("wants", BOOL),
         ("ends_ns", U64),
         ("pause_ns", U64),
+        ("report", Report),
     )
 
 
@@ -80,6 +92,12 @@ class Neighbourhood(ctypes.Structure):
         ("container_busy_ns", U64),
         ("own_busy_ns", U64),
     )
+
+
+class Run(ctypes.Structure):
+    """When the process had work on the card."""
+
+    _fields_ = (("from_ns", U64), ("to_ns", U64))
 
 
 class OwnPart(ctypes.Structure):
@@ -155,10 +173,11 @@ class Arithmetic:
         self.ask = _function(library.gs_share_ask, INT, card, U64, U64)
         self.note = _function(library.gs_share_note, None, past, card, U64)
         self.learn = _function(library.gs_share_learn, None, card, share, U64, U64, past, sample, U64, INT)
-        self.told = _function(library.gs_told, Neighbour, claim, U64)
+        self.heard = _function(library.gs_heard, Neighbour, claim, U64)
         self.update = _function(
-            library.gs_neighbourhood_update, None, beside, card, U64, ctypes.POINTER(Neighbour), U32
+            library.gs_neighbourhood_update, None, beside, card, U64, ctypes.POINTER(Neighbour), U32, Run
         )
+        self.divide = _function(library.gs_neighbourhood_divide, None, beside, U64, Run)
         self.lead = _function(library.gs_lead_ns, I64, card, share, U64, beside, U64, U64)
         self.wake = _function(library.gs_wake, None, card, U64, U64, beside)
         self.own_part = _function(library.gs_own_part, OwnPart, card, U64, beside)

@@ -36,11 +36,12 @@ def fair(share: int, *programs: Program, interactive: bool = False) -> Party:
 
 @dataclass
 class Seen:
-    """What the container was given: the percent of the card in every 50 ms."""
+    """What the container was given: the percent of the card in every 50 ms, and what it was charged for."""
 
     share: int
     series: list[float]
     processes: list[Process]
+    charged_ns: int
 
     def windows(self, from_s: float, length_s: float = 1.0, to_s: float = 1e9) -> list[float]:
         """Percent of the card in each window of this length that begins at `from_s` or later, every 50 ms."""
@@ -64,6 +65,11 @@ def wakes_late(chance: random.Random) -> Callable[[], float]:
     return lambda: 60 * US * chance.expovariate(1.0) + (chance.random() < 0.01) * 3 * MS * chance.random()
 
 
+def preempts(chance: random.Random, part: float) -> Callable[[], float]:
+    """Of so many launches one loses its core for up to 10 ms when it has been told of and is not made yet."""
+    return lambda: 10 * MS * chance.random() if part and chance.random() < part else 0.0
+
+
 def play(
     arithmetic: Arithmetic,
     parties: Sequence[Party],
@@ -74,8 +80,12 @@ def play(
     sample_age_ns: int = 0,
     seed: int = 0,
     meet: bool = False,
+    preempted: float = 0.0,
 ) -> list[Seen]:
-    """All containers at once on one card for so long. `meet`: they tell each other what they want."""
+    """All containers at once on one card for so long. `meet`: they tell each other what they want.
+
+    `preempted`: the part of launches before which the thread loses its core: a busy host.
+    """
     chance = random.Random(seed)
     card = Card(arithmetic, slice_ns, sample_age_ns, switch_ns)
     boxes: list[Container] = []
@@ -88,7 +98,7 @@ def play(
     for each, box in zip(parties, boxes, strict=True):
         for program in each.programs:
             process = Process(card)
-            throttle = Throttle(process, box, wakes_late(chance))
+            throttle = Throttle(process, box, wakes_late(chance), preempts(chance, preempted))
             threads.append((process, program(throttle, process, card, chance)))
     _run(card, threads, EPOCH + int(seconds * SECOND))
     return [
@@ -96,6 +106,7 @@ def play(
             box.share.weight,
             [sum(at) for at in zip(*(p.series() for p in box.processes), strict=True)],
             box.processes,
+            box.entry.charged_ns,
         )
         for box in boxes
     ]

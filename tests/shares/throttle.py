@@ -55,8 +55,15 @@ class Container:
 class Throttle:
     """One process's launches."""
 
-    def __init__(self, process: Process, box: Container, latency: Callable[[], float]) -> None:
-        self._process, self._box, self._card, self._latency = process, box, box.card, latency
+    def __init__(
+        self,
+        process: Process,
+        box: Container,
+        latency: Callable[[], float],
+        preempted: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._process, self._box, self._card = process, box, box.card
+        self._latency, self._preempted = latency, preempted
         self._model = box.arithmetic.throttle
         self._at: int = self._model.new(box.at, box.card.at, process.number)
         box.processes.append(process)
@@ -73,7 +80,7 @@ class Throttle:
                 if how := model.wake(at):
                     self._learn(how)
             batch = model.begin(at, stream, whole_key)
-            yield US
+            yield int(US + self._preempted())
             self._process.launch(own_ns, stream)
             model.end(at, batch)
         else:

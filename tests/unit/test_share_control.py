@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic, Busy, Claim, Neighbourhood, Past, Sample, Share
+from tests.shares.arithmetic import Arithmetic, Busy, Claim, Neighbourhood, Past, Run, Sample, Share
 from tests.shares.card import EPOCH, MS, SECOND, US
 from tests.shares.play import Party, Seen, party, play
 from tests.shares.programs import (
@@ -307,8 +307,8 @@ def test_no_bytes_in_the_region_lead_astray(
     card.cap.at_ns, card.due.at_ns = due, credit
     for now in range(EPOCH, EPOCH + SECOND, 100 * MS):
         claim = Claim(0, 0, *others[:7])
-        neighbour = arithmetic.told(claim, now)
-        arithmetic.update(beside, at, now, ctypes.pointer(neighbour), 1)
+        neighbour = arithmetic.heard(claim, now)
+        arithmetic.update(beside, at, now, ctypes.pointer(neighbour), 1, Run(own, in_flight))
         part = arithmetic.own_part(at, now, beside)
         assert 0 <= part.part <= 1
         arithmetic.charge(at, share, Busy(busy, own))

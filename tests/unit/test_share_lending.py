@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gpuslice.adapters.region import layout
-from tests.shares.arithmetic import Arithmetic, Busy, Neighbour, Neighbourhood, Share
+from tests.shares.arithmetic import Arithmetic, Busy, Neighbour, Neighbourhood, Report, Run, Share
 from tests.shares.card import EPOCH, MS, SECOND, US, Card, Process
 from tests.shares.play import Party, Seen, fair, party, play
 from tests.shares.programs import (
@@ -130,6 +130,7 @@ def test_an_interactive_tenant_waits_for_no_more_than_a_kernel(
     delays = asks.processes[0].delays
     assert statistics.quantiles(delays, n=100)[98] <= kernel_ns + 5 * MS
     assert asks.mean(1) + works.mean(1) >= 93
+    assert asks.charged_ns == pytest.approx(asks.processes[0].done, rel=0.1)  # it came to 0.4 and 0.6 of that
 
 
 # ---- long work, several streams, unknown work
@@ -167,6 +168,30 @@ def test_a_flood_of_unknown_kernels_keeps_no_launch_waiting_for_minutes(arithmet
 
 
 # ---- the parts alone
+
+
+def test_what_running_work_still_needs_is_what_it_has_not_had_of_the_card(arithmetic: Arithmetic) -> None:
+    """A kernel of 20 ms beside another's: after ten of them it needs 15 more. It told of ten."""
+    card = Card(arithmetic)
+    boxes = [Container(Share(50, 100, False), arithmetic, card) for _ in range(2)]
+    for box in boxes:
+        box.meet(boxes)
+    processes = [Process(card) for _ in boxes]
+    one, other = (Throttle(*each, lambda: 0.0) for each in zip(processes, boxes, strict=True))
+
+    def launch(throttle: Throttle, own_ns: int) -> None:
+        for step in throttle.launch(own_ns):
+            card.advance(card.now + (step or 0))
+
+    launch(one, 20 * MS)  # nobody knows its length before
+    card.advance(card.now + 30 * MS)
+    one.look_now()
+    other.claim(500 * MS)
+    processes[1].launch(500 * MS, 0)
+    launch(one, 20 * MS)
+    card.advance(card.now + 10 * MS)
+    one.look_now()
+    assert boxes[0].under_way_ns() == pytest.approx(15 * MS, rel=0.05)
 
 
 @settings(max_examples=60, deadline=None)
@@ -235,6 +260,49 @@ def test_what_neighbours_did_stays_known_when_they_have_gone(arithmetic: Arithme
     """It was 0 once nobody was there and samples told: work under way since then was charged nothing."""
     card = layout.RegionCard(recent_busy_ns=SECOND, recent_own_ns=SECOND // 2, learned_at_ns=SECOND)
     assert arithmetic.own_part(card, SECOND, Neighbourhood(busy_ns=5 * SECOND)).others_ns == 5 * SECOND
+
+
+def heard(claims: list[tuple[int, int]]) -> Neighbourhood:
+    """Neighbours that told at the one time of so much work."""
+    beside = Neighbourhood(count=len(claims))
+    for i, (at_ns, work_ns) in enumerate(claims):
+        report = Report(at_ns, work_ns, 0, EPOCH + 1000 * SECOND, bool(work_ns), False)
+        beside.others[i] = Neighbour(0, 0, 50, False, True, at_ns + work_ns, 0, report)
+    return beside
+
+
+@pytest.mark.parametrize(
+    ("claims", "own", "ends"),
+    [
+        ([(0, 20)], (0, 0), [20]),
+        ([(0, 20)], (5, 15), [25]),
+        ([(0, 20)], (0, 100), [40]),
+        ([(0, 20), (10, 20)], (0, 0), [30, 40]),
+        ([(0, 20), (30, 20)], (25, 35), [20, 52.5]),
+        ([(0, 30), (0, 30)], (0, 30), [70, 70]),
+    ],
+)
+def test_work_ends_later_by_what_others_had_of_the_card_meanwhile(
+    arithmetic: Arithmetic, claims: list[tuple[int, int]], own: tuple[int, int], ends: list[float]
+) -> None:
+    beside = heard([(EPOCH + at * MS, work * MS) for at, work in claims])
+    arithmetic.divide(beside, EPOCH + 100 * MS, Run(*(EPOCH + at * MS for at in own)))
+    found = [(beside.others[i].ends_ns - EPOCH) / MS for i in range(len(claims))]
+    assert found == pytest.approx(ends, abs=0.001)
+
+
+@given(
+    claims=st.lists(st.tuples(st.integers(0, SECOND), st.integers(0, SECOND)), min_size=1, max_size=32),
+    own=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+)
+def test_no_work_ends_before_it_would_alone_nor_after_all_the_others(
+    arithmetic: Arithmetic, claims: list[tuple[int, int]], own: tuple[int, int]
+) -> None:
+    beside = heard([(EPOCH + at, work) for at, work in claims])
+    arithmetic.divide(beside, EPOCH + SECOND, Run(*own))
+    latest = max(EPOCH + at for at, _ in claims) + 2 * sum(work for _, work in claims) + len(claims)
+    for i, (at, work) in enumerate(claims):
+        assert EPOCH + at + work <= beside.others[i].ends_ns <= max(latest, EPOCH + at + work)
 
 
 def test_where_nvml_cannot_tell_neighbours_do(arithmetic: Arithmetic) -> None:

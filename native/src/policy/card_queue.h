@@ -52,7 +52,7 @@ struct gs_batch {
     uint64_t last_ns;       /* when the last launch was */
     uint64_t ready_ns;      /* when the batch in front of it ended */
     uint64_t waited_ns;     /* when `start` was last seen not to be passed */
-    uint64_t others_ns;     /* how long neighbours had been at work when `start` was given to the driver */
+    uint64_t others_ns;     /* how long neighbours had been at work when it could have begun */
     uint64_t unfinished_ns; /* when it was last seen to be under way */
     bool taken, open;
     bool fresh;   /* `end` stands right behind the last launch */
@@ -86,6 +86,8 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
                                 uint64_t key, uint64_t now_ns);
 /* A launch comes, before it waits for anything: what paused for it is over. */
 void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns);
+/* The next launch comes so soon after the last work's end that a turn goes on. */
+static inline bool gs_pauses_briefly(const struct gs_queue *queue) { return queue->pause_ns < GS_CHANGE_NS; }
 /* The driver has it. */
 void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched);
 /* A stream is about to be destroyed, or a context has been: from then on nothing may be asked of it or of its events. */
@@ -97,6 +99,11 @@ uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key);
  * `paused`: its threads wait, so that no launch will follow closely on the last ones. `part`: of it that is its own. */
 struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns, bool paused,
                              struct gs_own_part part);
+
+/* The last run of work without a pause, to the end of what is under way. */
+struct gs_run gs_queue_run(const struct gs_queue *queue, uint64_t now_ns);
+/* Of it, what is not charged yet. */
+uint64_t gs_queue_uncharged_ns(const struct gs_queue *queue, uint64_t now_ns);
 
 /* What a launch meets. */
 struct gs_contention {

@@ -22,9 +22,6 @@
 /* Who waits looks every few milliseconds, on a busy host somewhat later. One that did not for so long was stopped. */
 #define STOPPED_NS UINT64_C(200000000)
 
-/* A change to another process and back costs the card more than to wait for so long: who pauses for less keeps its turn. */
-#define CHANGE_NS UINT64_C(150000)
-
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
@@ -36,67 +33,120 @@ static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 1
 
 /* ---- claims ---- */
 
-struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_neighbourhood *beside,
-                               uint64_t now_ns, struct gs_under_way work, uint64_t ended_ns, bool waits)
+struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
+                               struct gs_under_way work, uint64_t ended_ns, bool waits)
 {
-    uint64_t pause = work.pause_ns < GS_LONGEST_PAUSE_NS ? work.pause_ns : 0;
-    uint64_t still_wants = 2 * pause > STILL_WANTS_NS ? 2 * pause : STILL_WANTS_NS;
-    uint64_t sharers = 1, until = ended_ns + still_wants;
-    for (uint32_t i = 0; i < beside->count; i++)
-        sharers += !share->interactive && beside->others[i].ends_ns > now_ns;
-    if (work.ns) /* those that are at work, too, have their turns in between */
-        until = now_ns + work.ns * sharers + still_wants;
+    bool rests = work.pause_ns >= GS_LONGEST_PAUSE_NS / 10 * 9; /* a mean comes near to that and never there */
+    uint64_t still_wants = rests ? 0 : 2 * work.pause_ns > STILL_WANTS_NS ? 2 * work.pause_ns : STILL_WANTS_NS;
+    uint64_t longer = work.awaited && work.ns / 4 > still_wants ? work.ns / 4 : still_wants; /* its end will be told */
+    uint64_t until = work.ns ? now_ns + work.ns + longer : ended_ns + still_wants;
     if (waits && until < now_ns + WAITING_FOR_NS)
         until = now_ns + WAITING_FOR_NS;
     return (struct gpuslice_claim){
         .magic = GPUSLICE_CLAIM_MAGIC,
         .virtual_ns = atomic_load(&card->virtual_ns) + (uint64_t)gs_share_by_weight(share, (int64_t)work.ns),
-        .busy_ns = atomic_load(&card->busy_ns),
-        .busy_at_ns = now_ns,
+        .busy_ns = atomic_load(&card->busy_ns) + work.uncharged_ns,
+        .busy_at_ns = work.ns ? now_ns : ended_ns,
         .wants_until_ns = until,
-        .under_way = (work.unknown ? UNDER_WAY_UNKNOWN : work.ns ? UNDER_WAY : 0) | work.ns * sharers << UNDER_WAY_BITS,
+        .under_way = (work.unknown ? UNDER_WAY_UNKNOWN : waits && !work.ns ? 0 : UNDER_WAY) | work.ns << UNDER_WAY_BITS,
         .weight = share->weight,
         .interactive = share->interactive,
         .pause_ns = work.pause_ns,
     };
 }
 
-struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns)
+/* What is known at this moment of a neighbour whose work others on the card delay by so much. */
+static void delay(struct gs_neighbour *other, uint64_t by_ns, uint64_t now_ns)
 {
-    bool sane = claim->wants_until_ns < now_ns + (uint64_t)LONGEST_CLAIM_NS;
-    bool unknown = (claim->under_way & UNDER_WAY_KIND) == UNDER_WAY_UNKNOWN;
-    uint64_t ends = claim->busy_at_ns + (claim->under_way >> UNDER_WAY_BITS);
-    ends = ends < claim->wants_until_ns ? ends : claim->wants_until_ns;
-    uint64_t until = unknown ? claim->busy_at_ns + LONGEST_UNKNOWN_NS : ends;
+    const struct gs_report *report = &other->report;
+    uint64_t ends = report->at_ns + report->work_ns + by_ns, until = report->unknown ? report->at_ns + LONGEST_UNKNOWN_NS : ends;
     until = until < now_ns ? until : now_ns;
-    uint64_t since = claim->under_way && until > claim->busy_at_ns ? until - claim->busy_at_ns : 0;
-    return (struct gs_neighbour){
+    other->busy_ns = report->busy_ns + (report->has_turn && until > report->at_ns ? until - report->at_ns : 0);
+    other->wants = report->wants_until_ns + by_ns > now_ns;
+    other->ends_ns = report->has_turn ? ends : 0;
+}
+
+struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns)
+{
+    uint64_t until = claim->wants_until_ns < now_ns + (uint64_t)LONGEST_CLAIM_NS ? claim->wants_until_ns : 0;
+    uint64_t at = claim->busy_at_ns < until ? claim->busy_at_ns : until, work = claim->under_way >> UNDER_WAY_BITS;
+    struct gs_neighbour other = {
         .virtual_ns = claim->virtual_ns,
-        .busy_ns = claim->busy_ns + since,
         .weight = percent(claim->weight),
         .interactive = claim->interactive == 1,
-        .wants = sane && claim->wants_until_ns > now_ns,
-        .ends_ns = sane && claim->under_way ? ends : 0,
         .pause_ns = claim->pause_ns < GS_LONGEST_PAUSE_NS ? claim->pause_ns : GS_LONGEST_PAUSE_NS,
+        .report = {.at_ns = at, .work_ns = work < until - at ? work : until - at, .busy_ns = claim->busy_ns, .wants_until_ns = until,
+                 .has_turn = until && claim->under_way,
+                 .unknown = (claim->under_way & UNDER_WAY_KIND) == UNDER_WAY_UNKNOWN},
     };
+    delay(&other, 0, now_ns);
+    return other;
+}
+
+/* Each tells how much of the card its work needs. It ends later where others had work meanwhile: the card gives each its even
+ * part. One that only said when its work ends by itself would invite the next to launch beside it: that one's would last
+ * longer, too, and so the card would be divided evenly for good. */
+void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, struct gs_run own)
+{
+    double left[GS_NEIGHBOURS];
+    uint64_t at = UINT64_MAX;
+    for (uint32_t i = 0; i < beside->count; i++) {
+        const struct gs_report *report = &beside->others[i].report;
+        left[i] = report->at_ns <= now_ns ? (double)report->work_ns : 0;
+        at = left[i] > 0 && report->at_ns < at ? report->at_ns : at;
+    }
+    for (uint32_t working = 1; working;) { /* from one moment at which somebody begins or ends to the next */
+        uint64_t next = UINT64_MAX;
+        double least = (double)LONG_NS;
+        bool own_runs = own.from_ns <= at && at < own.to_ns;
+        uint32_t sharers = own_runs;
+        working = 0;
+        if (own.from_ns > at || own_runs)
+            next = own_runs ? own.to_ns : own.from_ns;
+        for (uint32_t i = 0; i < beside->count; i++) {
+            uint64_t begins = beside->others[i].report.at_ns;
+            working += left[i] > 0;
+            if (left[i] > 0 && begins > at)
+                next = begins < next ? begins : next;
+            else if (left[i] > 0) {
+                sharers++;
+                least = left[i] < least ? left[i] : least;
+            }
+        }
+        uint64_t first_ends = at + (uint64_t)(least * sharers) + 1;
+        next = sharers > own_runs && first_ends < next ? first_ends : next;
+        for (uint32_t i = 0; i < beside->count; i++) {
+            struct gs_neighbour *other = &beside->others[i];
+            if (left[i] <= 0 || other->report.at_ns > at)
+                continue;
+            left[i] -= (double)(next - at) / sharers;
+            if (left[i] <= 0)
+                delay(other, next - other->report.at_ns - other->report.work_ns, now_ns);
+        }
+        at = next;
+    }
 }
 
 void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
-                             const struct gs_neighbour *others, uint32_t count)
+                             const struct gs_neighbour *others, uint32_t count, struct gs_run own)
 {
-    uint64_t passed = now_ns - beside->read_ns;
+    uint64_t passed = now_ns - beside->read_ns, before[GS_NEIGHBOURS];
     bool same = beside->read_ns && count == beside->count; /* one that comes or goes is noticed once more soon */
     for (uint32_t i = 0; i < count; i++) {
-        int64_t more = same ? (int64_t)(others[i].busy_ns - beside->others[i].busy_ns) : 0;
-        beside->busy_ns += (uint64_t)clamp(more, 0, (int64_t)passed); /* it may say less than it was thought to have */
+        before[i] = beside->others[i].busy_ns;
         beside->others[i] = others[i];
+    }
+    beside->count = count;
+    gs_neighbourhood_divide(beside, now_ns, own);
+    for (uint32_t i = 0; i < count; i++) {
+        int64_t more = same ? (int64_t)(beside->others[i].busy_ns - before[i]) : 0;
+        beside->busy_ns += (uint64_t)clamp(more, 0, (int64_t)passed); /* it may say less than it was thought to have */
     }
     uint64_t container = atomic_load(&card->busy_ns), rest = container - beside->container_busy_ns - beside->own_busy_ns;
     bool known = beside->read_ns && passed && rest < passed * GPUSLICE_SLOTS;
     beside->rest_at_work = known ? (double)rest / (double)passed : 0;
     beside->container_busy_ns = container;
     beside->own_busy_ns = 0;
-    beside->count = count;
     beside->read_ns = now_ns;
 }
 
@@ -124,7 +174,11 @@ int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share 
     return virtual_lead_ns(card, share, in_flight_ns, other) / 100 * percent(other->weight);
 }
 
-uint64_t gs_hold_ns(const struct gs_neighbour *other) { return other->pause_ns < CHANGE_NS ? CHANGE_NS : 0; }
+uint64_t gs_hold_ns(const struct gs_neighbour *other)
+{
+    uint64_t late = other->report.work_ns ? GS_CHANGE_NS : 0; /* its end is not told yet: it may have begun by a change later */
+    return other->pause_ns < GS_CHANGE_NS ? GS_CHANGE_NS + late : 0;
+}
 
 int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
                    const struct gs_neighbourhood *beside, uint64_t now_ns, uint64_t estimate_ns)
@@ -175,7 +229,7 @@ void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, c
     uint64_t others = virtual_time(beside, &weight), active = atomic_load(&card->active_at_ns);
     active = awaited_ns > active && awaited_ns <= now_ns ? awaited_ns : active;
     uint64_t own = atomic_load(&card->virtual_ns);
-    int64_t idle = active ? clamp((int64_t)(now_ns - active - CHANGE_NS), 0, LONG_NS) : LONG_NS;
+    int64_t idle = active ? clamp((int64_t)(now_ns - active - GS_CHANGE_NS), 0, LONG_NS) : LONG_NS;
     int64_t behind = difference(others, own), passed = weight ? idle / percent(weight) * 100 : 0;
     if (behind > 0 && passed > 0)
         atomic_compare_exchange_strong(&card->virtual_ns, &own, own + (uint64_t)(passed < behind ? passed : behind));

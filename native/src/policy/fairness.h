@@ -5,6 +5,8 @@
 #include "policy/share.h"
 
 #define GS_NEIGHBOURS 32u
+/* A change to another process and back costs the card more than to wait for so long: who pauses for less keeps its turn. */
+#define GS_CHANGE_NS UINT64_C(150000)
 #define GS_LONGEST_PAUSE_NS UINT64_C(2000000) /* of a program that is said to pause, and not to rest */
 #define GS_TURN_NS UINT64_C(2000000) /* a driver's default time slice for a process; work that ends in its turn gives up the rest */
 
@@ -15,8 +17,14 @@ struct gs_neighbour {
     uint32_t weight;
     bool interactive;
     bool wants;       /* the card, now */
-    uint64_t ends_ns; /* when its work on the card will have ended, as far as it knows; 0: it has none */
+    uint64_t ends_ns; /* when its work on the card will have ended, as far as is known; 0: it has none */
     uint64_t pause_ns; /* how long after that it launches again, in the mean */
+    /* As it told them: it knows of its own work alone how much of the card that needs, and not who else is there. */
+    struct gs_report {
+        uint64_t at_ns, work_ns, busy_ns, wants_until_ns;
+        bool has_turn; /* it does not wait, and had work a moment ago at the least */
+        bool unknown;  /* nobody knows how long the work takes */
+    } report;
 };
 
 /* All that is known of them; zeros: nothing. */
@@ -33,16 +41,24 @@ struct gs_neighbourhood {
 struct gs_under_way {
     uint64_t ns;      /* as estimated */
     uint64_t unknown; /* launches of which nobody knows how long they take */
+    uint64_t uncharged_ns; /* how long this process has had it without being charged for that */
     uint64_t pause_ns; /* between the end of all of it and the next launch, of this process in the mean */
+    bool awaited;      /* the program waits for the card now and then: it tells the end, too */
 };
 
 /* What a container tells: what it has under way, the end of its work as far as known, whether it waits. */
-struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_neighbourhood *beside,
-                               uint64_t now_ns, struct gs_under_way work, uint64_t ended_ns, bool waits);
-/* What a claim says now. */
-struct gs_neighbour gs_told(const struct gpuslice_claim *claim, uint64_t now_ns);
+struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
+                               struct gs_under_way work, uint64_t ended_ns, bool waits);
+/* What a claim says now, by itself. */
+struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns);
+/* When this process had work on the card; `to_ns` may lie ahead. */
+struct gs_run {
+    uint64_t from_ns, to_ns;
+};
 void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
-                             const struct gs_neighbour *others, uint32_t count);
+                             const struct gs_neighbour *others, uint32_t count, struct gs_run own);
+/* Its own run is known better now: others' work ends earlier or later by that. */
+void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, struct gs_run own);
 
 /* The device time by which this container is ahead of the neighbour furthest behind that wants the card; INT64_MIN if
  * none does. Interactive ones have a head start. One that pauses between two kernels wants it as far as a launch that is

@@ -189,7 +189,7 @@ uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now_ns, u
     }
     for (uint32_t i = 0; i < neighbours->count; i++)
         if (read_claim(&neighbours->files[i]))
-            found[count++] = gs_told(&neighbours->files[i].claim, now_ns);
+            found[count++] = gs_heard(&neighbours->files[i].claim, now_ns);
     errno = saved;
     return count;
 }

@@ -17,6 +17,7 @@
 #define MOST_IN_FLIGHT_NS UINT64_C(60000000000)
 #define LOOK_EVERY_NS 50000u
 #define TELL_NS 100000u
+#define SOON_TOLD_NS UINT64_C(2000000) /* of shorter work the next launch tells the end, where programs launch again at once */
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 #define LIST_EVERY_NS UINT64_C(20000000)  /* neighbours */
 #define ALONE_FOR_NS UINT64_C(4000000)    /* before a container that found itself alone looks again */
@@ -174,17 +175,18 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns)
 {
     struct gs_neighbour others[GS_NEIGHBOURS];
     uint32_t count = gs_neighbours_read(&state->neighbours, now_ns, LIST_EVERY_NS, others);
-    gs_neighbourhood_update(&state->beside, entry_of(state->card), now_ns, others, count);
+    gs_neighbourhood_update(&state->beside, entry_of(state->card), now_ns, others, count, gs_queue_run(&state->queue, now_ns));
 }
 
 static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
 {
     struct gs_under_way work = under_way_of(state->card);
     work.pause_ns = state->queue.pause_ns;
-    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, &state->beside, now_ns, work,
-                                           state->queue.covered_ns, waits);
+    work.awaited = state->queue.awaited_ns != 0;
+    work.uncharged_ns = gs_queue_uncharged_ns(&state->queue, now_ns);
+    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, now_ns, work, state->queue.covered_ns, waits);
     gs_neighbours_tell(&state->neighbours, &claim);
-    state->told_end_ns = gs_told(&claim, now_ns).ends_ns;
+    state->told_end_ns = gs_heard(&claim, now_ns).ends_ns;
     state->untold = false;
 }
 
@@ -221,11 +223,11 @@ static void learn(struct card_state *state, uint64_t now_ns)
 
 /* ---- looking ---- */
 
-static void account(struct card_state *state, uint64_t now_ns, bool paused)
+static void account(struct card_state *state, uint64_t now_ns, bool paused, bool waits)
 {
     struct gpuslice_card *entry = entry_of(state->card);
     struct gs_own_part part = gs_own_part(entry, now_ns, &state->beside);
-    gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, paused && !gs_was_stopped(entry, now_ns));
+    gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, waits && !gs_was_stopped(entry, now_ns));
     int mode = gs_relax_capture();
     uint64_t finished = state->queue.finished_ns;
     struct gs_busy busy = gs_queue_look(&state->queue, &events, now_ns, paused, part);
@@ -238,6 +240,7 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused)
     }
     if (state->queue.finished_ns != finished)
         atomic_store(&entry->finished_at_ns, now_ns);
+    gs_neighbourhood_divide(&state->beside, now_ns, gs_queue_run(&state->queue, now_ns));
     state->looked_ns = now_ns;
     show_in_flight(state);
     if (state->queue.count || busy.ns)
@@ -248,13 +251,13 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused)
 static void look(struct card_state *state, uint64_t now_ns, bool waits)
 {
     gs_lock(&lock);
+    if (!waits)
+        gs_queue_arrive(&state->queue, now_ns);
     if (waits || now_ns - state->looked_ns >= LOOK_EVERY_NS) {
         read_neighbours(state, now_ns);
-        account(state, now_ns, waits);
-        if (!waits)
-            gs_queue_arrive(&state->queue, now_ns);
+        account(state, now_ns, waits, waits);
         if (waits ? gs_was_stopped(entry_of(state->card), now_ns) : !under_way_of(state->card).ns)
-            gs_wake(entry_of(state->card), now_ns, __atomic_load_n(&state->queue.awaited_ns, __ATOMIC_RELAXED), &state->beside);
+            gs_wake(entry_of(state->card), now_ns, state->queue.awaited_ns, &state->beside);
         if (waits)
             gs_stay(entry_of(state->card), now_ns);
         state->untold = *state->neighbours.folder && !waits; /* it goes on to launch or to wait, and tells that */
@@ -356,9 +359,22 @@ void gs_throttle_awaited(void)
     if (!gs_throttles() || gs_is_alone())
         return;
     uint64_t now = gs_monotonic_ns();
-    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
-        if (states[i].card)
-            __atomic_store_n(&states[i].queue.awaited_ns, now, __ATOMIC_RELAXED);
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++) {
+        struct card_state *state = &states[i];
+        if (!state->card)
+            continue;
+        gs_lock(&lock);
+        state->queue.awaited_ns = now;
+        if (state->beside.count && state->queue.count) {
+            bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
+            read_neighbours(state, now);
+            account(state, now, true, false);
+            state->untold = true;
+            if (!launches_soon)
+                tell_neighbours(state, now, false);
+        }
+        gs_unlock(&lock);
+    }
 }
 
 void gs_work_begin(struct gs_work *work)
@@ -406,7 +422,7 @@ void gs_throttle_hold(void)
     uint64_t now = gs_monotonic_ns();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].queue.count)
-            account(&states[i], now, true);
+            account(&states[i], now, true, true);
 }
 
 void gs_throttle_forget_context(CUcontext context)
