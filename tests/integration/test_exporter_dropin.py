@@ -34,6 +34,7 @@ MIB = 1 << 20
 UID = "0e1c2d3f-0000-4000-8000-00000000000{}"
 USED = "gpuslice_container_memory_used_bytes"
 XIDS = "gpuslice_gpu_xid_errors_total"
+XIDS_SEEN = "DCGM_EXP_XID_ERRORS_TOTAL"  # the reference parser puts _total behind it, as behind any counter
 
 
 class Kubelet(PodResourcesService):
@@ -252,7 +253,8 @@ async def test_jobs_of_a_batch_scheduler_label_their_cards(tmp_path: Path) -> No
 
 
 async def test_what_dcgm_exporter_derives_is_there_as_far_as_the_driver_tells(tmp_path: Path) -> None:
-    names = ("XID_ERRORS_COUNT", "CLOCK_EVENTS_COUNT", "GPU_HEALTH_STATUS", "P2P_STATUS")
+    names = ["XID_ERRORS_COUNT", "CLOCK_EVENTS_COUNT", "GPU_HEALTH_STATUS", "P2P_STATUS"]
+    names += ["XID_ERRORS_TOTAL", "CLOCK_EVENTS_TOTAL"]  # since 4.8.3
     async with host(tmp_path, "A100-SXM4-40GB", "A100-SXM4-40GB", "T4") as machine:
         file = machine.counters(*(f"DCGM_EXP_{name}, counter" for name in names))
         async with machine.exporter("-f", file, "-x", "60000") as exporter:
@@ -267,6 +269,8 @@ async def test_what_dcgm_exporter_derives_is_there_as_far_as_the_driver_tells(tm
             assert page.one("DCGM_EXP_P2P_STATUS", gpu="0", peer_gpu="1", link_status="OK") == 0
             assert page.all("DCGM_EXP_P2P_STATUS", gpu="2", peer_gpu="0", link_status="OK") == []
             assert page.one("DCGM_EXP_XID_ERRORS_COUNT", gpu="0", window_size_in_ms="60000") == 0
+            assert page.one(f"{XIDS_SEEN}_total", gpu="1", xid="79") == 0
+            assert page.one("DCGM_EXP_CLOCK_EVENTS_TOTAL_total", gpu="0", clock_event="hw_thermal") == 0
             with gpu.Machine(machine.state) as cards:
                 cards.set_gauge(0, ecc_uncorrected_volatile=3)
                 cards.inject_xid(1, 79)
@@ -274,6 +278,8 @@ async def test_what_dcgm_exporter_derives_is_there_as_far_as_the_driver_tells(tm
                 lambda page: page.value("DCGM_EXP_GPU_HEALTH_STATUS", gpu="1", health_watch="ALL") == 20
             )
             assert page.one("DCGM_EXP_XID_ERRORS_COUNT", gpu="1", xid="79") == 1
+            assert page.one(f"{XIDS_SEEN}_total", gpu="1", xid="79") == 1
+            assert f"# TYPE {XIDS_SEEN} counter" in page.text
             assert_promtool_accepts(page)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.apps.exporter import fields
-from gpuslice.apps.exporter.card_history import ClockWindows
+from gpuslice.apps.exporter.card_history import ClockEvents
 from gpuslice.apps.exporter.counters import CounterKind, parse
 
 CATALOGUE = fields.load()
@@ -60,9 +60,30 @@ def test_every_field_of_dcgm_is_known() -> None:
 
 def test_a_sample_that_is_still_the_last_one_counts_once() -> None:
     """While the driver does not answer, nobody knows what holds the clocks down."""
-    windows = ClockWindows(10)
+    windows = ClockEvents(10)
     for taken_at_s in (1.0, 1.0, 1.0, 2.0):
         windows.add("GPU-1", 0x4, taken_at_s)
     assert windows.counts("GPU-1") == {"power_cap": 2}
     windows.add("GPU-1", 0, 11.5)
     assert windows.counts("GPU-1") == {"power_cap": 1}
+
+
+def test_a_reason_counts_each_time_that_it_begins() -> None:
+    """As dcgm-exporter's cumulative counter: what holds at the first look began before it."""
+    events = ClockEvents(10)
+    assert events.begun("GPU-1") is None
+    for taken_at_s, bits in enumerate((0x4, 0x4, 0x4 | 0x40, 0x40, 0x4, 0x4)):
+        events.add("GPU-1", bits, float(taken_at_s))
+    begun = events.begun("GPU-1")
+    assert begun is not None
+    assert {name: count for name, count in begun.items() if count} == {"power_cap": 1, "hw_thermal": 1}
+    assert begun["hw_slowdown"] == 0  # so that the first one is an increase
+
+
+def test_what_a_window_forgets_stays_counted_and_did_not_begin_again() -> None:
+    events = ClockEvents(1)
+    events.add("GPU-1", 0, 0.0)
+    for taken_at_s in (1.0, 5.0, 9.0):
+        events.add("GPU-1", 0x4, taken_at_s)
+    assert events.counts("GPU-1") == {"power_cap": 1}
+    assert (events.begun("GPU-1") or {})["power_cap"] == 1

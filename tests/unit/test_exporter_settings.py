@@ -122,6 +122,10 @@ UPSTREAM = {
     "container-labels": "",
     "container-runtime-socket": "/run/docker.sock",
     "enable-exporter-metrics": "",
+    "max-concurrent-scrapes": "8",
+    "watch-max-keep-age": "5m",
+    "watch-max-keep-samples": "0",
+    "health-require-gpus": "",
 }
 
 
@@ -257,6 +261,7 @@ def test_a_web_config_names_files_beside_itself(tmp_path: Path) -> None:
 
 def test_each_setting_without_an_effect_is_documented_with_what_it_does_not_do() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "reference" / "dcgm-exporter.md"
-    rows = {line for line in page.read_text().splitlines() if line.startswith("| `--")}
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| `--")]
+    told = {row[1].removesuffix(" |"): row[0].removeprefix("| ").split(", ") for row in rows}
     for name, idle in IDLE.items():
-        assert f"| `--{name}` | `{idle.environment}` | {idle.why} |" in rows
+        assert f"`--{name}`" in told[idle.why]

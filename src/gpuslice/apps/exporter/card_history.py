@@ -84,17 +84,23 @@ class XidCounts:
         return Counter(xid for when_s, card, xid in self._events if card == uuid and when_s > since_s)
 
 
-class ClockWindows:
-    """How often samples of late showed each reason for held-down clocks: DCGM_EXP_CLOCK_EVENTS_COUNT's."""
+class ClockEvents:
+    """Reasons for held-down clocks: in how many samples of late each showed, and how often it began.
+
+    These are DCGM_EXP_CLOCK_EVENTS_COUNT and, since dcgm-exporter 4.8.3, DCGM_EXP_CLOCK_EVENTS_TOTAL.
+    """
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._seen: dict[str, deque[tuple[float, int]]] = defaultdict(deque)
+        self._begun: dict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, uuid: str, bits: int, taken_at_s: float) -> None:
         """What a sample showed; the same one again counts no more."""
         seen = self._seen[uuid]
         if not seen or seen[-1][0] != taken_at_s:
+            before = seen[-1][1] if seen else bits  # what held at the first look began before it
+            self._begun[uuid].update(_reasons(bits & ~before))
             seen.append((taken_at_s, bits))
         while seen[0][0] < taken_at_s - self._window_s:
             seen.popleft()
@@ -103,9 +109,17 @@ class ClockWindows:
         """Reason → samples, reasons that never showed left out; None where the card does not tell them."""
         if uuid not in self._seen:
             return None
-        return Counter(
-            name for _, bits in self._seen[uuid] for bit, name in CLOCK_EVENTS.items() if bits & bit
-        )
+        return Counter(name for _, bits in self._seen[uuid] for name in _reasons(bits))
+
+    def begun(self, uuid: str) -> Mapping[str, int] | None:
+        """Each reason → how often it began since the first sample; None where the card does not tell them."""
+        if uuid not in self._seen:
+            return None
+        return {name: self._begun[uuid][name] for name in CLOCK_EVENTS.values()}
+
+
+def _reasons(bits: int) -> Iterator[str]:
+    return (name for bit, name in CLOCK_EVENTS.items() if bits & bit)
 
 
 class CounterRises:
@@ -136,7 +150,7 @@ class CardHistory:
 
     def __init__(self, clock_window_s: float) -> None:
         self.xids = XidCounts()
-        self.clocks = ClockWindows(clock_window_s)
+        self.clocks = ClockEvents(clock_window_s)
         self.rises = CounterRises()
 
 

@@ -55,7 +55,14 @@ class CounterFile:
 
 HEALTH_STATUS = "DCGM_EXP_GPU_HEALTH_STATUS"
 P2P_STATUS = "DCGM_EXP_P2P_STATUS"
-DERIVED = frozenset({"DCGM_EXP_XID_ERRORS_COUNT", "DCGM_EXP_CLOCK_EVENTS_COUNT", HEALTH_STATUS, P2P_STATUS})
+DERIVED = frozenset(
+    {
+        *(f"DCGM_EXP_{name}" for name in ("XID_ERRORS_COUNT", "XID_ERRORS_TOTAL")),
+        *(f"DCGM_EXP_{name}" for name in ("CLOCK_EVENTS_COUNT", "CLOCK_EVENTS_TOTAL")),
+        HEALTH_STATUS,
+        P2P_STATUS,
+    }
+)
 
 
 def parse(text: str, catalogue: Mapping[str, Field]) -> CounterFile:

@@ -16,6 +16,8 @@ from gpuslice.core.units import MIB
 XID_FIELD = 230
 # Written as counters in the files that go around, and none: a rate, a state, and counts over a window.
 NOT_COUNTERS = frozenset({449, 392})
+TOTALS = frozenset({"DCGM_EXP_XID_ERRORS_TOTAL", "DCGM_EXP_CLOCK_EVENTS_TOTAL"})
+"""The two of what dcgm-exporter derives that only grow."""
 
 _GPU_UTIL, _FB_USED = 203, 252
 
@@ -75,8 +77,8 @@ def families(inputs: DcgmInputs) -> list[Family]:
     for counter in inputs.counters:
         if counter.kind is CounterKind.LABEL:
             continue
-        wrong = counter.field is None or counter.field.id in NOT_COUNTERS
-        gauge = wrong and not inputs.style.upstream_types
+        grows = counter.name in TOTALS or (counter.field is not None and counter.field.id not in NOT_COUNTERS)
+        gauge = not grows and not inputs.style.upstream_types
         kind = MetricKind.GAUGE if gauge else MetricKind(str(counter.kind))
         family = Family(counter.name, kind, counter.help)
         for entity in shown:
@@ -122,6 +124,16 @@ def _xid_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
         yield count, {**window, "xid": str(xid)}
 
 
+def _xid_totals(entity: Entity, inputs: DcgmInputs) -> Derived:
+    for xid, tally in inputs.history.xids.of(entity.card.sample.uuid).items():
+        yield tally.count, {"xid": str(xid)}
+
+
+def _clock_totals(entity: Entity, inputs: DcgmInputs) -> Derived:
+    for event, count in (inputs.history.clocks.begun(entity.card.sample.uuid) or {}).items():
+        yield count, {"clock_event": event}
+
+
 def _clock_counts(entity: Entity, inputs: DcgmInputs) -> Derived:
     window = {"window_size_in_ms": str(inputs.style.clock_window_ms)}
     counts = inputs.history.clocks.counts(entity.card.sample.uuid)
@@ -149,7 +161,9 @@ def _peers(entity: Entity, inputs: DcgmInputs) -> Derived:
 
 _DERIVED = {
     "DCGM_EXP_XID_ERRORS_COUNT": _xid_counts,
+    "DCGM_EXP_XID_ERRORS_TOTAL": _xid_totals,
     "DCGM_EXP_CLOCK_EVENTS_COUNT": _clock_counts,
+    "DCGM_EXP_CLOCK_EVENTS_TOTAL": _clock_totals,
     "DCGM_EXP_GPU_HEALTH_STATUS": _health,
     "DCGM_EXP_P2P_STATUS": _peers,
 }

@@ -103,8 +103,16 @@ IDLE: Mapping[str, Idle] = {
         "labels of plain Docker containers are not looked up",
         switch=True,
     ),
-    "container-runtime-socket": Idle(
-        "DCGM_EXPORTER_CONTAINER_RUNTIME_SOCKET", "the container runtime is not asked"
+    "container-runtime-socket": Idle("DCGM_CONTAINER_RUNTIME_SOCKET", "the container runtime is not asked"),
+    "max-concurrent-scrapes": Idle(
+        "DCGM_EXPORTER_MAX_CONCURRENT_SCRAPES", "scrapes are answered from memory at once"
+    ),
+    "watch-max-keep-age": Idle("DCGM_EXPORTER_WATCH_MAX_KEEP_AGE", "only the newest sample is kept"),
+    "watch-max-keep-samples": Idle("DCGM_EXPORTER_WATCH_MAX_KEEP_SAMPLES", "only the newest sample is kept"),
+    "health-require-gpus": Idle(
+        "DCGM_EXPORTER_HEALTH_REQUIRE_GPUS",
+        "/health answers without a card too: one that comes is found without a restart",
+        switch=True,
     ),
 }
 SWITCHES = frozenset(
