@@ -181,6 +181,26 @@ def test_an_exported_pools_memory_counts_while_somebody_has_it_open(tmp_path: Pa
         maker.ok(f"alloc 1 plain {500 * MIB}")
 
 
+@pytest.mark.parametrize("end", ["trim", "drop-pool"])
+def test_what_an_exported_pool_keeps_with_a_block_counts_too(tmp_path: Path, end: str) -> None:
+    """A pool grows in steps of 32 MiB, and a block that somebody has open keeps the whole of its last."""
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as taker:
+        maker.ok("start 0")
+        taker.ok("start 0")
+        maker.ok(f"alloc 0 pool {300 * MIB}")
+        pid, descriptor = maker.ok("share-pool")
+        block = maker.ask("share-block 0").split()[1]
+        taker.ok(f"receive-pool {pid} {descriptor}")
+        taker.ok(f"receive-block 0 {block}")
+        maker.ok("free 0")
+        maker.ok("sync")
+        maker.ok(end)
+        assert box.card().used_bytes >= box.machine.used(0)
+        taker.kill()
+        maker.ok(f"alloc 1 plain {700 * MIB}")
+        assert box.card().used_bytes == box.machine.used(0)
+
+
 def test_arrays_count_as_the_card_lays_them_out(tmp_path: Path) -> None:
     """2,048 layers of one byte: each takes a cell of 512 bytes."""
     with container(tmp_path, memory_mib=512) as box, box.worker() as worker:

@@ -301,8 +301,8 @@ def test_programs_without_the_driver_open_no_file(tmp_path: Path) -> None:
         )
         text = log.read_text()
     assert "libgpuslice.so" in text
-    assert "limits" not in text
-    assert "region" not in text
+    assert "gpuslice/limits" not in text
+    assert "gpuslice/region" not in text
 
 
 def test_a_machine_without_a_driver_notices_nothing(tmp_path: Path) -> None:

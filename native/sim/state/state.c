@@ -286,8 +286,7 @@ static void drop_closed_exports(void)
         const struct sim_record *record = &mapped->records[index];
         if (!record->live || record->process != SIM_NOBODY || export_is_open(record->address))
             continue;
-        forget_export(record->address);
-        sim_release_locked(index);
+        sim_release_locked(index); /* its file stays, as a device's does */
         mapped->exports--;
     }
 }

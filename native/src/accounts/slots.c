@@ -64,7 +64,8 @@ static uint64_t seen_leaving(struct gpuslice_slot *slot, uint64_t now)
     return since;
 }
 
-/* A dead process's child may hold its lock, and so the driver's devices: then its memory is on the card still. */
+/* While its lock is held a process is not gone, whatever /proc says of its number: a dead one's child may hold it, and so the
+ * driver's devices; and /proc may show another namespace's processes, or a start by another namespace's clock. */
 static bool is_let_go(struct gpuslice_slot *slot, int64_t number, const char *path)
 {
     if (!gs_load(&slot->locked) || !path || gs_byte_is_held(path, FIRST_LOCKED_BYTE + number) != GS_BYTE_HELD)
@@ -87,6 +88,19 @@ static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *
     return since && now - since > GONE_AFTER_NS;
 }
 
+/* What could not be read, now or when the slot was taken (no descriptor was left, say), tells nothing. */
+static bool is_there(const struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace)
+{
+    struct gs_process process = gs_process(owner_pid(owner));
+    if (!process.alive || process.start_time == 0 || gs_load(&slot->start_time) == 0)
+        return process.alive;
+    if (owner_word(owner_pid(owner), process.start_time, namespace) != owner)
+        return false;
+    /* The same process, but is it the same program? exec frees the card and keeps the pid. */
+    uint64_t stack = gs_load(&slot->start_stack);
+    return !stack || !process.start_stack || stack == process.start_stack;
+}
+
 /* Whether the slot's owner is known to be gone. One that is just being claimed in another namespace may look as if nobody
  * had written it: its owner finds that out, and takes another. */
 static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace,
@@ -94,16 +108,7 @@ static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *s
 {
     if (owner >> (OWNER_PID_BITS + OWNER_START_BITS) != namespace_hash(namespace))
         return !is_consistent(slot, owner) || is_unlocked(slot, slot - region->slots, path);
-    struct gs_process process = gs_process(owner_pid(owner));
-    if (!process.alive)
-        return is_let_go(slot, slot - region->slots, path);
-    if (process.start_time == 0)
-        return false;
-    if (owner_word(owner_pid(owner), process.start_time, namespace) != owner)
-        return true;
-    /* The same process, but is it the same program? exec frees the card and keeps the pid. */
-    uint64_t stack = gs_load(&slot->start_stack);
-    return stack && process.start_stack && stack != process.start_stack;
+    return !is_there(slot, owner, namespace) && is_let_go(slot, slot - region->slots, path);
 }
 
 /* ---- emptying ---- */

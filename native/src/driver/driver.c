@@ -19,7 +19,6 @@ static const struct {
 };
 
 static const char *const file_names[LIBRARIES] = {"libcuda.so.1", "libnvidia-ml.so.1"};
-static const char *const first_names[LIBRARIES] = {"cuInit", "nvmlInit_v2"};
 static const int not_found[LIBRARIES] = {CUDA_ERROR_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND};
 
 /* With any arguments: on our platforms the caller cleans up. */
@@ -55,22 +54,21 @@ static void *open_library(const char *path)
 }
 
 /* A program may close the driver that we found through its handle, and open it again: with a reference of ours it stays
- * where our pointers lead. */
-static void *hold_library(enum library library, void *handle)
+ * where our pointers lead. `known`: a function that was found through the handle. What holds that is the driver, and the handle
+ * perhaps another library's, with functions of the same names. */
+static void *hold_library(enum library library, void *handle, const void *known)
 {
     char path[4096];
-    void *known = handle ? libc_dlsym(handle, first_names[library]) : NULL;
-    if (!known)
+    if (!handle)
         return open_library(file_names[library]);
-    if (gs_elf_path_of(known, path, sizeof path) && *path)
-        open_library(path);
-    return handle;
+    void *opened = gs_elf_path_of(known, path, sizeof path) && *path ? open_library(path) : NULL;
+    return opened ? opened : handle;
 }
 
-static void bind(enum library library, void *handle)
+static void bind(enum library library, void *handle, const void *known)
 {
     void *absent = library == CUDA ? (void *)cuda_not_found : (void *)nvml_not_found;
-    handle = hold_library(library, handle);
+    handle = hold_library(library, handle, known);
     for (int i = 0; i < GS_FUNCTIONS; i++) {
         if (functions[i].library != library)
             continue;
@@ -80,14 +78,14 @@ static void bind(enum library library, void *handle)
 }
 
 /* Twice by two threads does no harm: both find the same. No lock to be held across dlopen, which has its own. */
-static void bind_once(enum library library, void *handle)
+static void bind_once(enum library library, void *handle, const void *known)
 {
     static bool bound[LIBRARIES];
     if (__atomic_load_n(&bound[library], __ATOMIC_ACQUIRE))
         return;
-    bind(library, handle);
+    bind(library, handle, known);
     __atomic_store_n(&bound[library], true, __ATOMIC_RELEASE);
 }
 
-void gs_bind_cuda(void *handle) { bind_once(CUDA, handle); }
-void gs_bind_nvml(void *handle) { bind_once(NVML, handle); }
+void gs_bind_cuda(void *handle, const void *known) { bind_once(CUDA, handle, known); }
+void gs_bind_nvml(void *handle, const void *known) { bind_once(NVML, handle, known); }

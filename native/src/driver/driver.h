@@ -29,8 +29,9 @@ extern void *gs_driver[GS_FUNCTIONS];
 #define DRIVER(symbol) ((gs_type_##symbol)__atomic_load_n(&gs_driver[GS_##symbol], __ATOMIC_RELAXED))
 bool gs_driver_has(enum gs_function function);
 
-/* Finds the driver's functions: in the library the program has open, else in the one it would get. Once. */
-void gs_bind_cuda(void *handle);
-void gs_bind_nvml(void *handle);
+/* Finds the driver's functions: in the library in which the program has found one of them by a handle of its own, else in the
+ * one it would get. Once. */
+void gs_bind_cuda(void *handle, const void *known);
+void gs_bind_nvml(void *handle, const void *known);
 
 #endif

@@ -70,10 +70,21 @@ static void *replacement(void *handle, const char *name, void *found, const void
     if (!gs_enter())
         return NULL;
     if (nvml)
-        gs_bind_nvml(global ? NULL : handle);
+        gs_bind_nvml(global ? NULL : handle, found);
     else
-        gs_bind_cuda(global ? NULL : handle);
+        gs_bind_cuda(global ? NULL : handle, found);
     return address;
+}
+
+/* Many a tool has functions of the driver's names, to trace calls or to do without a driver: who asks that tool for them must
+ * get them, and what they call in the end is ours again. */
+static void *replacement_for(void *handle, const char *name, void *found, const void *caller)
+{
+    int hook = gs_hook_named(name);
+    bool ours = hook >= 0 && found == gs_hook_address((enum gs_function)hook);
+    if (!ours && gs_elf_is_elsewhere(found, is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"))
+        return NULL;
+    return replacement(handle, name, found, caller);
 }
 
 /* RTLD_NEXT asks for what comes after the caller. From in front of us that is our own symbol, which libc finds by itself:
@@ -103,7 +114,7 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
         return own_entry(name);
     if (!name || !is_driver_name(name))
         return NULL;
-    return handle == RTLD_NEXT ? next(name, caller) : replacement(handle, name, real(handle, name), caller);
+    return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name), caller);
 }
 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
@@ -114,7 +125,7 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
         return own_entry(name);
     if (!name || !version || !is_driver_name(name))
         return NULL;
-    return handle == RTLD_NEXT ? next(name, caller) : replacement(handle, name, real(handle, name, version), caller);
+    return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name, version), caller);
 }
 
 /* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours. Where limits hold, the flag is

@@ -8,7 +8,6 @@
 #include "policy/throttle.h"
 #include "system/at_fork.h"
 
-#define POOL_STEP (UINT64_C(32) << 20) /* pools grow in these */
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
 /* From the look at a pool's room until it is known whether what came fits: in between a second thread would be given the
@@ -46,7 +45,7 @@ static bool reserve_growth(struct request *request)
     gs_lock(&locks[card->index]);
     if (request->bytes <= gs_pool_idle_bytes(request->pool))
         return true;
-    uint64_t step = gs_round_up(request->bytes, POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
+    uint64_t step = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
     gs_measure_sometimes(card);
     request->reserved = gs_reserve_quietly(card, step)                     ? step
                         : least < step && gs_reserve_quietly(card, least) ? least

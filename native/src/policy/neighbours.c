@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LIST_BYTES 4096
+#define LIST_BYTES 2048
 #define HIGH_DESCRIPTOR 400 /* out of the way of programs that expect certain ones */
 
 struct entry { /* of a folder, as the kernel lists it */

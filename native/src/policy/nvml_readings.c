@@ -7,6 +7,7 @@
 #include "policy/cards.h"
 #include "system/at_fork.h"
 #include "system/elf.h"
+#include "system/os.h"
 
 static uint32_t nvml_pid; /* by which NVML speaks of this process; 0 unknown */
 static bool nvml_ready;
@@ -43,7 +44,7 @@ static void notice_end(void)
 /* Held for good: the program's own count of initialisations stays its own. Two threads may find the same at once. */
 static bool is_ready(void)
 {
-    gs_bind_nvml(NULL);
+    gs_bind_nvml(NULL, NULL);
     if (__atomic_load_n(&leaving, __ATOMIC_RELAXED))
         return false;
     bool ready = __atomic_load_n(&nvml_ready, __ATOMIC_ACQUIRE);
@@ -87,27 +88,33 @@ static void add_entry(struct reading *reading, uint32_t pid, uint64_t bytes)
     reading->bytes[reading->count++] = figure;
 }
 
-/* Drivers before 450 have the first form alone. */
-static int read_short_list(nvmlDevice_t device, struct reading *reading)
+union list {
+    nvmlProcessInfo_v1_t first[GS_LISTED]; /* the only form of drivers before 450 */
+    nvmlProcessInfo_t second[GS_LISTED];
+};
+
+/* The second form, not the third: drivers 535.43 to 535.86 write longer entries into that one. */
+static int fill_list(nvmlDevice_t device, struct reading *reading, union list *list)
 {
-    nvmlProcessInfo_v1_t list[GS_LISTED];
     uint32_t count = GS_LISTED;
-    int result = DRIVER(nvmlDeviceGetComputeRunningProcesses)(device, &count, list);
+    int result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(device, &count, list->second);
+    bool first = result == NVML_ERROR_FUNCTION_NOT_FOUND;
+    if (first)
+        result = DRIVER(nvmlDeviceGetComputeRunningProcesses)(device, &count, list->first);
     for (uint32_t i = 0; result == NVML_SUCCESS && i < count && i < GS_LISTED; i++)
-        add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+        add_entry(reading, first ? list->first[i].pid : list->second[i].pid,
+                  first ? list->first[i].usedGpuMemory : list->second[i].usedGpuMemory);
     return result;
 }
 
-/* The second form, not the third: drivers 535.43 to 535.86 write longer entries into that one. */
+/* Not on the stack, of which the program's thread may have little, and NVML wants much. */
 static int read_list(nvmlDevice_t device, struct reading *reading)
 {
-    nvmlProcessInfo_t list[GS_LISTED];
-    uint32_t count = GS_LISTED;
-    int result = DRIVER(nvmlDeviceGetComputeRunningProcesses_v2)(device, &count, list);
-    if (result == NVML_ERROR_FUNCTION_NOT_FOUND)
-        return read_short_list(device, reading);
-    for (uint32_t i = 0; result == NVML_SUCCESS && i < count && i < GS_LISTED; i++)
-        add_entry(reading, list[i].pid, list[i].usedGpuMemory);
+    union list *list = gs_map_private(sizeof *list);
+    if (!list)
+        return NVML_ERROR_UNKNOWN;
+    int result = fill_list(device, reading, list);
+    gs_unmap(list, sizeof *list);
     return result;
 }
 

@@ -15,7 +15,7 @@ struct pool {
     uint64_t charged;
     uint64_t promised; /* reserved for growth that is under way: what it grows by till then is paid for */
     uint64_t unasked;  /* what it grew by beyond that, whoever noticed, since an allocation was settled last */
-    uint64_t shared;   /* of blocks that other processes may have opened, since they were freed here */
+    uint64_t shared;   /* of blocks that other processes may have opened, since they were freed here: by the pool's steps, which they keep whole */
     uint64_t live;     /* blocks, once the program has destroyed the pool */
     uint32_t opened;   /* an imported one: counts as an import on its card */
     bool elsewhere;    /* on the host, or another process's: not ours to charge */
@@ -329,7 +329,7 @@ void gs_pool_block_freed(const struct gs_entry *entry)
     gs_lock(&lock);
     struct pool *pool = find(entry->owner);
     if (pool && entry->kind & GS_LENT)
-        pool->shared += gs_round_up(entry->bytes, GS_PAGE_BYTES);
+        pool->shared += gs_round_up(entry->bytes, GS_POOL_STEP);
     if (pool && pool->destroyed && --pool->live == 0)
         end_pool(pool);
     gs_unlock(&lock);

@@ -8,6 +8,8 @@
 
 extern bool gs_pools_exist;
 
+#define GS_POOL_STEP (UINT64_C(32) << 20) /* pools grow in these */
+
 /* Asks the driver again what it has reserved for this process. */
 void gs_pools_refresh(void);
 /* Lets the driver give back what it keeps and nobody uses; whether there was anything to ask. */

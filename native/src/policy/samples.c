@@ -160,14 +160,24 @@ static bool read_samples(const struct gs_card *card, uint64_t after_us, struct l
     return true;
 }
 
+/* Not on the stack, of which the program's thread may have little. */
+static struct list *new_list(void) { return gs_map_private(sizeof(struct list)); }
+
+static void drop_list(struct list *list)
+{
+    if (list)
+        gs_unmap(list, sizeof *list);
+}
+
 void gs_samples_begin(const struct gs_card *card)
 {
-    struct list list;
-    if (in_host_namespace() || !read_samples(card, gs_realtime_us() - SAMPLED_US, &list))
-        return;
-    gs_lock(&lock);
-    add_strangers(&list);
-    gs_unlock(&lock);
+    struct list *list = in_host_namespace() ? NULL : new_list();
+    if (list && read_samples(card, gs_realtime_us() - SAMPLED_US, list)) {
+        gs_lock(&lock);
+        add_strangers(list);
+        gs_unlock(&lock);
+    }
+    drop_list(list);
 }
 
 static void compare(const struct list *list, const struct gs_activity *activity, bool whole)
@@ -182,14 +192,15 @@ static void compare(const struct list *list, const struct gs_activity *activity,
 
 bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, bool whole, struct gs_share_sample *sum)
 {
-    struct list list;
+    struct list *list = new_list();
     uint64_t now = gs_realtime_us(), earliest = now - SAMPLED_US;
     uint64_t seen = atomic_load(&gs_accounts_at(&gs_accounts).region->cards[card->index].sampled_us);
     /* What was seen later than now was seen before somebody set the clock back. */
-    if (!read_samples(card, seen > earliest && seen <= now ? seen : earliest, &list))
-        return false;
-    if (!in_host_namespace())
-        compare(&list, activity, whole);
-    *sum = sum_of(&list);
-    return sum->until_us != seen && sum->until_us <= gs_realtime_us();
+    bool read = list && read_samples(card, seen > earliest && seen <= now ? seen : earliest, list);
+    if (read && !in_host_namespace())
+        compare(list, activity, whole);
+    if (read)
+        *sum = sum_of(list);
+    drop_list(list);
+    return read && sum->until_us != seen && sum->until_us <= gs_realtime_us();
 }

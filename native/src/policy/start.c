@@ -35,13 +35,14 @@ static bool own_prefix(char prefix[PATH_ROOM])
     return folder != NULL;
 }
 
-static bool join(char path[PATH_ROOM], const char *prefix, const char *rest)
+/* Not inlined: memcpy(), which the compiler makes of it where it sees that nothing overlaps, is newer than the oldest glibc. */
+__attribute__((noinline)) static bool join(char path[PATH_ROOM], const char *prefix, const char *rest)
 {
     size_t length = strlen(prefix), more = strlen(rest);
     if (length + more >= PATH_ROOM)
         return false;
-    memcpy(path, prefix, length);
-    memcpy(path + length, rest, more + 1);
+    memmove(path, prefix, length);
+    memmove(path + length, rest, more + 1);
     return true;
 }
 
@@ -63,7 +64,7 @@ static void open_accounts_at(const char *prefix)
 static bool activate(void)
 {
     static struct gs_limits limits; /* large, and read under the lock */
-    char prefix[PATH_ROOM] = "";
+    static char prefix[PATH_ROOM] = "";
     enum gs_limits_state state = read_limits_at("", &limits);
     if (state == GS_LIMITS_ABSENT) {
         if (!own_prefix(prefix) || !*prefix)
@@ -103,7 +104,7 @@ bool gs_start(void)
 bool gs_start_cuda(void)
 {
     bool active = gs_start();
-    gs_bind_cuda(NULL);
+    gs_bind_cuda(NULL, NULL);
     __atomic_store_n(&gs_cuda_ready, active, __ATOMIC_RELEASE);
     return active;
 }
@@ -111,7 +112,7 @@ bool gs_start_cuda(void)
 bool gs_start_nvml(void)
 {
     bool active = gs_start();
-    gs_bind_nvml(NULL);
+    gs_bind_nvml(NULL, NULL);
     __atomic_store_n(&gs_nvml_ready, active, __ATOMIC_RELEASE);
     return active;
 }

@@ -179,22 +179,49 @@ bool gs_elf_is_loaded(const char *file_name)
     return dl_iterate_phdr(compare_file_name, (void *)file_name) == 1;
 }
 
+/* A copy under another name says in its file what it is. */
+static bool is_named(const struct dl_phdr_info *object, const char *file_name)
+{
+    const char *names = NULL;
+    uintptr_t soname = 0;
+    if (gs_text_starts(gs_text_file_name(object->dlpi_name), file_name))
+        return true;
+    for (const ElfW(Dyn) *entry = dynamic_section(object); entry && entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_STRTAB)
+            names = pointer(object, entry);
+        else if (entry->d_tag == DT_SONAME)
+            soname = entry->d_un.d_val;
+    }
+    return names && soname && gs_text_starts(names + soname, file_name);
+}
+
 struct whereabouts {
     const void *address;
     const char *file_name;
+    bool found, named;
 };
 
 static int compare_holder(struct dl_phdr_info *object, size_t size, void *context)
 {
     (void)size;
-    const struct whereabouts *it = context;
-    return gs_text_starts(gs_text_file_name(object->dlpi_name), it->file_name) && holds(object, it->address);
+    struct whereabouts *it = context;
+    it->found = holds(object, it->address);
+    it->named = it->found && is_named(object, it->file_name);
+    return it->found;
 }
 
 bool gs_elf_is_in(const void *address, const char *file_name)
 {
-    struct whereabouts it = {address, file_name};
-    return dl_iterate_phdr(compare_holder, &it) == 1;
+    struct whereabouts it = {address, file_name, false, false};
+    dl_iterate_phdr(compare_holder, &it);
+    return it.named;
+}
+
+bool gs_elf_is_elsewhere(const void *address, const char *file_name)
+{
+    struct whereabouts it = {address, file_name, false, false};
+    dl_iterate_phdr(compare_holder, &it);
+    return it.found && !it.named;
 }
 
 struct order {

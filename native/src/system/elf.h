@@ -20,7 +20,9 @@ bool gs_elf_is_loaded(const char *file_name);
 /* Whether this address lies in an object that was loaded after this library. */
 bool gs_elf_is_behind(const void *address);
 
-/* Whether this address lies in an object whose file name begins so. */
+/* Whether this address lies in an object whose file name, or the one that it bears in itself, begins so; and whether it lies
+ * in another. Neither, where it is in none that we see: of another of dlmopen's namespaces, say. */
 bool gs_elf_is_in(const void *address, const char *file_name);
+bool gs_elf_is_elsewhere(const void *address, const char *file_name);
 
 #endif

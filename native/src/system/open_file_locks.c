@@ -38,6 +38,14 @@ static bool find_path(struct gs_watch *watch, int descriptor)
     return watch->path[0] == '/';
 }
 
+/* Needs no descriptor. A file without a name can never be asked. */
+static bool has_name(const struct gs_watch *watch)
+{
+    struct stat found;
+    return syscall(SYS_newfstatat, AT_FDCWD, watch->path, &found, 0) == 0 && found.st_dev == watch->device &&
+           found.st_ino == watch->inode;
+}
+
 static bool lock_some_byte(struct gs_watch *watch, int descriptor)
 {
     watch->byte = FIRST_BYTE + (int64_t)(gs_monotonic_ns() & ((UINT64_C(1) << 60) - 1));
@@ -62,8 +70,9 @@ bool gs_watch_begin(struct gs_watch *watch, int descriptor)
         watch->device = found.st_dev;
         watch->inode = found.st_ino;
     }
+    watched = watched && has_name(watch);
     errno = saved;
-    return watched && gs_watch_is_open(watch); /* a file that cannot be opened by its name cannot be asked either */
+    return watched;
 }
 
 bool gs_watch_is_open(const struct gs_watch *watch)
@@ -71,13 +80,13 @@ bool gs_watch_is_open(const struct gs_watch *watch)
     int saved = errno;
     struct stat found;
     struct flock lock = lock_of(watch->byte);
-    int file = watch->inode ? (int)syscall(SYS_openat, AT_FDCWD, watch->path, O_RDWR | O_CLOEXEC | O_NONBLOCK, 0) : -1;
+    int file = (int)syscall(SYS_openat, AT_FDCWD, watch->path, O_RDWR | O_CLOEXEC | O_NONBLOCK, 0);
     bool same = file >= 0 && syscall(SYS_fstat, file, &found) == 0 && found.st_dev == watch->device && found.st_ino == watch->inode;
-    bool open = same && syscall(SYS_fcntl, file, OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    bool closed = same && syscall(SYS_fcntl, file, OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
     if (file >= 0)
         syscall(SYS_close, file);
     errno = saved;
-    return open;
+    return !closed;
 }
 
 /* ---- whether a process is there, by a lock on a file of ours ---- */

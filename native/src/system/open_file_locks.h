@@ -11,13 +11,13 @@
 /* Whether a descriptor that this process handed out is open anywhere, under whatever number: a byte of its file, far behind
  * anything that anybody reads, is locked through it, and asked after through the file's name. */
 struct gs_watch {
-    uint64_t device, inode; /* of the file; 0 for none that can be watched */
+    uint64_t device, inode; /* of the file */
     int64_t byte;
     char path[GS_WATCH_PATH_ROOM];
 };
 
-bool gs_watch_begin(struct gs_watch *watch, int descriptor);
-/* What cannot be found out is taken for closed. */
+bool gs_watch_begin(struct gs_watch *watch, int descriptor); /* false: it cannot be watched */
+/* What cannot be found out is taken for open: no descriptor is left to ask with, the name is out of sight (chroot). */
 bool gs_watch_is_open(const struct gs_watch *watch);
 
 /* A byte of a file held by a mapping, so that it is let go when this program's memory is: at its end, however it comes, or

@@ -1,0 +1,134 @@
+"""A program's surroundings, made by itself or by its sandbox: namespaces, a root without the usual files, no
+descriptor left, tools with functions of the driver's names.
+
+Limits hold there, and what ran without the library runs with it.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, SIM, Container, Worker, container
+from .sequence_players import first_child
+
+TIME = ("unshare", "--time", "--boottime", "5000", "--monotonic", "5000", "--fork", "--kill-child")
+NUMBERS = ("unshare", "--pid", "--fork", "--kill-child")
+"""With the machine's own /proc, where our number is somebody else's."""
+
+
+def worker_in(box: Container, *start: str) -> Worker:
+    if subprocess.run([*start, "true"], capture_output=True, check=False).returncode:
+        pytest.skip(f"not possible here: {' '.join(start)}")
+    return Worker([*start, str(BUILD / "tests/worker"), "dlsym", "12020"], box.environ())
+
+
+def test_a_process_with_a_clock_of_its_own_keeps_what_it_holds(tmp_path: Path) -> None:
+    """Start times in /proc are told by the clock of who reads them, so it seemed to be another process."""
+    with container(tmp_path) as box, worker_in(box, *TIME) as inside, box.worker() as outside:
+        inside.ok("start 0")
+        inside.ok(f"alloc 0 plain {600 * MIB}")
+        outside.ok("start 0")
+        assert outside.ask(f"alloc 0 plain {400 * MIB}") == OUT_OF_MEMORY
+        inside.ok("free 0")
+        outside.ok(f"alloc 0 plain {400 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
+def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path: Path) -> None:
+    with container(tmp_path) as box, worker_in(box, *NUMBERS) as first:
+        first.ok("start 0")
+        first.ok(f"alloc 0 plain {600 * MIB}")
+        beside = ("nsenter", "--target", str(first_child(first.pid)), "--pid")
+        with worker_in(box, *beside) as second:
+            second.ok("start 0")
+            assert second.ask(f"alloc 0 plain {400 * MIB}") == OUT_OF_MEMORY
+            first.ok("free 0")
+            second.ok(f"alloc 0 plain {400 * MIB}")
+            assert box.card().used_bytes == box.machine.used()
+
+
+def allow_descriptors(worker: Worker, most: int | None) -> None:
+    _, hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (hard if most is None else most, hard))
+
+
+def share_with_the_last_descriptor(worker: Worker) -> int:
+    for most in range(3, 64):
+        allow_descriptors(worker, most)
+        answer = worker.ask("share 0").split()
+        if answer[0] == "ok":
+            return int(answer[2])
+    raise AssertionError(f"never shared: {answer}")
+
+
+@pytest.mark.parametrize("when", ["exporting", "releasing"])
+def test_who_has_no_descriptor_left_counts_what_exported_ones_keep(tmp_path: Path, when: str) -> None:
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 physical {500 * MIB}")
+        if when == "exporting":
+            descriptor = share_with_the_last_descriptor(worker)
+            allow_descriptors(worker, None)
+        else:
+            descriptor = worker.ok("share 0")[1]
+            allow_descriptors(worker, 0)
+        worker.ok("free 0")
+        assert box.card().used_bytes >= box.machine.used() > 500 * MIB
+        assert worker.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
+        allow_descriptors(worker, None)
+        worker.ok(f"shut {descriptor}")
+        worker.ok(f"alloc 1 plain {500 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
+def test_who_hides_the_drivers_files_counts_what_exported_descriptors_keep(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok(f"alloc 0 physical {500 * MIB}")
+        worker.ok("share 0")
+        for file in tmp_path.glob("cards.export-*"):
+            file.rename(tmp_path / "elsewhere")
+        worker.ok("free 0")
+        assert worker.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
+
+
+TRACER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+static void *driver;
+static void *find(const char *name) {
+    return dlsym(driver ? driver : (driver = dlopen("libcuda.so.1", RTLD_NOW)), name);
+}
+int calls;
+int cuInit(unsigned flags) { return ((int (*)(unsigned))find("cuInit"))(flags); }
+int cuMemAlloc_v2(unsigned long long *at, unsigned long bytes) {
+    calls++;
+    return ((int (*)(unsigned long long *, unsigned long))find("cuMemAlloc_v2"))(at, bytes);
+}
+"""
+ASKS = """
+import ctypes
+tracer = ctypes.CDLL("{tracer}")
+context, address, given = ctypes.c_void_p(), ctypes.c_ulonglong(), 0
+print(tracer.cuInit(0), tracer.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+tracer.cuCtxSetCurrent(context)
+while given < 40 and not tracer.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 20)):
+    given += 1
+print(given, ctypes.c_int.in_dll(tracer, "calls").value)
+"""
+
+
+def test_a_library_with_functions_of_the_drivers_names_is_asked_and_held(tmp_path: Path) -> None:
+    """Who asked it for them got ours; a tracer that had found the driver itself called itself without end."""
+    tracer = tmp_path / "libtracer.so"
+    command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(tracer), "-Wl,--no-as-needed"]
+    command += [f"-L{SIM}", "-l:libcuda.so.1", "-ldl"]
+    subprocess.run(command, input=TRACER, text=True, check=True)
+    with container(tmp_path) as box:
+        done = box.run(sys.executable, "-c", ASKS.format(tracer=tracer))
+    assert done.stdout.split() == ["0", "0", "14", "15"], (done.returncode, done.stderr)
