@@ -22,5 +22,5 @@ def test_the_site_is_built_without_a_warning_and_finds_every_page() -> None:
     missing = [page for page in pages if page.name != "README" and not (SITE / page / "index.html").exists()]
     assert missing == []
     index = str(json.loads((SITE / "search" / "search_index.json").read_text()))
-    for words in ("It is 3 am and something is wrong", "gpuslice.io/memory", "从原来的系统迁移"):
+    for words in ("It is 3 am and something is broken", "gpuslice.io/memory", "从原来的系统迁移"):
         assert words in index
