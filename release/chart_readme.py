@@ -59,9 +59,7 @@ def readme() -> str:
     pages = [INTRODUCTION, _workloads(schema)]
     tops = list(dict.fromkeys(value.path.partition(".")[0] for value in found))
     alone = [value for value in found if "." not in value.path]
-    pages.append(
-        "## Common values\n\n" + _table(value for value in alone if value.default is not None)
-    )
+    pages.append("## Common values\n\n" + _table(value for value in alone if value.default is not None))
     for top in tops:
         under = [value for value in found if value.path.startswith(f"{top}.")]
         if under:
