@@ -155,6 +155,15 @@ def test_the_map_names_what_is_there() -> None:
     assert (folders | modules) - set(re.findall(r"\w+", tree)) - {"gpuslice", "__init__"} == set()
 
 
+def test_the_map_leads_to_files_that_are_there() -> None:
+    """Who searches ARCHITECTURE.md for a word is sent to a file: it must not have moved."""
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where to look")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w./*]+(?:/|\.\w+))`", table)
+    bases = (ROOT, ROOT / "src/gpuslice", ROOT / "src/gpuslice/apps/extender", ROOT / "native/src/policy")
+    assert len(named) > 20
+    assert [name for name in named if not any(any(base.glob(name)) for base in bases)] == []
+
+
 def test_one_version_is_told_everywhere() -> None:
     chart = re.findall(
         r'(?m)^(?:version|appVersion): "?([^"\s]+)', (ROOT / "charts/gpuslice/Chart.yaml").read_text()

@@ -22,9 +22,8 @@ import yaml
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kubelet.podresources import PodResources
-from gpuslice.apps.exporter.device_grants import claimed_parts
+from gpuslice.apps.exporter.device_grants import claimed_parts, prepared_parts
 from gpuslice.apps.exporter.node_pods import NodePods, known_pod
-from gpuslice.apps.exporter.prepared_claims import prepared_parts
 from gpuslice.core.contract import LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
 from gpuslice.core.units import limit_bytes
 from tests.e2e import control_plane, node

@@ -9,8 +9,7 @@ import pytest
 
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.region import layout
-from gpuslice.adapters.region.counts import Counts
-from gpuslice.adapters.region.reader import prepare_region
+from gpuslice.adapters.region.reader import Counts, prepare_region
 from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolation, IsolationReader
 from gpuslice.core.attribution import ContainerKey
 from simcluster.kubelet.devices import AdmissionError

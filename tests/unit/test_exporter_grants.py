@@ -24,10 +24,10 @@ from gpuslice.apps.exporter.device_grants import (
     devices_of,
     grants_of,
     is_card_resource,
+    prepared_parts,
 )
 from gpuslice.apps.exporter.node_pods import KnownPod, LogFolders, NodePods, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
-from gpuslice.apps.exporter.prepared_claims import prepared_parts
 from gpuslice.core.attribution import ContainerKey, Stranger
 from gpuslice.core.contract import CLAIM_DRIVER
 from gpuslice.core.device_assignment import DeviceAssignment

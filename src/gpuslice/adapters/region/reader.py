@@ -4,18 +4,25 @@ The tenant can write the region, so these numbers are for display and for compar
 limit rests on them. The file is read, never mapped: cut short under our hands it is an error, not a crash.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 from . import layout
 from .plain import open_plain, read_plain
 
 MOST_BYTES: Final = 1 << 50
 """No card has more: such a number was not written by the library."""
+MOST_COUNTED: Final = 1 << 62
+"""The tenant can write what it likes; beyond this it is not counted on."""
 _HEAD_BYTES: Final = ctypes.sizeof(layout.RegionHead)
 _SLOT_BYTES: Final = ctypes.sizeof(layout.RegionSlot)
 _SLOTS_HIGH: Final = Struct("@Q")
@@ -191,3 +198,35 @@ def _card_usage(card: layout.RegionCard, index: int, slots: list[layout.RegionSl
         throttled_ns=card.throttled_ns,
         processes=processes,
     )
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Refused allocations of one card, and how long launches were made to wait, over all runs of a container.
+
+    kubelet starts a container that crashed again, with a fresh region. A counter that began anew each time
+    would stand still to one who looks now and then: 1, and after the next crash 1 again.
+    """
+
+    refused: int = 0
+    throttled_ns: int = 0
+
+    def plus(self, usage: CardUsage | None) -> Counts:
+        """With what another run counted, if it has come to the card."""
+        if usage is None:
+            return self
+        refused, throttled_ns = self.refused + usage.refused, self.throttled_ns + usage.throttled_ns
+        return Counts(min(refused, MOST_COUNTED), min(throttled_ns, MOST_COUNTED))
+
+
+NOTHING: Final = Counts()
+
+
+def with_region(earlier: Mapping[str, Counts], path: Path) -> dict[str, Counts]:
+    """`earlier`, by card uuid, with what the region in `path` has: nothing where it cannot be read."""
+    try:
+        reading = read_region(path)
+    except (OSError, RegionError):
+        reading = None
+    run = {card.uuid: card for card in reading.cards} if reading is not None else {}
+    sums = {uuid: earlier.get(uuid, NOTHING).plus(run.get(uuid)) for uuid in {*earlier, *run}}
+    return {uuid: counts for uuid, counts in sums.items() if counts != NOTHING}

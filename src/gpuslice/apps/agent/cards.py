@@ -175,7 +175,9 @@ class CardMonitor:
                 self._untold.append(("GPUBackInUse", f"card {each} is given out again", False))
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
-        await self._devices.update(self.cards, unhealthy, self._numa_nodes())
+        places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
+        numa_nodes = {uuid: at.numa_node for uuid, at in places.items() if at.numa_node is not None}
+        await self._devices.update(self.cards, unhealthy, numa_nodes)
         self._node.links = self._card_links()
         self._node.wake()
 
@@ -188,13 +190,6 @@ class CardMonitor:
         ]
         known = [[link for link in row if link is not None] for row in pairs]
         return card_links(known) if known == pairs and known else ()
-
-    def _numa_nodes(self) -> dict[str, int]:
-        """By uuid, of the cards of which the kernel tells."""
-        places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
-        return {uuid: where.numa_node for uuid, where in places.items() if where.numa_node is not None}
-
-    # -- the ConfigMap --------------------------------------------------------------------------------
 
     async def _record(self) -> None:
         """Write the ConfigMap when it does not say what we found, and tell of each change, also of one that

@@ -6,13 +6,15 @@ alone. Then the watchdog is what is left, and the container's pod says so.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.adapters.region.figures import Figure
+from gpuslice.adapters.region.figures import Figure, write_figures
+from gpuslice.adapters.region.living import Identity
+from gpuslice.adapters.region.reader import RegionError, read_region
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.container_processes import ContainerName, counted
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.writer import Writer
@@ -23,6 +25,9 @@ from gpuslice.core.units import MIB
 _log = logging.getLogger(__name__)
 
 REASON = "GPULimitHeldByWatchdog"
+
+ContainerName = tuple[str, str]
+"""The pod's uid and the container's name."""
 
 
 class ContainerTiers:
@@ -69,8 +74,12 @@ class ContainerTiers:
             if (pod.view.uid, name) in new and tier is Tier.WATCHDOG:
                 await self._warn(pod, name, loose[pod.view.uid, name])
         for pod, tiers in said.values():
-            if tiers != pod.tiers:
-                await self._write(pod, tiers)
+            if tiers == pod.tiers:
+                continue
+            try:
+                await self._writer.tiers(pod.view, tiers)
+            except KubeError as error:
+                _log.warning("tiers not written", extra={"pod": pod.view.key, "error": str(error)})
 
     async def _warn(self, pod: NodePod, container: str, process: Figure) -> None:
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
@@ -82,8 +91,23 @@ class ContainerTiers:
         _log.warning("process without the library", extra={"pod": pod.view.key, "pid": process.pid})
         await self._writer.pod_event(pod.view, REASON, what)
 
-    async def _write(self, pod: NodePod, tiers: Mapping[str, Tier]) -> None:
-        try:
-            await self._writer.tiers(pod.view, tiers)
-        except KubeError as error:
-            _log.warning("tiers not written", extra={"pod": pod.view.key, "error": str(error)})
+
+def publish(folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]], at_ns: int) -> None:
+    """What the driver says of each container's processes, read at monotonic `at_ns`. Raises OSError."""
+    for place, folder in folders.of_containers().items() if figures else ():
+        if own := figures.get(place):
+            write_figures(folder / "etc" / "figures", own, at_ns)
+
+
+def counted(folders: Folders, names: Iterable[ContainerName]) -> dict[ContainerName, frozenset[Identity]]:
+    """The processes of which the library keeps accounts.
+
+    A container whose region cannot be read is left out: nothing is known of it.
+    """
+    known, found = folders.of_containers(), {}
+    for name in names:
+        with contextlib.suppress(RegionError, OSError, KeyError):
+            reading = read_region(known[name] / "var" / "region")
+            processes = (each for card in (reading.cards if reading else ()) for each in card.processes)
+            found[name] = frozenset(Identity(each.pid, each.start_time) for each in processes)
+    return found

@@ -110,31 +110,24 @@ class DeviceList:
     # -- what kubelet sees ----------------------------------------------------------------------------
 
     async def messages(self) -> AsyncGenerator[dp.ListAndWatchResponse]:
-        """The complete list now, and again after each change."""
+        """The complete list now, and again after each change.
+
+        If kubelet's topology manager has a policy, it takes a container's CPUs and cards from one NUMA node.
+        """
         while True:
-            version = self._version
-            yield dp.ListAndWatchResponse(
-                devices=[
-                    dp.Device(
-                        ID=identifier,
-                        health=HEALTHY if self._may_be_had(card, identifier) else UNHEALTHY,
-                        topology=self._topology(card),
-                    )
-                    for card in self._cards
-                    for identifier in (device_id(card.uuid, unit) for unit in range(card.units))
-                ]
-            )
+            version, devices = self._version, []
+            for card in self._cards:
+                numa_node = self._numa_nodes.get(card.uuid)
+                topology = None if numa_node is None else dp.TopologyInfo(nodes=[dp.NUMANode(ID=numa_node)])
+                for identifier in (device_id(card.uuid, unit) for unit in range(card.units)):
+                    given_out = self._only is None or identifier in self._only
+                    healthy = given_out and card.uuid not in self._unhealthy
+                    health = HEALTHY if healthy else UNHEALTHY
+                    devices.append(dp.Device(ID=identifier, health=health, topology=topology))
+            yield dp.ListAndWatchResponse(devices=devices)
             async with self._changed:
                 await self._changed.wait_for(lambda seen=version: self._version != seen)  # type: ignore[misc]
             await asyncio.sleep(SETTLE_S)
-
-    def _topology(self, card: Card) -> dp.TopologyInfo | None:
-        """kubelet's topology manager, where a policy is set, gives a container CPUs and cards of one side."""
-        numa_node = self._numa_nodes.get(card.uuid)
-        return None if numa_node is None else dp.TopologyInfo(nodes=[dp.NUMANode(ID=numa_node)])
-
-    def _may_be_had(self, card: Card, identifier: str) -> bool:
-        return (self._only is None or identifier in self._only) and card.uuid not in self._unhealthy
 
     def counts(self) -> dict[str, int]:
         """How many devices there are of each health."""

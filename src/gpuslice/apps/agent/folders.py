@@ -36,7 +36,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
-from gpuslice.adapters.region.counts import Counts, with_region
+from gpuslice.adapters.region.reader import Counts, with_region
 from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
@@ -121,20 +121,17 @@ class Folders:
     def mounts(self, name: str, cards: Iterable[str] = ()) -> tuple[HostMount, ...]:
         """What a container with the folder `name` is given. `cards`: where it meets others."""
         folder = self._host_root / "containers" / name
-        return (
+        mounts = [
             HostMount("/etc/ld.so.preload", str(self._host_root / PRELOAD), read_only=True),
             HostMount(LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
             HostMount("/etc/gpuslice", str(folder / "etc"), read_only=True),
             HostMount("/var/lib/gpuslice", str(folder / "var"), read_only=False),
-            *(mount for uuid in sorted(cards) for mount in self._meeting_mounts(name, uuid)),
-        )
-
-    def _meeting_mounts(self, name: str, uuid: str) -> tuple[HostMount, HostMount]:
-        card = self._host_root / "cards" / uuid
-        return (
-            HostMount(f"/run/gpuslice/{uuid}/own/claim", str(card / name / "claim"), read_only=False),
-            HostMount(f"/run/gpuslice/{uuid}/all", str(card), read_only=True),
-        )
+        ]
+        for uuid in sorted(cards):
+            card, inside = self._host_root / "cards" / uuid, f"/run/gpuslice/{uuid}"
+            mounts.append(HostMount(f"{inside}/own/claim", str(card / name / "claim"), read_only=False))
+            mounts.append(HostMount(f"{inside}/all", str(card), read_only=True))
+        return tuple(mounts)
 
     def current(self, ids: Iterable[str]) -> str:
         """The name of the folder that the last Allocate of these ids mounted, or the next one will."""

@@ -57,7 +57,12 @@ class Health:
 
     def aged(self, now_s: float) -> Health:
         """Faults whose time is over are forgiven, but counted."""
-        faults = {uuid: _forgiven(fault, now_s) for uuid, fault in self.faults.items()}
+        over = {
+            uuid: replace(fault, reason="", until_s=None)
+            for uuid, fault in self.faults.items()
+            if fault.until_s is not None and now_s >= fault.until_s
+        }
+        faults = {**self.faults, **over}
         return self if faults == self.faults else replace(self, faults=faults)
 
     def faulty(self) -> frozenset[str]:
@@ -69,11 +74,6 @@ class Health:
         faults = {uuid: self.faults[uuid].reason for uuid in self.faulty()}
         excluded = dict.fromkeys(self.excluded, "excluded by the operator")
         return {**faults, **excluded, **dict.fromkeys(self.lost, LOST)}
-
-
-def _forgiven(fault: Fault, now_s: float) -> Fault:
-    over = fault.until_s is not None and now_s >= fault.until_s
-    return replace(fault, reason="", until_s=None) if over else fault
 
 
 # -- the operator's file ---------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ def node_pod(pod: AgentPod) -> NodePod:
     containers = [*(spec.init_containers or ()), *spec.containers]
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
 
+    placement_paths = {f"metadata.annotations['{name}']" for name in (ANN_VISIBLE, ANN_INDEX)}
+
     def having(has: Callable[[EnvVar], bool]) -> frozenset[str]:
         """The containers of which a variable is like that."""
         return frozenset(each.name for each in containers if any(map(has, each.env or ())))
@@ -110,8 +112,10 @@ def node_pod(pod: AgentPod) -> NodePod:
     return NodePod(
         view,
         pod.metadata.creation_timestamp or "",
-        unlimited=having(_switches_off),
-        reading=having(_reads_placement),
+        unlimited=having(lambda one: one.name == ENV_NO_ISOLATION and one.value.lower() in {"true", "1"}),
+        reading=having(
+            lambda one: ((one.value_from or {}).get("fieldRef") or {}).get("fieldPath", "") in placement_paths
+        ),
         running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses},
         interactive=annotations.get(ANN_LATENCY_CLASS) == "interactive",
@@ -124,12 +128,3 @@ def node_pod(pod: AgentPod) -> NodePod:
         tiers=decode_tiers(annotations),
         traceparent=annotations.get(ANN_TRACEPARENT, ""),
     )
-
-
-def _switches_off(variable: EnvVar) -> bool:
-    return variable.name == ENV_NO_ISOLATION and variable.value.lower() in {"true", "1"}
-
-
-def _reads_placement(variable: EnvVar) -> bool:
-    path = ((variable.value_from or {}).get("fieldRef") or {}).get("fieldPath", "")
-    return path in {f"metadata.annotations['{name}']" for name in (ANN_VISIBLE, ANN_INDEX)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from gpuslice.apps.agent.allocation_state import AllocationState
@@ -52,17 +51,17 @@ class RefusedMemory:
 
     async def check(self) -> None:
         """One look. What was refused before this agent began has been told by the one before."""
-        found = await asyncio.to_thread(lambda: dict(self._refusals()))
-        counted, self._told = self._told, found
+        folders = await asyncio.to_thread(lambda: list(self._folders.counts()))
+        found = {
+            RefusedOf(owner.uid, owner.container, card): counted.refused
+            for _, owner, counts in folders
+            for card, counted in counts.items()
+            if owner.uid and counted.refused
+        }
+        before, self._told = self._told, found
         for place, number in found.items():
-            if counted is not None and number > counted.get(place, 0):
+            if before is not None and number > before.get(place, 0):
                 await self._tell(place)
-
-    def _refusals(self) -> Iterator[tuple[RefusedOf, int]]:
-        for _, owner, counts in self._folders.counts():
-            for card, counted in counts.items():
-                if owner.uid and counted.refused:
-                    yield RefusedOf(owner.uid, owner.container, card), counted.refused
 
     async def _tell(self, place: RefusedOf) -> None:
         pod, ids = self._state.pod(place.uid), self._state.listed_ids(place.uid, place.container)

@@ -27,8 +27,7 @@ from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
 from gpuslice.adapters.region.figures import Figure
 from gpuslice.adapters.region.living import identity_of
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.container_processes import ContainerName, publish
-from gpuslice.apps.agent.container_tiers import ContainerTiers
+from gpuslice.apps.agent.container_tiers import ContainerName, ContainerTiers, publish
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.settings import AgentSettings

@@ -1,8 +1,19 @@
-"""``gpuslice completion``: the script that teaches a shell our commands."""
+"""Shell completion: ``gpuslice completion``, names that only the cluster knows, and how kubectl asks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
+
+from gpuslice.apps.cli.flags import flags_of
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_PATIENCE_S = 2.0
+_NO_FILES = ":4"  # cobra's ShellCompDirectiveNoFileComp, which kubectl reads from the last line
 
 
 @click.command("completion")
@@ -26,3 +37,47 @@ def command(context: click.Context, shell: str) -> None:
     assert kind is not None
     root = context.find_root().command
     click.echo(kind(root, {}, "gpuslice", "_GPUSLICE_COMPLETE").source())
+
+
+def nodes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of nodes; none when the cluster does not answer soon, for a Tab is no place for errors."""
+    from click.shell_completion import CompletionItem
+
+    from gpuslice.apps.cli.cluster import client_of, node_names
+    from gpuslice.core.errors import GpusliceError
+
+    given = {name: context.params.get(name) or "" for name in ("kubeconfig", "context", "namespace")}
+    try:
+        names = node_names(client_of(flags_of(context, given), _PATIENCE_S))
+    except GpusliceError:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the pods of the namespace, under the same rule."""
+    from click.shell_completion import CompletionItem
+
+    from gpuslice.adapters.kube.resources import PODS
+    from gpuslice.apps.cli.cluster import client_of, connection_of
+    from gpuslice.core.errors import GpusliceError
+
+    given = {name: context.params.get(name) or "" for name in ("kubeconfig", "context", "namespace")}
+    try:
+        flags = flags_of(context, given)
+        found = client_of(flags, _PATIENCE_S).list(PODS, connection_of(flags).namespace)
+    except GpusliceError:
+        return []
+    names = (pod.metadata.name for pod in found)
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def kubectl_answer(command: click.Command, words: Sequence[str]) -> str:
+    """What ``kubectl_complete-<plugin> WORDS…`` prints: one proposal a line, then what to do with them."""
+    from click.shell_completion import ShellComplete
+
+    *before, incomplete = words or [""]
+    completion = ShellComplete(command, {}, "kubectl", "_COMPLETE")
+    found = completion.get_completions(list(before), incomplete)
+    lines = [f"{item.value}\t{item.help}" if item.help else item.value for item in found]
+    return "\n".join([*lines, _NO_FILES])

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gpuslice.apps.cli.complete import pods
+from gpuslice.apps.cli.completion import pods
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import output_flag, print_document, tell
 

@@ -279,6 +279,6 @@ def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def complete_main(arguments: Sequence[str] | None = None) -> None:
     """The program ``kubectl_complete-inspect-cgpu``: kubectl's completion asks it for proposals."""
-    from gpuslice.apps.cli.complete import kubectl_answer
+    from gpuslice.apps.cli.completion import kubectl_answer
 
     click.echo(kubectl_answer(load(COMMANDS[0]), sys.argv[1:] if arguments is None else arguments))

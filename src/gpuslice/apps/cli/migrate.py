@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuslice.apps.cli.complete import nodes as complete_nodes
+from gpuslice.apps.cli.completion import nodes as complete_nodes
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 

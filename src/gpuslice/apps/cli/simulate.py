@@ -60,8 +60,7 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
         print_document(document(simulation), output)
     if plot is None:
         return
-    from gpuslice.apps.cli.chart import svg
-    from gpuslice.apps.cli.simulation_chart import chart
+    from gpuslice.apps.cli.chart import chart, svg
 
     try:  # last: a disk that is full takes the picture alone
         plot.write_text(svg(chart(simulation)), encoding="utf-8")

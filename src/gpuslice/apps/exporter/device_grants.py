@@ -9,6 +9,7 @@ that is, the driver's ResourceSlices tell, or the name itself where it ends in t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -16,7 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.adapters.kube.client import KubeClient
@@ -24,7 +28,6 @@ from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import DICT, Resource
 from gpuslice.adapters.kubelet.podresources import Claimed
 from gpuslice.apps.exporter.node_pods import NodePods
-from gpuslice.apps.exporter.prepared_claims import PreparedParts
 from gpuslice.core.attribution import ContainerKey
 from gpuslice.core.contract import CLAIM_DRIVER, EXCLUSIVE_GPU, MEMORY_NAMES
 from gpuslice.core.device_assignment import DeviceAssignment
@@ -41,6 +44,27 @@ _REPLICAS = ("::", "/vgpu")
 _MIG_PREFIX = "MIG-"
 _INSTANCE = re.compile(r"nvidia\d+/gi\d+")
 _NUMBERED = re.compile(r"gpu-(\d+)")
+
+
+class PreparedPart(msgspec.Struct, frozen=True):
+    """What one request of a claim was given of one card; `units` is 0 where it takes nothing."""
+
+    request: str
+    card: int
+    units: int
+
+
+PreparedParts = Mapping[tuple[str, str], list[PreparedPart]]
+"""(namespace, claim) → its parts."""
+
+
+class _PreparedClaim(msgspec.Struct, frozen=True):
+    namespace: str
+    name: str
+    slices: list[PreparedPart]
+
+
+_PREPARED_CLAIM = msgspec.json.Decoder(_PreparedClaim)
 
 
 class ShareMode(StrEnum):
@@ -267,3 +291,17 @@ def devices_of(document: Mapping[str, Any]) -> Iterable[tuple[tuple[str, str], s
         uuid = (attributes.get("uuid") or attributes.get(f"{NVIDIA_DRIVER}/uuid") or {}).get("string", "")
         if uuid:
             yield (spec.get("pool", {}).get("name", ""), device.get("name", "")), uuid
+
+
+def prepared_parts(root: Path) -> PreparedParts:
+    """Every claim that is prepared below the agent's `root`, by its records; unreadable ones are left out.
+
+    kubelet cannot tell how much of a card a claim was given: it lists all of a claim to each container that
+    uses a part of it, and tells shares apart only since 1.35 (its container manager's `GetDynamicResources`).
+    """
+    found = {}
+    for path in (root / "claims").glob("*.json"):
+        with contextlib.suppress(OSError, ValueError):  # it is being replaced, or its disk fails
+            record = _PREPARED_CLAIM.decode(path.read_bytes())
+            found[record.namespace, record.name] = record.slices
+    return found

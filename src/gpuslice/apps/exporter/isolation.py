@@ -15,10 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpuslice.adapters.region.counts import NOTHING, Counts
 from gpuslice.adapters.region.limits import LimitsEntry, read_limits
 from gpuslice.adapters.region.living import all_of_the_living
-from gpuslice.adapters.region.reader import CardUsage, RegionFile
+from gpuslice.adapters.region.reader import NOTHING, CardUsage, Counts, RegionFile
 from gpuslice.core.attribution import ContainerKey, Owner
 
 

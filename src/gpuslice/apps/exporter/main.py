@@ -30,14 +30,19 @@ from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import tell_stacks_on_signal, until_stopped, work_until
 from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.apps.exporter.dcgm import XID_FIELD
-from gpuslice.apps.exporter.device_grants import DeviceSlices, claimed_parts, grants_of, is_card_resource
+from gpuslice.apps.exporter.device_grants import (
+    DeviceSlices,
+    claimed_parts,
+    grants_of,
+    is_card_resource,
+    prepared_parts,
+)
 from gpuslice.apps.exporter.driver import keep_driver_open
 from gpuslice.apps.exporter.memory import set_aside_what_lives
 from gpuslice.apps.exporter.node_pods import follow_api, follow_log_folders
 from gpuslice.apps.exporter.node_state import NodeState, initial_state
 from gpuslice.apps.exporter.owners import hidden_processes
 from gpuslice.apps.exporter.page import MetricsPage
-from gpuslice.apps.exporter.prepared_claims import prepared_parts
 from gpuslice.apps.exporter.sampler import Sampler
 from gpuslice.apps.exporter.settings import ExporterSettings
 from gpuslice.apps.exporter.web import make_app, make_legacy_app, serve_all
