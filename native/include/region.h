@@ -105,8 +105,9 @@ struct gpuslice_claim {
     uint64_t weight;         /* percent */
     uint64_t interactive;    /* 1: small work that somebody waits for */
     uint64_t pause_ns;       /* between its work's end and its next launch, in the mean */
+    uint64_t ran_from_ns, ran_to_ns; /* its last run of work that has ended */
 };
-#define GPUSLICE_CLAIM_MAGIC (UINT64_C(0x4d49414c43000000) | UINT64_C(2)) /* "CLAIM", the version in the low byte */
+#define GPUSLICE_CLAIM_MAGIC (UINT64_C(0x4d49414c43000000) | UINT64_C(3)) /* "CLAIM", the version in the low byte */
 
 /* What the driver says, seen from the host, that each process of this container holds of each card. Written by the agent
  * every half second and read-only here, for processes that NVML does not tell of themselves. */

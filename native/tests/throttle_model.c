@@ -81,10 +81,11 @@ static void tell(struct throttle *at, bool waits)
 {
     struct container *box = at->box;
     struct gs_under_way work = under_way_of(box);
+    work.ran = gs_queue_ran(&at->queue);
     work.pause_ns = at->queue.pause_ns;
     work.awaited = at->queue.awaited_ns != 0;
     work.uncharged_ns = gs_queue_uncharged_ns(&at->queue, now_of(at));
-    box->claim = gs_claim(&box->entry, &box->share, now_of(at), work, at->queue.covered_ns, waits);
+    box->claim = gs_claim(&box->entry, &box->share, now_of(at), work, waits);
     at->told_end_ns = gs_heard(&box->claim, now_of(at)).ends_ns;
     at->untold = false;
 }
@@ -104,7 +105,7 @@ struct throttle *throttle_new(struct container *box, struct card *card, uint32_t
 /* It says that it has work for so long, whatever it has. */
 void throttle_claim(struct throttle *at, uint64_t ns)
 {
-    at->box->claim = gs_claim(&at->box->entry, &at->box->share, now_of(at), (struct gs_under_way){.ns = ns}, 0, false);
+    at->box->claim = gs_claim(&at->box->entry, &at->box->share, now_of(at), (struct gs_under_way){.ns = ns}, false);
     at->box->claim.virtual_ns = 0;
 }
 
@@ -139,7 +140,7 @@ static void account(struct throttle *at, uint64_t now_ns, bool paused, bool wait
     struct gpuslice_card *entry = &at->box->entry;
     struct gs_own_part part = gs_own_part(entry, now_ns, &at->beside);
     uint64_t finished = at->queue.finished_ns;
-    gs_share_accrue(entry, &at->box->share, now_ns, under_way_of(at->box).ns, waits && !gs_was_stopped(entry, now_ns));
+    gs_share_accrue(entry, &at->box->share, now_ns, under_way_of(at->box).ns, waits);
     at_work = at;
     struct gs_busy busy = gs_queue_look(&at->queue, &events, now_ns, paused, part);
     if (busy.ns) {
@@ -158,17 +159,26 @@ static void account(struct throttle *at, uint64_t now_ns, bool paused, bool wait
 
 void throttle_look(struct throttle *at, bool waits)
 {
+    struct gpuslice_card *entry = &at->box->entry;
     uint64_t now = now_of(at);
+    bool due = waits || now - at->looked_ns >= LOOK_EVERY_NS;
+    struct gs_under_way work = under_way_of(at->box);
+    uint64_t busy_ns = waits ? 0 : work.unknown ? UINT64_MAX / 2 : work.ns * (1 + at->beside.count);
+    bool stopped = gs_was_stopped(entry, now, busy_ns);
     if (!waits)
         gs_queue_arrive(&at->queue, now);
-    if (!waits && now - at->looked_ns < LOOK_EVERY_NS)
+    if (due || at->untold)
+        read_neighbours(at, now);
+    if (stopped)
+        gs_wake(entry, now, 0, &at->beside);
+    if (due)
+        account(at, now, waits, waits && !stopped);
+    if (!waits && (due || at->untold) && !under_way_of(at->box).ns)
+        gs_wake(entry, now, at->queue.awaited_ns, &at->beside);
+    if (!due)
         return;
-    read_neighbours(at, now);
-    account(at, now, waits, waits);
-    if (waits ? gs_was_stopped(&at->box->entry, now) : !under_way_of(at->box).ns)
-        gs_wake(&at->box->entry, now, at->queue.awaited_ns, &at->beside);
     if (waits)
-        gs_stay(&at->box->entry, now);
+        gs_stay(entry, now);
     at->untold = at->box->met_count && !waits;
     if (at->box->met_count && waits)
         tell(at, true);
@@ -248,12 +258,14 @@ void throttle_forget(struct throttle *at) { at->under_way = (struct gs_under_way
 void throttle_awaited(struct throttle *at)
 {
     uint64_t now = now_of(at);
-    at->queue.awaited_ns = now;
+    if (at->queue.count)
+        at->queue.awaited_ns = now;
     if (!at->beside.count || !at->queue.count)
         return;
     bool launches_soon = gs_pauses_briefly(&at->queue) && now - at->looked_ns < SOON_TOLD_NS;
     read_neighbours(at, now);
     account(at, now, true, false);
+    gs_queue_awaited(&at->queue, now);
     at->untold = true;
     if (!launches_soon)
         tell(at, false);

@@ -54,8 +54,16 @@ class Claim(ctypes.Structure):
             "weight",
             "interactive",
             "pause_ns",
+            "ran_from_ns",
+            "ran_to_ns",
         )
     )
+
+
+class Run(ctypes.Structure):
+    """When the process had work on the card."""
+
+    _fields_ = (("from_ns", U64), ("to_ns", U64))
 
 
 class Report(ctypes.Structure):
@@ -64,6 +72,7 @@ class Report(ctypes.Structure):
         ("work_ns", U64),
         ("busy_ns", U64),
         ("wants_until_ns", U64),
+        ("ran", Run),
         ("has_turn", BOOL),
         ("unknown", BOOL),
     )
@@ -92,12 +101,6 @@ class Neighbourhood(ctypes.Structure):
         ("container_busy_ns", U64),
         ("own_busy_ns", U64),
     )
-
-
-class Run(ctypes.Structure):
-    """When the process had work on the card."""
-
-    _fields_ = (("from_ns", U64), ("to_ns", U64))
 
 
 class OwnPart(ctypes.Structure):

@@ -105,11 +105,11 @@ def killed(program: Program, at_ns: int) -> Program:
 
 
 def stopped(program: Program, from_ns: int, to_ns: int) -> Program:
-    """As by SIGSTOP and SIGCONT, wherever it is just then: it waits for its turn, mostly."""
+    """As by SIGSTOP and SIGCONT, where it waits for its turn, the card or itself; not within a launch."""
 
     def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
         for step in program(throttle, process, card, chance):
-            if from_ns <= card.now - EPOCH < to_ns:
+            if from_ns <= card.now - EPOCH < to_ns and (step is None or step > 4 * US):
                 yield int(EPOCH + to_ns - card.now) + 1
             yield step
 

@@ -186,9 +186,9 @@ def test_what_running_work_still_needs_is_what_it_has_not_had_of_the_card(arithm
     launch(one, 20 * MS)  # nobody knows its length before
     card.advance(card.now + 30 * MS)
     one.look_now()
+    launch(one, 20 * MS)
     other.claim(500 * MS)
     processes[1].launch(500 * MS, 0)
-    launch(one, 20 * MS)
     card.advance(card.now + 10 * MS)
     one.look_now()
     assert boxes[0].under_way_ns() == pytest.approx(15 * MS, rel=0.05)
@@ -266,7 +266,7 @@ def heard(claims: list[tuple[int, int]]) -> Neighbourhood:
     """Neighbours that told at the one time of so much work."""
     beside = Neighbourhood(count=len(claims))
     for i, (at_ns, work_ns) in enumerate(claims):
-        report = Report(at_ns, work_ns, 0, EPOCH + 1000 * SECOND, bool(work_ns), False)
+        report = Report(at_ns, work_ns, 0, EPOCH + 1000 * SECOND, Run(), bool(work_ns), False)
         beside.others[i] = Neighbour(0, 0, 50, False, True, at_ns + work_ns, 0, report)
     return beside
 
@@ -289,6 +289,14 @@ def test_work_ends_later_by_what_others_had_of_the_card_meanwhile(
     arithmetic.divide(beside, EPOCH + 100 * MS, Run(*(EPOCH + at * MS for at in own)))
     found = [(beside.others[i].ends_ns - EPOCH) / MS for i in range(len(claims))]
     assert found == pytest.approx(ends, abs=0.001)
+
+
+def test_work_ends_later_by_what_others_had_that_have_ended_since(arithmetic: Arithmetic) -> None:
+    beside = heard([(EPOCH, 20 * MS), (EPOCH + 30 * MS, 20 * MS)])
+    beside.others[1].report.ran = Run(EPOCH + 5 * MS, EPOCH + 15 * MS)
+    arithmetic.divide(beside, EPOCH + 100 * MS, Run())
+    found = [(beside.others[i].ends_ns - EPOCH) / MS for i in range(2)]
+    assert found == pytest.approx([25, 50], abs=0.001)
 
 
 @given(

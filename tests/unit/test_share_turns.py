@@ -16,7 +16,7 @@ import pytest
 from tests.shares.arithmetic import Arithmetic
 from tests.shares.card import MS, SECOND, US, Card, Process
 from tests.shares.play import Party, Seen, fair, play
-from tests.shares.programs import Program, on_streams, one_by_one, queued, stopped
+from tests.shares.programs import Program, on_streams, one_by_one, queued, requests, stopped
 from tests.shares.throttle import Steps, Throttle, as_it_is
 
 PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
@@ -92,6 +92,23 @@ def test_who_once_ran_side_by_side_does_not_do_so_for_good(
         assert abs(means[0] - 0.3 * sum(means)) <= 2
 
 
+@pytest.mark.parametrize("own", [2 * MS, 5 * MS, 20 * MS], ids="{:,} ns".format)
+def test_four_that_begin_at_once_take_turns_too(arithmetic: Arithmetic, own: int) -> None:
+    """Side by side for good they lost 6 % of the card to changes.
+
+    What has ended meanwhile counts as well: it delayed what still runs.
+    """
+    found = play(
+        arithmetic,
+        [fair(25, one_by_one(own)) for _ in range(4)],
+        4,
+        slice_ns=TURN,
+        switch_ns=CHANGE,
+        meet=True,
+    )
+    assert sum(seen.mean(1) for seen in found) >= 96
+
+
 @pytest.mark.parametrize(
     ("own", "pause", "used_in_turns", "used_evenly"),
     [(500 * US, 300 * US, 77, 85), (MS, 500 * US, 86, 97), (200 * US, 50 * US, 77, 78)],
@@ -141,6 +158,14 @@ def lying(throttle: Throttle, process: Process, card: Card, chance: random.Rando
         yield SECOND
 
 
+@pytest.mark.parametrize("batch", [200 * US, 2 * MS, 20 * MS], ids="{:,} ns".format)
+def test_small_work_beside_a_batch_is_charged_what_it_used(arithmetic: Arithmetic, batch: int) -> None:
+    """It came to a sixth: neighbours' whole time since its launch was taken for time beside it."""
+    parties = [fair(20, requests(2 * MS, 20 * MS), interactive=True), fair(80, queued(batch))]
+    asks, _ = play(arithmetic, parties, 6, slice_ns=TURN, switch_ns=CHANGE, meet=True)
+    assert asks.charged_ns == pytest.approx(asks.processes[0].done, rel=0.05)
+
+
 def test_kernels_of_two_lengths_under_one_name_bring_nothing_beyond_the_cap(arithmetic: Arithmetic) -> None:
     """While short work was charged what it is known to take, 30 % came to 36."""
     parties = [Party(30, (alternating,), waits_counted), Party(70, (queued(200 * US),), waits_counted)]
@@ -157,10 +182,20 @@ def test_a_neighbour_that_claims_to_be_at_work_forever_takes_nothing_that_is_due
     assert honest.mean(15) >= 0.9 * 30 - 1
 
 
-def test_who_was_stopped_while_it_waited_takes_nothing_from_others_for_that(arithmetic: Arithmetic) -> None:
-    """For as long as it had been stopped, and was no more, nobody else got any of the card."""
-    halted = stopped(queued(200 * US), 2 * SECOND, 7 * SECOND)
-    parties = [fair(40, halted), fair(20, queued(200 * US)), fair(20, queued(200 * US))]
-    _, *others = play(arithmetic, parties, 10, slice_ns=TURN, switch_ns=CHANGE, meet=True)
-    for other in others:
-        assert min(other.windows(7, 0.5)) >= 20
+@pytest.mark.parametrize(
+    "name", ["200 us, queued", "500 us, one by one", "5 ms, one by one", "20 ms, one by one"]
+)
+def test_who_was_stopped_takes_nothing_from_others_for_that(arithmetic: Arithmetic, name: str) -> None:
+    """For as long as it had been stopped, and was no more, nobody else got any of the card.
+
+    Whether it had waited for its turn then, or for the card, or for neither.
+    """
+    program = WORKS[name][0]
+    for seed in range(8):
+        halted = stopped(program, 2 * SECOND, 4 * SECOND)
+        parties = [fair(40, halted), fair(20, program), fair(20, program)]
+        _, *others = play(arithmetic, parties, 6, slice_ns=TURN, switch_ns=CHANGE, meet=True, seed=seed)
+        for other in others:
+            assert min(other.windows(4, 0.5)) >= 18
+        used = zip(*(other.windows(2.1, 0.5, 4) for other in others), strict=True)
+        assert min(map(sum, used)) >= 90  # what it had under way holds the card for no longer

@@ -14,6 +14,7 @@
 #define SHORTEST_WAIT_NS 10000u /* where it is known when the card will be free */
 #define PAUSE_NS 250000u     /* shorter ones do not end a run of work: host times are not that exact */
 #define WAITS_FOR_TURN_NS 200000u /* no driver needs as long to begin with what nobody is in front of */
+#define MOST_WAITED 8u
 #define TURNS_KNOWN_FOR_NS UINT64_C(10000000000)
 #define CHARGED_AT_ITS_END_NS 10000000u /* then events tell how long it took; what takes longer is charged as it goes on */
 /* Beside others: what a container may have under way, and be ahead by. */
@@ -226,13 +227,27 @@ static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct 
 /* The card runs one process at a time, as far as was seen. */
 static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
 
-/* Neighbours that were at work meanwhile had their turns in between, as even as the card gives them. What they did while it
- * still waited for the card, or had ended unseen, was no part of that. */
-static double even_part(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
+static uint64_t ready_ns(const struct gs_batch *batch) { return greater(batch->recorded_ns, batch->ready_ns); }
+
+/* What is left of the first turn of its run when the batch begins. */
+static uint64_t turn_left_ns(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t turn_ns)
 {
-    uint64_t others = queue->others_ns - batch->others_ns, ready = greater(batch->recorded_ns, batch->ready_ns);
+    uint64_t ready = ready_ns(batch), covered = queue->covered_ns;
+    bool goes_on = batch->ready_ns >= batch->recorded_ns || ready < covered + PAUSE_NS;
+    uint64_t ran = goes_on ? queue->run_ns + (ready > covered ? ready - covered : 0) : 0;
+    return turn_ns > ran ? turn_ns - ran : 0;
+}
+
+/* Neighbours that were at work meanwhile had their turns in between, as even as the card gives them; but none in its own first
+ * turn, nor while it still waited for the card, or had ended unseen. */
+static double even_part(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns,
+                        struct gs_own_part part)
+{
+    uint64_t others = queue->others_ns - batch->others_ns, ready = ready_ns(batch);
     uint64_t outside = now_ns > ready + took_ns ? now_ns - ready - took_ns : 0;
-    return (double)took_ns / ((double)took_ns + (double)(others > outside ? others - outside : 0) + 1);
+    uint64_t whole = lesser(took_ns, turn_left_ns(queue, batch, part.turn_ns));
+    double divided = (double)(took_ns - whole), beside = others > outside + whole ? (double)(others - outside - whole) : 0;
+    return ((double)whole + divided * divided / (divided + beside + 1)) / ((double)took_ns + 1);
 }
 
 /* But work takes no less than it is known to. */
@@ -240,6 +255,21 @@ static double part_of(const struct gs_batch *batch, uint64_t took_ns, double eve
 {
     double known = (double)batch->estimate_ns / ((double)took_ns + 1);
     return batch->unknown || even > known ? even : known < 1 ? known : 1;
+}
+
+/* A program that waited for its only work knows when that ended: it began so much later than it could have. Once may be a
+ * thread that woke up late; mostly is a card that others had. */
+static void notice_turns(struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
+{
+    if (queue->awaited_ns != now_ns || queue->count != 1 || queue->others_ns == batch->others_ns)
+        return;
+    bool waited = now_ns > ready_ns(batch) + took_ns + WAITS_FOR_TURN_NS;
+    if (waited && queue->waited < MOST_WAITED)
+        queue->waited++;
+    if (!waited && queue->waited)
+        queue->waited--;
+    if (queue->waited > MOST_WAITED / 2)
+        queue->turned_ns = now_ns;
 }
 
 static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns,
@@ -253,8 +283,10 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
     if (batch->gone)
         took = batch->unfinished_ns - lesser(began_ns(batch), batch->unfinished_ns);
     took = believed(batch, took, part);
+    if (timed)
+        notice_turns(queue, batch, took, now_ns);
     *found = place(batch, took, now_ns);
-    found->part = part_of(batch, took, even_part(queue, batch, took, now_ns));
+    found->part = part_of(batch, took, even_part(queue, batch, took, now_ns, part));
     for (uint32_t i = 0; timed && i < batch->launches; i++) {
         double ns = found->part * (double)own_ns(part, took) * batch->launched[i].estimate_ns / (double)batch->estimate_ns;
         learn(&queue->average_ns[batch->launched[i].key], ns, 0.1);
@@ -270,7 +302,7 @@ static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const str
 {
     if (!batch->running && !batch->behind) {
         batch->running = batch->gone || events->query(batch->start) == GS_EVENT_PASSED;
-        if (!batch->running && now_ns - greater(batch->recorded_ns, batch->ready_ns) > WAITS_FOR_TURN_NS)
+        if (!batch->running && now_ns - ready_ns(batch) > WAITS_FOR_TURN_NS)
             queue->turned_ns = now_ns;
         if (!batch->running)
             batch->waited_ns = now_ns;
@@ -331,7 +363,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
             continue;
         uint64_t began = began_ns(batch), ran = now_ns > began ? now_ns - began : 0;
         ran = believed(batch, ran, part);
-        double even = even_part(queue, batch, ran, now_ns);
+        double even = even_part(queue, batch, ran, now_ns, part);
         uint64_t own = (uint64_t)(even * (double)own_ns(part, ran));
         /* What ends on another stream covers the time until then: what runs beside it could not be charged for that later. */
         uint64_t charged_until = ran > CHARGED_AT_ITS_END_NS ? began + ran : lesser(began + ran, last_end_ns);
@@ -362,7 +394,7 @@ struct gs_run gs_queue_run(const struct gs_queue *queue, uint64_t now_ns)
 {
     uint64_t ended = queue->covered_ns, began = ended - queue->run_ns, next = uncharged_since_ns(queue);
     if (!queue->count)
-        return (struct gs_run){began, ended};
+        return gs_queue_ran(queue);
     return (struct gs_run){next - ended < PAUSE_NS ? began : next, now_ns + queue->in_flight_ns};
 }
 

@@ -73,6 +73,7 @@ struct gs_queue {
     uint64_t finished_ns;  /* when work was last seen to have finished */
     uint64_t awaited_ns;   /* when the program last came back from waiting for the card */
     uint64_t pause_ns;     /* from then, or the end of all work, to the next launch, in the mean */
+    uint32_t waited;       /* of the last work that was awaited, how much began late */
     uint32_t count;        /* of batches */
     uint32_t unknown;      /* of these, nobody knows how long they take */
     uint32_t average_ns[GS_KEYS]; /* of a launch, by key; 0 unknown */
@@ -100,7 +101,17 @@ uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key);
 struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns, bool paused,
                              struct gs_own_part part);
 
-/* The last run of work without a pause, to the end of what is under way. */
+/* A program has come back from waiting for all of it. If it ended long ago, a stopped process did not come back before. */
+static inline void gs_queue_awaited(struct gs_queue *queue, uint64_t now_ns)
+{
+    if (!queue->count && now_ns - queue->covered_ns > GS_STOPPED_NS)
+        queue->awaited_ns = queue->covered_ns;
+}
+/* The last run of work that is charged; and with what is under way, to its end. */
+static inline struct gs_run gs_queue_ran(const struct gs_queue *queue)
+{
+    return (struct gs_run){queue->covered_ns - queue->run_ns, queue->covered_ns};
+}
 struct gs_run gs_queue_run(const struct gs_queue *queue, uint64_t now_ns);
 /* Of it, what is not charged yet. */
 uint64_t gs_queue_uncharged_ns(const struct gs_queue *queue, uint64_t now_ns);

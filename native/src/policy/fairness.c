@@ -19,9 +19,6 @@
 #define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* what nobody knows the length of is believed to last, at the most */
 #define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
 
-/* Who waits looks every few milliseconds, on a busy host somewhat later. One that did not for so long was stopped. */
-#define STOPPED_NS UINT64_C(200000000)
-
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
@@ -34,24 +31,26 @@ static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 1
 /* ---- claims ---- */
 
 struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
-                               struct gs_under_way work, uint64_t ended_ns, bool waits)
+                               struct gs_under_way work, bool waits)
 {
     bool rests = work.pause_ns >= GS_LONGEST_PAUSE_NS / 10 * 9; /* a mean comes near to that and never there */
     uint64_t still_wants = rests ? 0 : 2 * work.pause_ns > STILL_WANTS_NS ? 2 * work.pause_ns : STILL_WANTS_NS;
     uint64_t longer = work.awaited && work.ns / 4 > still_wants ? work.ns / 4 : still_wants; /* its end will be told */
-    uint64_t until = work.ns ? now_ns + work.ns + longer : ended_ns + still_wants;
+    uint64_t until = work.ns ? now_ns + work.ns + longer : work.ran.to_ns + still_wants;
     if (waits && until < now_ns + WAITING_FOR_NS)
         until = now_ns + WAITING_FOR_NS;
     return (struct gpuslice_claim){
         .magic = GPUSLICE_CLAIM_MAGIC,
         .virtual_ns = atomic_load(&card->virtual_ns) + (uint64_t)gs_share_by_weight(share, (int64_t)work.ns),
         .busy_ns = atomic_load(&card->busy_ns) + work.uncharged_ns,
-        .busy_at_ns = work.ns ? now_ns : ended_ns,
+        .busy_at_ns = work.ns ? now_ns : work.ran.to_ns,
         .wants_until_ns = until,
         .under_way = (work.unknown ? UNDER_WAY_UNKNOWN : waits && !work.ns ? 0 : UNDER_WAY) | work.ns << UNDER_WAY_BITS,
         .weight = share->weight,
         .interactive = share->interactive,
         .pause_ns = work.pause_ns,
+        .ran_from_ns = work.ran.from_ns,
+        .ran_to_ns = work.ran.to_ns,
     };
 }
 
@@ -76,16 +75,26 @@ struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns
         .interactive = claim->interactive == 1,
         .pause_ns = claim->pause_ns < GS_LONGEST_PAUSE_NS ? claim->pause_ns : GS_LONGEST_PAUSE_NS,
         .report = {.at_ns = at, .work_ns = work < until - at ? work : until - at, .busy_ns = claim->busy_ns, .wants_until_ns = until,
-                 .has_turn = until && claim->under_way,
-                 .unknown = (claim->under_way & UNDER_WAY_KIND) == UNDER_WAY_UNKNOWN},
+                   .ran = {claim->ran_from_ns, claim->ran_to_ns < at ? claim->ran_to_ns : at},
+                   .has_turn = until && claim->under_way,
+                   .unknown = (claim->under_way & UNDER_WAY_KIND) == UNDER_WAY_UNKNOWN},
     };
     delay(&other, 0, now_ns);
     return other;
 }
 
-/* Each tells how much of the card its work needs. It ends later where others had work meanwhile: the card gives each its even
- * part. One that only said when its work ends by itself would invite the next to launch beside it: that one's would last
- * longer, too, and so the card would be divided evenly for good. */
+static bool runs(struct gs_run run, uint64_t at_ns) { return run.from_ns <= at_ns && at_ns < run.to_ns; }
+
+/* The next moment at which it begins or ends, if that is before. */
+static uint64_t sooner(uint64_t next_ns, struct gs_run run, uint64_t at_ns)
+{
+    uint64_t changes = run.from_ns > at_ns ? run.from_ns : run.to_ns;
+    return run.from_ns < run.to_ns && changes > at_ns && changes < next_ns ? changes : next_ns;
+}
+
+/* Each tells how much of the card its work needs, and what it had before. Work ends later where others had some meanwhile: the
+ * card gives each its even part. One that only said when its work ends by itself would invite the next to launch beside it:
+ * that one's would last longer, too, and so the card would be divided evenly for good. */
 void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, struct gs_run own)
 {
     double left[GS_NEIGHBOURS];
@@ -96,25 +105,22 @@ void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, s
         at = left[i] > 0 && report->at_ns < at ? report->at_ns : at;
     }
     for (uint32_t working = 1; working;) { /* from one moment at which somebody begins or ends to the next */
-        uint64_t next = UINT64_MAX;
+        uint64_t next = sooner(UINT64_MAX, own, at);
+        uint32_t sharers = runs(own, at);
         double least = (double)LONG_NS;
-        bool own_runs = own.from_ns <= at && at < own.to_ns;
-        uint32_t sharers = own_runs;
         working = 0;
-        if (own.from_ns > at || own_runs)
-            next = own_runs ? own.to_ns : own.from_ns;
         for (uint32_t i = 0; i < beside->count; i++) {
-            uint64_t begins = beside->others[i].report.at_ns;
+            const struct gs_report *report = &beside->others[i].report;
+            next = sooner(next, report->ran, at);
             working += left[i] > 0;
-            if (left[i] > 0 && begins > at)
-                next = begins < next ? begins : next;
-            else if (left[i] > 0) {
-                sharers++;
-                least = left[i] < least ? left[i] : least;
-            }
+            if (left[i] > 0 && report->at_ns > at)
+                next = report->at_ns < next ? report->at_ns : next;
+            bool works = left[i] > 0 && report->at_ns <= at;
+            sharers += works || runs(report->ran, at);
+            least = works && left[i] < least ? left[i] : least;
         }
-        uint64_t first_ends = at + (uint64_t)(least * sharers) + 1;
-        next = sharers > own_runs && first_ends < next ? first_ends : next;
+        uint64_t first_ends = at + (uint64_t)(least * (sharers ? sharers : 1)) + 1;
+        next = first_ends < next ? first_ends : next;
         for (uint32_t i = 0; i < beside->count; i++) {
             struct gs_neighbour *other = &beside->others[i];
             if (left[i] <= 0 || other->report.at_ns > at)
@@ -235,10 +241,10 @@ void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, c
         atomic_compare_exchange_strong(&card->virtual_ns, &own, own + (uint64_t)(passed < behind ? passed : behind));
 }
 
-bool gs_was_stopped(const struct gpuslice_card *card, uint64_t now_ns)
+bool gs_was_stopped(const struct gpuslice_card *card, uint64_t now_ns, uint64_t busy_ns)
 {
     uint64_t active = atomic_load(&card->active_at_ns);
-    return active && active < now_ns && now_ns - active > STOPPED_NS;
+    return active && active < now_ns && now_ns - active > GS_STOPPED_NS + busy_ns;
 }
 
 struct gs_own_part gs_own_part(struct gpuslice_card *card, uint64_t now_ns, const struct gs_neighbourhood *beside)

@@ -7,8 +7,15 @@
 #define GS_NEIGHBOURS 32u
 /* A change to another process and back costs the card more than to wait for so long: who pauses for less keeps its turn. */
 #define GS_CHANGE_NS UINT64_C(150000)
+/* Who waits looks every few milliseconds, on a busy host somewhat later. One that did not for so long was stopped. */
+#define GS_STOPPED_NS UINT64_C(200000000)
 #define GS_LONGEST_PAUSE_NS UINT64_C(2000000) /* of a program that is said to pause, and not to rest */
 #define GS_TURN_NS UINT64_C(2000000) /* a driver's default time slice for a process; work that ends in its turn gives up the rest */
+
+/* Work on the card without a pause. */
+struct gs_run {
+    uint64_t from_ns, to_ns;
+};
 
 /* What is known of another container on the card. */
 struct gs_neighbour {
@@ -22,6 +29,7 @@ struct gs_neighbour {
     /* As it told them: it knows of its own work alone how much of the card that needs, and not who else is there. */
     struct gs_report {
         uint64_t at_ns, work_ns, busy_ns, wants_until_ns;
+        struct gs_run ran; /* before that */
         bool has_turn; /* it does not wait, and had work a moment ago at the least */
         bool unknown;  /* nobody knows how long the work takes */
     } report;
@@ -41,6 +49,7 @@ struct gs_neighbourhood {
 struct gs_under_way {
     uint64_t ns;      /* as estimated */
     uint64_t unknown; /* launches of which nobody knows how long they take */
+    struct gs_run ran; /* the last of this process that has ended */
     uint64_t uncharged_ns; /* how long this process has had it without being charged for that */
     uint64_t pause_ns; /* between the end of all of it and the next launch, of this process in the mean */
     bool awaited;      /* the program waits for the card now and then: it tells the end, too */
@@ -48,13 +57,10 @@ struct gs_under_way {
 
 /* What a container tells: what it has under way, the end of its work as far as known, whether it waits. */
 struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
-                               struct gs_under_way work, uint64_t ended_ns, bool waits);
+                               struct gs_under_way work, bool waits);
 /* What a claim says now, by itself. */
 struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns);
-/* When this process had work on the card; `to_ns` may lie ahead. */
-struct gs_run {
-    uint64_t from_ns, to_ns;
-};
+/* `own`: the run of this process, of which the end may lie ahead. */
 void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
                              const struct gs_neighbour *others, uint32_t count, struct gs_run own);
 /* Its own run is known better now: others' work ends earlier or later by that. */
@@ -75,8 +81,9 @@ int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share 
 void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, const struct gs_neighbourhood *beside);
 /* Has work or waits, now. */
 void gs_stay(struct gpuslice_card *card, uint64_t now_ns);
-/* Nobody of it has looked for so long that no busy host explains it: who waits then wakes, as if it had not waited. */
-bool gs_was_stopped(const struct gpuslice_card *card, uint64_t now_ns);
+/* Nobody of it has looked for so long that no busy host explains it, nor work that takes so long: it wakes, as if it had not
+ * waited. */
+bool gs_was_stopped(const struct gpuslice_card *card, uint64_t now_ns, uint64_t busy_ns);
 
 /* The part of busy time that was our own, neighbours that tell apart: as NVML's samples have it where there are none of
  * these. Else as of a card that gives each process of the container with work an even part of its time. */

@@ -181,10 +181,11 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns)
 static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
 {
     struct gs_under_way work = under_way_of(state->card);
+    work.ran = gs_queue_ran(&state->queue);
     work.pause_ns = state->queue.pause_ns;
     work.awaited = state->queue.awaited_ns != 0;
     work.uncharged_ns = gs_queue_uncharged_ns(&state->queue, now_ns);
-    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, now_ns, work, state->queue.covered_ns, waits);
+    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, now_ns, work, waits);
     gs_neighbours_tell(&state->neighbours, &claim);
     state->told_end_ns = gs_heard(&claim, now_ns).ends_ns;
     state->untold = false;
@@ -227,7 +228,7 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused, bool
 {
     struct gpuslice_card *entry = entry_of(state->card);
     struct gs_own_part part = gs_own_part(entry, now_ns, &state->beside);
-    gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, waits && !gs_was_stopped(entry, now_ns));
+    gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, waits);
     int mode = gs_relax_capture();
     uint64_t finished = state->queue.finished_ns;
     struct gs_busy busy = gs_queue_look(&state->queue, &events, now_ns, paused, part);
@@ -250,16 +251,25 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused, bool
 
 static void look(struct card_state *state, uint64_t now_ns, bool waits)
 {
+    struct gpuslice_card *entry = entry_of(state->card);
+    bool due = waits || now_ns - state->looked_ns >= LOOK_EVERY_NS;
     gs_lock(&lock);
     if (!waits)
         gs_queue_arrive(&state->queue, now_ns);
-    if (waits || now_ns - state->looked_ns >= LOOK_EVERY_NS) {
+    struct gs_under_way work = under_way_of(state->card);
+    uint64_t busy_ns = waits ? 0 : work.unknown ? UINT64_MAX / 2 : work.ns * (1 + state->beside.count);
+    bool stopped = gs_was_stopped(entry, now_ns, busy_ns);
+    if (due || state->untold) /* since it was awaited others may have begun */
         read_neighbours(state, now_ns);
-        account(state, now_ns, waits, waits);
-        if (waits ? gs_was_stopped(entry_of(state->card), now_ns) : !under_way_of(state->card).ns)
-            gs_wake(entry_of(state->card), now_ns, state->queue.awaited_ns, &state->beside);
+    if (stopped)
+        gs_wake(entry, now_ns, 0, &state->beside);
+    if (due)
+        account(state, now_ns, waits, waits && !stopped);
+    if (!waits && (due || state->untold) && !under_way_of(state->card).ns)
+        gs_wake(entry, now_ns, state->queue.awaited_ns, &state->beside);
+    if (due) {
         if (waits)
-            gs_stay(entry_of(state->card), now_ns);
+            gs_stay(entry, now_ns);
         state->untold = *state->neighbours.folder && !waits; /* it goes on to launch or to wait, and tells that */
         if (*state->neighbours.folder && waits)
             tell_neighbours(state, now_ns, true);
@@ -364,11 +374,13 @@ void gs_throttle_awaited(void)
         if (!state->card)
             continue;
         gs_lock(&lock);
-        state->queue.awaited_ns = now;
+        if (state->queue.count) /* else it waited for nothing */
+            state->queue.awaited_ns = now;
         if (state->beside.count && state->queue.count) {
             bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
             read_neighbours(state, now);
             account(state, now, true, false);
+            gs_queue_awaited(&state->queue, now);
             state->untold = true;
             if (!launches_soon)
                 tell_neighbours(state, now, false);
