@@ -20,6 +20,7 @@ from monitoring.selectors import (
     TO_NODE,
     WHERE,
     WHO,
+    most,
 )
 
 
@@ -82,15 +83,15 @@ def app() -> Dashboard:
             series(
                 "GPU memory by application",
                 "bytes",
-                Query(used, f"{WHO} used"),
-                Query(limit, f"{WHO} limit"),
+                Query(most(used), f"{WHO} used"),
+                Query(f"{limit} and {most(used)}", f"{WHO} limit"),
                 about="Used, and how far it may grow. Flat at the limit means refused allocations.",
                 link=TO_NODE,
             ),
             series(
                 "GPU memory, ratio to limit",
                 "percentunit",
-                Query(f"{used} / {limit}", WHO),
+                Query(most(f"{used} / {limit}"), WHO),
                 highest=1,
                 about="1 is full: the next allocation is refused.",
                 link=TO_NODE,
@@ -98,7 +99,7 @@ def app() -> Dashboard:
             series(
                 "SM share",
                 "percentunit",
-                Query(_of_app(c.SM_UTILIZATION), WHO),
+                Query(most(_of_app(c.SM_UTILIZATION)), WHO),
                 highest=1,
                 about="Part of the card's multiprocessors that the container kept busy in the last sample.",
                 link=TO_NODE,
@@ -106,25 +107,25 @@ def app() -> Dashboard:
             series(
                 "GPU time per second",
                 "percentunit",
-                Query(f"rate({_of_app(c.SM_SECONDS)}[5m])", WHO),
+                Query(most(f"rate({_of_app(c.SM_SECONDS)}[5m])"), WHO),
                 about="The same from a counter: exact over any range.",
             ),
             series(
                 "Temperature of the card",
                 "celsius",
-                Query(_at_card_of_app(c.GPU_TEMPERATURE), WHO),
+                Query(most(_at_card_of_app(c.GPU_TEMPERATURE)), WHO),
                 about="Of the card that the container is on; neighbours heat it too.",
             ),
             series(
                 "Power of the card",
                 "watt",
-                Query(_at_card_of_app(c.GPU_POWER), WHO),
+                Query(most(_at_card_of_app(c.GPU_POWER)), WHO),
                 about="Of the card that the container is on, all of its containers together.",
             ),
             series(
                 "Everybody on these cards",
                 "bytes",
-                Query(_neighbours(), WHO),
+                Query(most(_neighbours()), WHO),
                 width=24,
                 about="Memory of all containers on the cards of the chosen pods.",
                 link=TO_APP,
@@ -157,7 +158,7 @@ def node() -> Dashboard:
             stat(
                 "GPUs given out",
                 "short",
-                f"count({mode} > 0) or vector(0)",
+                f"sum({mode} > bool 0)",
                 width=4,
                 about="Cards of which at least a part is given to a container.",
             ),
@@ -176,57 +177,62 @@ def node() -> Dashboard:
             series(
                 "Memory by card",
                 "bytes",
-                Query(used, f"{WHERE} used"),
-                Query(given, f"{WHERE} given out"),
-                Query(total, f"{WHERE} total"),
+                Query(most(used), f"{WHERE} used"),
+                Query(f"{given} and {most(used)}", f"{WHERE} given out"),
+                Query(f"{total} and {most(used)}", f"{WHERE} total"),
                 about="Used, given out, and all there is.",
             ),
             series(
                 "Memory used, ratio",
                 "percentunit",
-                Query(f"{used} / {total}", WHERE),
+                Query(most(f"{used} / {total}"), WHERE),
                 highest=1,
                 about="Of all memory of the card.",
             ),
             series(
                 "Utilization",
                 "percentunit",
-                Query(_of_card(c.GPU_UTILIZATION), WHERE),
+                Query(most(_of_card(c.GPU_UTILIZATION)), WHERE),
                 highest=1,
                 about="Part of the time in which the card ran any kernel.",
             ),
-            series("Temperature", "celsius", Query(_of_card(c.GPU_TEMPERATURE), WHERE), about="Of the chip."),
-            series("Power", "watt", Query(_of_card(c.GPU_POWER), WHERE), about="Of each card."),
+            series(
+                "Temperature",
+                "celsius",
+                Query(most(_of_card(c.GPU_TEMPERATURE)), WHERE),
+                about="Of the chip.",
+            ),
+            series("Power", "watt", Query(most(_of_card(c.GPU_POWER)), WHERE), about="Of each card."),
             series(
                 "PCIe traffic",
                 "Bps",
-                Query(f"rate({_of_card(c.GPU_PCIE)}[5m])", WHERE + " {{direction}}"),
+                Query(most(f"rate({_of_card(c.GPU_PCIE)}[5m])"), WHERE + " {{direction}}"),
                 about="Sent and received by the card.",
             ),
             series(
                 "Clocks held down",
                 "percentunit",
-                Query(f"rate({_of_card(c.GPU_THROTTLED)}[5m])", WHERE + " {{reason}}"),
+                Query(most(f"rate({_of_card(c.GPU_THROTTLED)}[5m])"), WHERE + " {{reason}}"),
                 about="Part of the time in which the driver held the clocks down, by reason.",
             ),
             series(
                 "Xid faults",
                 "short",
-                Query(f"sum by (node, gpu) ({_of_card(c.XID_ERRORS)})", f"{WHERE} all"),
-                Query(f"{_of_card(c.XID_ERRORS)} > 0", WHERE + " Xid {{xid}}"),
+                Query(most(f"sum by (node, gpu) ({_of_card(c.XID_ERRORS)})"), f"{WHERE} all"),
+                Query(most(f"{_of_card(c.XID_ERRORS)} > 0"), WHERE + " Xid {{xid}}"),
                 about="Since the exporter started, by code as far as there were any.",
             ),
             series(
                 "Memory by container",
                 "bytes",
-                Query(of_app, f"{WHERE} {WHO}"),
+                Query(most(of_app), f"{WHERE} {WHO}"),
                 about="Who uses how much of each card.",
                 link=TO_APP,
             ),
             series(
                 "Memory of nobody",
                 "bytes",
-                Query(_of_card(c.UNATTRIBUTED_MEMORY), WHERE + " {{reason}}"),
+                Query(most(_of_card(c.UNATTRIBUTED_MEMORY)), WHERE + " {{reason}}"),
                 about="Memory of the driver, of the host, and of containers without a grant.",
             ),
         ),
@@ -282,35 +288,35 @@ def sharing() -> Dashboard:
             series(
                 "Given out and not used",
                 "bytes",
-                Query(f"topk(20, {unused})", WHO),
-                about="The 20 containers that hold most without using it.",
+                Query(most(unused), WHO),
+                about="What containers hold without using it.",
                 link=TO_APP,
             ),
             series(
                 "Containers by card",
                 "short",
-                Query(f'count by (node, gpu) ({c.CONTAINER_INFO.name}{{{CLUSTER},node=~"$node"}})', WHERE),
+                Query(most(f"count by (node, gpu) ({at(c.CONTAINER_INFO)})"), WHERE),
                 about="How many share each card.",
                 link=TO_NODE,
             ),
             series(
                 "Free by card",
                 "bytes",
-                Query(free, WHERE),
+                Query(most(free), WHERE),
                 about="What could still be given out.",
                 link=TO_NODE,
             ),
             series(
                 "Launches held back",
                 "percentunit",
-                Query(f'rate({c.THROTTLED.name}{{{CLUSTER},node=~"$node"}}[5m])', WHO),
+                Query(most(f"rate({at(c.THROTTLED)}[5m])"), WHO),
                 about="Seconds per second that launches waited for the compute share.",
                 link=TO_APP,
             ),
             series(
                 "Refused allocations",
                 "short",
-                Query(f'increase({c.MEMORY_REFUSED.name}{{{CLUSTER},node=~"$node"}}[5m])', WHO),
+                Query(most(f"increase({at(c.MEMORY_REFUSED)}[5m])"), WHO),
                 about="Allocations beyond the limit that were refused, in five minutes.",
             ),
         ),
@@ -321,7 +327,7 @@ def dcgm() -> Dashboard:
     """The panels of dashboard 12239, titles and order, with what is wrong in it put right."""
 
     def card(title: str, field: str, unit: str, scale: str = "", *, about: str, **more: Any) -> Panel:
-        query = Query(f"{field}{DCGM}{scale}", "{{hostname}} GPU {{gpu}}")
+        query = Query(f"{most(field + DCGM)}{scale}", "{{hostname}}{{Hostname}} GPU {{gpu}}")
         return series(title, unit, query, about=about, **more)
 
     return Dashboard(

@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from gpuslice.adapters.web.process import ProcessMetrics
-from gpuslice.apps.exporter.catalogue import Group, groups
+from gpuslice.apps.exporter.catalogue import CARD, Group, groups
 from monitoring.boards import dashboards
 from monitoring.cases import rule_tests
 from monitoring.panels import document
-from monitoring.rules import ALERTS, rule_groups
+from monitoring.rules import rule_groups
 from monitoring.scaling import adapter_values, autoscaler, scaled_object
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,18 +43,14 @@ def files() -> dict[str, str]:
 
 
 def metrics_page() -> str:
-    """The reference of every metric and alert."""
+    """The reference of every metric."""
     lines = [
         "# Metrics",
         "",
-        "These are the metrics of `gpuslice exporter` itself. In addition it exports the fields of the",
-        "counter file under dcgm-exporter's names, with device labels only",
-        "([replacing dcgm-exporter](dcgm-exporter.md)). Names end with the base unit; a `_ratio` is 0 to 1.",
-        "A value that could not be read is absent and counted in `gpuslice_unavailable`.",
-        "",
-        "All processes answer `/metrics` in OpenMetrics 1.0.0 to who asks for it by `Accept`, as Prometheus",
-        "does, else in the text format 0.0.4, with the same series. OpenMetrics knows no counter whose name",
-        "does not end in `_total`: such counters of the counter file are `unknown` there.",
+        "What `gpuslice exporter` shows of its own. It also exports the fields of the counter file under",
+        "dcgm-exporter's names ([replacing dcgm-exporter](dcgm-exporter.md)). A name ends with its base",
+        "unit; a `_ratio` is 0 to 1. A value that cannot be read is absent, and `gpuslice_unavailable` says",
+        "why. The alerts have [a page of their own](../operate/alerts.md).",
         "",
     ]
     for group in groups():
@@ -62,15 +58,7 @@ def metrics_page() -> str:
     lines += [
         "## Every process",
         "",
-        "Extender, agent, exporter, webhook, claims controller and console have these behind their own.",
-        "Durations are classic histograms in the text formats. Who asks for Prometheus' protobuf format",
-        "(`application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited`)",
-        "gets the whole page in it, with native buckets beside the classic ones: schema 3, a bucket ends 9 %",
-        "above the one before, from a microsecond to half a year. Prometheus asks for it where its scrape",
-        "configuration says `scrape_native_histograms: true` (3.8; before, with the feature",
-        "`native-histograms`). It then leaves out the classic buckets, which our boards and alerts ask",
-        "for, unless `always_scrape_classic_histograms: true` stands there too. The chart's monitors say",
-        "both with `monitoring.nativeHistograms: true` (prometheus-operator 0.88).",
+        "Extender, agent, exporter, webhook, claims controller and console show these as well.",
         "",
         "| metric | type | meaning |",
         "|---|---|---|",
@@ -78,21 +66,33 @@ def metrics_page() -> str:
     lines += [f"| `{each.name}` | {each.kind} | {each.help} |" for each in ProcessMetrics().families()]
     lines += [
         "",
-        "## Alerts",
+        "## Formats",
         "",
-        "| alert | severity | for | what it says | what to do |",
-        "|---|---|---|---|---|",
+        "`/metrics` answers in OpenMetrics 1.0.0, in Prometheus' protobuf format or in the text format",
+        "0.0.4, as the client's `Accept` prefers, compressed by gzip if the client takes that. The series",
+        "are the same. In OpenMetrics a counter's name ends in `_total`: counters of the counter file are",
+        "of type `unknown` there.",
+        "",
+        "Durations are classic histograms. The protobuf format has native buckets too (schema 3). To have",
+        "Prometheus store them, set `scrape_native_histograms: true` in its scrape configuration (3.8;",
+        "earlier, the feature `native-histograms`), and `always_scrape_classic_histograms: true`: the boards",
+        "and alerts use the classic buckets. The chart sets both with `monitoring.nativeHistograms: true`",
+        "(prometheus-operator 0.88).",
     ]
-    lines += [f"| {a.name} | {a.severity} | {a.lasting} | {a.summary} | {a.action} |" for a in ALERTS]
     return "\n".join([*lines, ""])
 
 
 def _group(group: Group) -> list[str]:
-    head = [f"## {group.title}", "", "| metric | type | labels | meaning | from |", "|---|---|---|---|---|"]
-    rows = [
-        f"| `{m.name}` | {m.kind} | {', '.join(m.labels)} | {m.help} | {m.source} |" for m in group.metrics
-    ]
-    return [*head, *rows, ""]
+    """A table; labels that all of its metrics have stand above it."""
+    common = [name for name in CARD if all(name in metric.labels for metric in group.metrics)]
+    lines = [f"## {group.title}", ""]
+    if common:
+        lines += [f"Each has the labels {', '.join(f'`{name}`' for name in common)}.", ""]
+    lines += ["| metric | type | labels | meaning | from |", "|---|---|---|---|---|"]
+    for metric in group.metrics:
+        more = ", ".join(name for name in metric.labels if name not in common)
+        lines.append(f"| `{metric.name}` | {metric.kind} | {more} | {metric.help} | {metric.source} |")
+    return [*lines, ""]
 
 
 def _yaml(document: Any) -> str:

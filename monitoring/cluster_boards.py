@@ -5,7 +5,17 @@ from __future__ import annotations
 from gpuslice.apps.exporter import catalogue as c
 from monitoring.panels import Dashboard, Entry, Query, Variable, series, stat, table
 from monitoring.rules import EXTENDER_READY, SAMPLED
-from monitoring.selectors import CLUSTER, CLUSTERS, EXTENDER, GIB, NAMESPACES, TEAM, TO_APP, TO_TEAM
+from monitoring.selectors import (
+    CLUSTER,
+    CLUSTERS,
+    EXTENDER,
+    GIB,
+    NAMESPACES,
+    TEAM,
+    TO_APP,
+    TO_TEAM,
+    most,
+)
 
 
 def teams() -> Dashboard:
@@ -64,7 +74,7 @@ def teams() -> Dashboard:
             series(
                 "Held by namespace",
                 "bytes",
-                Query(held, "{{namespace}}"),
+                Query(most(held), "{{namespace}}"),
                 about="Memory that was given to each namespace.",
                 width=8,
                 link=TO_TEAM,
@@ -72,7 +82,7 @@ def teams() -> Dashboard:
             series(
                 "Used by namespace",
                 "bytes",
-                Query(used, "{{namespace}}"),
+                Query(most(used), "{{namespace}}"),
                 about="Memory that each namespace uses of what it holds.",
                 width=8,
                 link=TO_TEAM,
@@ -80,15 +90,15 @@ def teams() -> Dashboard:
             series(
                 "GPU time by namespace",
                 "short",
-                Query(f"sum by (namespace) (rate({c.SM_SECONDS.name}{TEAM}[5m]))", "{{namespace}}"),
+                Query(most(f"sum by (namespace) (rate({c.SM_SECONDS.name}{TEAM}[5m]))"), "{{namespace}}"),
                 about="Cards that each namespace keeps busy: 1 is one card all the time.",
                 width=8,
                 link=TO_TEAM,
             ),
             table(
                 "Idle holdings",
-                Query(f"topk(20, {idle})", "idle now"),
-                Query(f"topk(20, max_over_time({c.MEMORY_PEAK.name}{TEAM}[$__range]))", "peak"),
+                Query(most(idle), "idle now"),
+                Query(f"max_over_time({c.MEMORY_PEAK.name}{TEAM}[$__range]) and {most(idle)}", "peak"),
                 about="The 20 containers that hold most without using it, and the most they used.",
                 units={"idle now": "bytes", "peak": "bytes"},
                 link=TO_APP,

@@ -161,7 +161,9 @@ def _panel(number: int, panel: Panel) -> Any:
         if value is not None:
             steps.append(models.Threshold(color=color, value=value))
     levels = dashboards.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
-    made.id(number).title(panel.title).description(panel.about).datasource(SOURCE)
+    bounded = panel.kind == "timeseries" and any("topk(" in query.expression for query in panel.queries)
+    about = f"{panel.about} The highest are drawn; choose less to see all." if bounded else panel.about
+    made.id(number).title(panel.title).description(about).datasource(SOURCE)
     made.unit(panel.unit).min(0).thresholds(levels)
     if panel.highest is not None:
         made.max(panel.highest)

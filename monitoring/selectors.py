@@ -18,6 +18,13 @@ DCGM = '{instance=~"$instance",gpu=~"$gpu"}'
 WHO = "{{namespace}}/{{pod}} {{container}}"
 WHERE = "{{node}} GPU {{gpu}}"
 GIB = 1 << 30
+MOST = 20
+
+
+def most(expression: str) -> str:
+    """The highest of it at each moment: what a panel can draw and a person read, of however many cards."""
+    return f"topk({MOST}, {expression})"
+
 
 CLUSTERS = Variable("cluster", f"label_values({c.GPU_UP.name}, cluster)")
 IN_CLUSTER = f"{{{CLUSTER}}}"

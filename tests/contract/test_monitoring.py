@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from monitoring.boards import dashboards
@@ -14,6 +15,7 @@ from monitoring.cases import CASES
 from monitoring.panels import WIDTH, document
 from monitoring.rules import ALERTS, OF_OTHERS, RECORDED, RUNBOOK, rule_groups
 from monitoring.scaling import adapter_values, autoscaler
+from monitoring.selectors import MOST
 
 from gpuslice.apps.exporter.ack import LEGACY
 from gpuslice.apps.exporter.catalogue import METRICS, groups
@@ -137,9 +139,59 @@ def test_fragmentation_is_what_is_free_and_not_on_the_freest_card(tmp_path: Path
     expression = re.sub(r"\$\w+", ".*", panel.queries[0].expression)
     expected = {"expr": expression, "eval_time": "0s", "exp_samples": [{"labels": "{}", "value": 0.5}]}
     case = {"interval": "1m", "input_series": series, "promql_expr_test": [expected]}
-    (tmp_path / "tests.yaml").write_text(json.dumps({"tests": [case]}))
+    assert_promtool_finds(case, tmp_path)
+
+
+@pytest.mark.parametrize("name", sorted(dashboards().keys() - {"gpu-scheduling"}))
+def test_a_panel_draws_what_can_be_read_of_a_large_cluster(name: str, tmp_path: Path) -> None:
+    """Not a line for each of thousands of cards: a browser stands still over that, and nobody reads it."""
+    board = dashboards()[name]
+    asked = set(re.findall(r"DCGM_\w+", str(board.panels))) | {metric.name for metric in METRICS}
+    labels = {metric.name: metric.labels for metric in METRICS if metric.labels[-1] != "label_*"}
+    series = []
+    for metric in asked:
+        for card in range(2 * MOST):
+            own = {each: f"{each}{card}" for each in labels.get(metric, ("instance", "gpu"))} | {
+                "cluster": "c"
+            }
+            text = ",".join(f'{each}="{value}"' for each, value in own.items())
+            series.append({"series": f"{metric}{{{text}}}", "values": "0+1x10"})
+    wanted = [
+        {"expr": f"count({filled}) <= bool {MOST}", "eval_time": "10m", "exp_samples": [one]}
+        for one in [{"labels": "{}", "value": 1}]
+        for panel in board.panels
+        for query in panel.queries
+        for filled in [
+            re.sub(r"\$\w+", ".*", query.expression.replace("$__range", "5m").replace("$price", "1"))
+        ]
+        if panel.kind == "timeseries" or "topk" in filled
+    ]
+    assert wanted
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": wanted}
+    assert_promtool_finds(case, tmp_path)
+
+
+def test_cards_given_out_are_counted_and_unknown_where_none_is_known(tmp_path: Path) -> None:
+    (panel,) = (each for each in dashboards()["gpu-node"].panels if each.title == "GPUs given out")
+    expression = re.sub(r"\$\w+", ".*", panel.queries[0].expression)
+    modes = [f'gpuslice_gpu_allocate_mode{{cluster="c",node="n1",gpu="{card}"}}' for card in range(3)]
+    given = [{"series": one, "values": f"_x4 {mode}x4"} for one, mode in zip(modes, (0, 1, 2), strict=True)]
+    counted = [{"labels": "{}", "value": 2}]
+    case = {
+        "interval": "1m",
+        "input_series": given,
+        "promql_expr_test": [
+            {"expr": expression, "eval_time": "1m", "exp_samples": []},
+            {"expr": expression, "eval_time": "6m", "exp_samples": counted},
+        ],
+    }
+    assert_promtool_finds(case, tmp_path)
+
+
+def assert_promtool_finds(case: dict[str, Any], folder: Path) -> None:
+    (folder / "tests.yaml").write_text(json.dumps({"tests": [case]}))
     told = subprocess.run(
-        [find("promtool"), "test", "rules", tmp_path / "tests.yaml"],
+        [find("promtool"), "test", "rules", folder / "tests.yaml"],
         capture_output=True,
         text=True,
         check=False,
@@ -220,7 +272,7 @@ def test_a_panels_unit_is_its_metrics_unit(name: str) -> None:
     of_name = {"bytes": "bytes", "celsius": "celsius", "watts": "watt", "ratio": "percentunit"}
     for panel in dashboards()[name].panels:
         for each in panel.queries:
-            plain = re.match(r"(?:sum|avg)?\(?(gpuslice_\w+)\{[^}]*\}\)?$", each.expression)
+            plain = re.match(r"(?:(?:sum|avg|topk)\((?:\d+, )?)?(gpuslice_\w+)\{[^}]*\}\)?$", each.expression)
             unit = of_name.get(plain[1].rpartition("_")[2]) if plain else None
             assert unit in {None, panel.unit}, panel.title
 

@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 from urllib.request import urlopen
 
+import pytest
 import yaml
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES
@@ -208,8 +209,8 @@ def board_page(board: Dashboard, source: Source, minutes: float) -> tuple[str, i
     return page, bottom + 8, blind
 
 
-async def photograph(pages: dict[str, tuple[str, int]], folder: Path) -> None:
-    made, program = playwright()
+async def photograph(browsers: tuple[Any, Path], pages: dict[str, tuple[str, int]], folder: Path) -> None:
+    made, program = browsers
     async with made() as driver:
         browser = await driver.chromium.launch(executable_path=str(program), args=["--no-sandbox"])
         for name, (page, height) in pages.items():
@@ -227,7 +228,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--scrape", action="append", default=[], metavar="HOST:PORT")
     given = parser.parse_args(arguments)
-    given.folder.mkdir(exist_ok=True)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        browsers = playwright()  # not after minutes of scraping
+    except pytest.skip.Exception as missing:
+        parser.error(str(missing))
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prometheus.yaml"
@@ -249,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             prometheus.terminate()
             prometheus.wait()
-    asyncio.run(photograph(pages, given.folder))
+    asyncio.run(photograph(browsers, pages, given.folder))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are 
 
 XIDS = "gpuslice_gpu_xid_errors_total"
 CARDS = ["V100-SXM2-16GB", "T4"]
+NOT_SUPPORTED, UNKNOWN = 3, 999  # of nvmlReturn_t
 
 
 async def test_a_lost_card_leaves_the_others_and_is_named(tmp_path: Path) -> None:
@@ -36,6 +37,34 @@ async def test_a_lost_card_leaves_the_others_and_is_named(tmp_path: Path) -> Non
             assert page.one("gpuslice_exporter_devices_expected") == 2
             machine.restore(0)
         await exporter.page_when(lambda page: page.value("gpuslice_gpu_up", gpu_uuid=uuid) == 1)
+
+
+async def test_a_card_without_memory_of_its_own_is_there_all_the_same(tmp_path: Path) -> None:
+    """As GB10 and Jetson: the driver has no figure of memory, and all others."""
+    state = gpu.create(tmp_path / "machine", CARDS)
+    with gpu.Machine(state) as machine:
+        machine.refuse(0, "nvmlDeviceGetMemoryInfo", NOT_SUPPORTED)
+    async with running_exporter(state, kubernetes="false") as exporter:
+        page = await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_temperature_celsius")) == 2)
+        assert page.one("gpuslice_gpu_up", gpu="0") == 1
+        assert page.one("gpuslice_unavailable", gpu="0", what="card_memory") == 1
+        assert page.all("DCGM_FI_DEV_GPU_UTIL", gpu="0")
+        assert not page.all("DCGM_FI_DEV_FB_USED", gpu="0")
+        assert not page.all("gpuslice_gpu_memory_used_bytes", gpu="0")
+        assert page.all("gpuslice_gpu_memory_used_bytes", gpu="1")
+
+
+async def test_a_figure_that_failed_once_is_back_soon(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", CARDS)
+    warm = "gpuslice_gpu_temperature_celsius"
+    async with running_exporter(state, kubernetes="false") as exporter:
+        await exporter.page_when(lambda page: page.all(warm, gpu="0"))
+        with gpu.Machine(state) as machine:
+            machine.refuse(0, "nvmlDeviceGetTemperature", UNKNOWN)
+            page = await exporter.page_when(lambda page: not page.all(warm, gpu="0"))
+            assert page.all("gpuslice_gpu_power_watts", gpu="0")
+            machine.refuse(0, "", 0)
+        await exporter.page_when(lambda page: page.all(warm, gpu="0"))  # not ten minutes later
 
 
 async def test_xid_counters_start_at_zero_and_have_a_last_time(tmp_path: Path) -> None:

@@ -23,8 +23,10 @@ struct place {
 extern struct sim_view view; /* fixed by nvmlInit */
 
 nvmlReturn_t nvml_ready(void);
-nvmlReturn_t place_of(nvmlDevice_t device, struct place *place); /* ready, known, not lost */
-nvmlReturn_t whole_of(nvmlDevice_t device, struct place *place); /* as above; MIG devices are not supported */
+nvmlReturn_t place_for(const char *call, nvmlDevice_t device, struct place *place);
+nvmlReturn_t whole_for(const char *call, nvmlDevice_t device, struct place *place);
+#define place_of(device, place) place_for(__func__, device, place) /* ready, known, not lost, and not to refuse this call */
+#define whole_of(device, place) whole_for(__func__, device, place) /* as above; MIG devices are not supported */
 nvmlDevice_t handle_of(uint32_t index);
 unsigned driver_major(void);
 nvmlReturn_t copy_text(char *to, unsigned length, const char *text);

@@ -37,7 +37,7 @@ nvmlReturn_t copy_text(char *to, unsigned length, const char *text)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t place_of(nvmlDevice_t device, struct place *place)
+nvmlReturn_t place_for(const char *call, nvmlDevice_t device, struct place *place)
 {
     TRY(nvml_ready());
     struct sim_state *state = sim_state();
@@ -46,12 +46,16 @@ nvmlReturn_t place_of(nvmlDevice_t device, struct place *place)
     place->index = (uint32_t)(device - places);
     place->card = &state->cards[place->index];
     place->whole = place->card->parent >= 0 ? &state->cards[place->card->parent] : place->card;
-    return place->card->lost || place->whole->lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
+    if (place->card->lost || place->whole->lost)
+        return NVML_ERROR_GPU_IS_LOST;
+    if (place->card->refused_with && !strncmp(call, place->card->refused_call, strlen(place->card->refused_call)))
+        return (nvmlReturn_t)place->card->refused_with;
+    return NVML_SUCCESS;
 }
 
-nvmlReturn_t whole_of(nvmlDevice_t device, struct place *place)
+nvmlReturn_t whole_for(const char *call, nvmlDevice_t device, struct place *place)
 {
-    TRY(place_of(device, place));
+    TRY(place_for(call, device, place));
     return place->card == place->whole ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 

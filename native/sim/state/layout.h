@@ -94,6 +94,8 @@ struct sim_card {
     uint32_t nvlink_count;
     uint32_t lost;           /* 1: fallen off the bus */
     uint32_t failing;        /* a CUresult that contexts on this card get, 0 for none */
+    uint32_t refused_with;   /* an nvmlReturn_t that the calls of NVML named below get on this card, 0 for none */
+    char refused_call[60];   /* the beginning of their names */
     uint32_t gpu_percent;    /* utilisation set from outside, SIM_ABSENT to follow the kernels */
     uint32_t memory_percent; /* as above for the memory controller */
     uint32_t encoder_percent, decoder_percent;

@@ -243,6 +243,14 @@ class Machine:
         """Every context on the card gets this CUresult from now on; 0 ends it."""
         self.set_gauge(card, failing=error)
 
+    def refuse(self, card: int, call: str, error: int) -> None:
+        """NVML's calls whose names begin with `call` answer `error`, an ``nvmlReturn_t``, of this card.
+
+        Those of one card at a time; 0 ends it.
+        """
+        one = self._state.cards[card]
+        one.refused_with, one.refused_call = error, call.encode()
+
     def inject_xid(self, card: int, xid: int) -> None:
         """An XID occurs: everybody who registered for critical XIDs of this card sees it once."""
         self.inject_event(card, XID_EVENT, xid)

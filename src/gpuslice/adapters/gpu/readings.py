@@ -62,6 +62,16 @@ def memory_info(card: Any) -> Any:
         return pynvml.nvmlDeviceGetMemoryInfo(card)
 
 
+def own_memory_info(card: Any) -> Any | None:
+    """The same; None for a card without memory of its own, such as GB10's and Jetson's."""
+    try:
+        return memory_info(card)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        return None
+
+
 def text(value: bytes | str) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
@@ -73,6 +83,19 @@ def optional(read: Callable[[], T], fallback: T) -> T:
     except (pynvml.NVMLError, AttributeError) as error:
         raise_if_lost(error)
         return fallback
+
+
+def is_final(error: Exception) -> bool:
+    """Whether the driver will go on to say so: the card has no such figure, or not for us."""
+    final = (
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
+    )
+    return not isinstance(error, pynvml.NVMLError) or error.value in final
 
 
 def raise_if_lost(error: Exception) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,10 +26,11 @@ from gpuslice.adapters.gpu.readings import (
     UTILIZATION_FIELDS,
     Read,
     Reading,
-    memory_info,
+    is_final,
     of_memory,
     of_utilization,
     optional,
+    own_memory_info,
     raise_if_lost,
     text,
 )
@@ -39,6 +40,8 @@ from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
 
 RETRY_UNSUPPORTED_S = 600.0
+RETRY_FAILED_S = 10.0
+"""When a field is asked for again that the card cannot give, and one that it could not give just now."""
 PEERS = -100_000
 """Wanted as a field: whether cards reach each other over NVLink (`NodeSample.peers`)."""
 SLOW_EVERY_S = 10.0
@@ -251,9 +254,9 @@ class _Card:
             uuid=self._uuid,
             model=self._model,
             pci_bus_id=self._bus,
-            total_bytes=int(memory.total),
-            used_bytes=int(memory.used),
-            reserved_bytes=optional(lambda: int(memory.reserved), None),
+            total_bytes=None if memory is None else int(memory.total),
+            used_bytes=None if memory is None else int(memory.used),
+            reserved_bytes=None if memory is None else optional(lambda: int(memory.reserved), None),
             fields=fields,
             processes=processes,
             unsupported={number: reason for number, (reason, _) in self._unsupported.items()},
@@ -277,12 +280,14 @@ class _Card:
             self._slow, self._slow_for, self._slow_due_s = found, set(wanted), now_s + SLOW_EVERY_S
         return {number: value for number, value in self._slow.items() if number in wanted}
 
-    def _memory_and_processes(self, now_s: float) -> tuple[Any, tuple[ProcessReading, ...] | None]:
+    def _memory_and_processes(self, now_s: float) -> tuple[Any | None, tuple[ProcessReading, ...] | None]:
         """Both of one moment, as far as that can be had: both are read again if memory moved meanwhile.
 
         It did not where what no process holds, which is the driver's own, is as large as last time.
         """
-        memory = memory_info(self._handle)
+        memory = own_memory_info(self._handle)
+        if memory is None:
+            return None, optional(lambda: tuple(self._processes.read(now_s)), None)
         for _ in range(_TRIES):
             before = int(memory.used)
             processes = optional(lambda: tuple(self._processes.read(now_s)), None)
@@ -290,8 +295,8 @@ class _Card:
             if rest == self._rest:
                 break
             self._rest = rest
-            memory = memory_info(self._handle)
-            if int(memory.used) == before:
+            memory = own_memory_info(self._handle)
+            if memory is None or int(memory.used) == before:
                 break
         return memory, processes
 
@@ -301,12 +306,23 @@ class _Card:
             del self._unsupported[number]
         return [number for number in wanted if number not in self._unsupported]
 
-    def _refuse(self, number: int, reason: str, now_s: float) -> None:
-        self._unsupported[number] = (reason, now_s + RETRY_UNSUPPORTED_S)
+    def _refuse(self, number: int, reason: str, now_s: float, retry_s: float = RETRY_UNSUPPORTED_S) -> None:
+        self._unsupported[number] = (reason, now_s + retry_s)
 
-    def _at_once(self, asked: list[int], memory: Any, now_s: float) -> dict[int, Reading]:
+    def _failed(self, numbers: Iterable[int], error: Exception, now_s: float, of: str = "") -> None:
+        """A call without an answer. Raises it again where it is the end of the card."""
+        raise_if_lost(error)
+        self._note_failure(numbers, error, now_s, of)
+
+    def _note_failure(self, numbers: Iterable[int], error: Exception, now_s: float, of: str = "") -> None:
+        retry_s = RETRY_UNSUPPORTED_S if is_final(error) else RETRY_FAILED_S
+        for number in numbers:
+            self._refuse(number, f"{of}{error}", now_s, retry_s)
+
+    def _at_once(self, asked: list[int], memory: Any | None, now_s: float) -> dict[int, Reading]:
         """Fields that come several from one call."""
-        found = {number: value for number, value in of_memory(memory).items() if number in asked}
+        of_card = {} if memory is None else of_memory(memory)
+        found = {number: value for number, value in of_card.items() if number in asked}
         for number in MEMORY_FIELDS.intersection(asked) - found.keys():
             self._refuse(number, "the driver does not tell", now_s)
         wanted = UTILIZATION_FIELDS.intersection(asked)
@@ -315,9 +331,7 @@ class _Card:
                 rates = of_utilization(self._handle)
                 found |= {number: rates[number] for number in wanted}
             except pynvml.NVMLError as error:
-                raise_if_lost(error)
-                for number in wanted:
-                    self._refuse(number, str(error), now_s)
+                self._failed(wanted, error, now_s)
         return found
 
     def _by_call(self, numbers: list[int], now_s: float) -> dict[int, Reading]:
@@ -326,8 +340,7 @@ class _Card:
             try:
                 value = _CALLS[number](self._handle)
             except (pynvml.NVMLError, AttributeError, ValueError) as error:
-                raise_if_lost(error)
-                self._refuse(number, str(error), now_s)
+                self._failed((number,), error, now_s)
                 continue
             if value is not None:
                 found[number] = value
@@ -351,7 +364,7 @@ class _Card:
             if verdict == pynvml.NVML_SUCCESS:
                 found[n] = value * factor
             else:
-                self._refuse(n, str(pynvml.NVMLError(verdict)), now_s)
+                self._note_failure((n,), pynvml.NVMLError(verdict), now_s)
         return found
 
     def _counters_of(self, kind: str, numbers: list[int], now_s: float) -> dict[int, Reading]:
@@ -364,10 +377,8 @@ class _Card:
                 self._gpm[kind] = gpm.GpmReader(self._handle)
             found = self._gpm[kind].read(numbers)
         except (pynvml.NVMLError, AttributeError) as error:
-            raise_if_lost(error)
             self._close_counters(kind)
-            for number in numbers:
-                self._refuse(number, f"hardware counters: {error}", now_s)
+            self._failed(numbers, error, now_s, "hardware counters: ")
             return {}
         for number, reason in self._gpm[kind].without.items():
             self._refuse(number, f"hardware counters: {reason}", now_s)
