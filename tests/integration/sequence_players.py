@@ -11,6 +11,8 @@ from typing import Final
 from .isolation_rig import Worker
 
 NAMESPACE: Final = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+CLOCK: Final = ("unshare", "--time", "--boottime", "5000", "--fork", "--kill-child")
+"""Start times in /proc are other ones there."""
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Player:
     card: int
     inside: bool
     """In a PID namespace of its own: another process cannot take its descriptors by its number."""
+    forked: bool
+    """Started by another program, whose child it is."""
     held: dict[int, Thing] = field(default_factory=dict)
     last: int = 0
     headless: bool = False
@@ -56,4 +60,6 @@ def first_child(pid: int) -> int | None:
 
 
 def can_make_namespaces() -> bool:
-    return bool(shutil.which("unshare")) and not subprocess.run([*NAMESPACE, "true"], check=False).returncode
+    return bool(shutil.which("unshare")) and not any(
+        subprocess.run([*start, "true"], check=False).returncode for start in (NAMESPACE, CLOCK)
+    )

@@ -19,7 +19,7 @@ from gpuslice.adapters.region.reader import read_region
 from simcluster import gpu
 
 from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, Container, Worker, make_container, make_machine
-from .sequence_players import NAMESPACE, Descriptor, Player, Thing, first_child
+from .sequence_players import CLOCK, NAMESPACE, Descriptor, Player, Thing, first_child
 
 CARDS: Final = 2
 LIMIT_MIB: Final = 1500
@@ -42,10 +42,10 @@ class Difference(AssertionError):
 
 
 class Story:
-    """Four processes on two cards with a limit on each; one is in a PID namespace of its own where that is
-    asked for.
+    """Four processes on two cards with a limit on each; where namespaces are asked for one is in a PID
+    namespace of its own, and one in a time namespace.
 
-    That one's end is believed a second after it was seen, so sequences with it take longer.
+    The first one's end is believed a second after it was seen, so sequences with it take longer.
     """
 
     def __init__(self, folder: Path, *, namespaces: bool = False, kinds: Sequence[str] = KINDS) -> None:
@@ -93,9 +93,10 @@ class Story:
         place = a % len(self._players)
         if self._players[place]:
             return False
-        inside = place == 3 and self._namespaces
-        worker = self.box.worker("proc2", 12020) if not inside else self._worker_inside()
-        self._players[place] = Player(worker, b % CARDS, inside)
+        inside, forked = place == 3 and self._namespaces, place >= 2 and self._namespaces
+        start = NAMESPACE if inside else CLOCK if forked else ()
+        worker = Worker([*start, str(BUILD / "tests/worker"), "proc2", "12020"], self.box.environ())
+        self._players[place] = Player(worker, b % CARDS, inside, forked)
         answer = worker.ask(f"start {b % CARDS}")
         self.told.append(f"{worker.pid}: starts on {b % CARDS}{' inside' * inside}")
         if answer == OUT_OF_MEMORY:
@@ -103,9 +104,6 @@ class Story:
         else:
             assert answer == "ok", answer
         return True
-
-    def _worker_inside(self) -> Worker:
-        return Worker([*NAMESPACE, str(BUILD / "tests/worker"), "proc2", "12020"], self.box.environ())
 
     def alloc(self, a: int, b: int, c: int) -> bool:
         player = self._player(a)
@@ -285,7 +283,7 @@ class Story:
     def _end(self, place: int) -> None:
         player = self._players[place]
         assert player
-        inner = first_child(player.worker.pid) if player.inside else None
+        inner = first_child(player.worker.pid) if player.forked else None
         player.worker.kill()
         while inner and Path(f"/proc/{inner}").exists():
             time.sleep(0.001)
