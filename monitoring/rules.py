@@ -82,7 +82,7 @@ ALERTS = (
         'up{job=~".*gpuslice-exporter"} == 0',
         "critical",
         f"The GPU exporter of {_NODE} does not answer.",
-        "Programs go on; nothing is known of this node's cards, and no other alert tells of them. "
+        "Programs keep running, but this node's cards have no metrics, and no other alert covers them. "
         f"Look at the pod's events and log: {_on_node('gpuslice-exporter')}.",
         "5m",
     ),
@@ -108,7 +108,7 @@ ALERTS = (
         "GpuAttributionUnavailable",
         f"{c.ATTRIBUTION.name} == 0",
         "warning",
-        "Processes on {{ $labels.node }} cannot be given to containers.",
+        "Processes on {{ $labels.node }} cannot be assigned to containers.",
         f'{c.UNAVAILABLE.name}{{node="{{{{ $labels.node }}}}"}} names the reason; mostly hostPID or the '
         "permission to watch pods is missing.",
         "15m",
@@ -147,14 +147,15 @@ ALERTS = (
         f'time() - {c.XID_LAST.name}{{xid="94"}} < 600',
         "warning",
         f"{_CARD} had a contained memory error (Xid 94).",
-        f"One program was ended, the others go on. Reset the card when it is free: {_PODS_THERE}.",
+        "One program was terminated, the others keep running. Reset the card when it is free: "
+        f"{_PODS_THERE}.",
     ),
     Alert(
         "GpuXidByApplication",
         f'increase({c.XID_ERRORS.name}{{xid=~"13|31|43|45"}}[15m]) > 3',
         "info",
         f"Programs on {_CARD} keep failing with Xid {{{{ $labels.xid }}}}.",
-        f"{_PODS_THERE}: the one that restarts or logs CUDA errors is it; tell its owner.",
+        f"{_PODS_THERE}: find the one that restarts or logs CUDA errors and tell its owner.",
     ),
     Alert(
         "GpuRecoveryNeeded",
@@ -171,7 +172,7 @@ ALERTS = (
         f"{_CARD} had memory errors that could not be corrected: {{{{ $value }}}}.",
         "Results of programs on it may be wrong. Drain the node and reset the card (nvidia-smi "
         "-r); replace it "
-        f"when they come back: {_DRAIN}.",
+        f"if the errors return: {_DRAIN}.",
     ),
     Alert(
         "GpuRowRemapFailed",
@@ -193,7 +194,7 @@ ALERTS = (
         "GpuPowerBrake",
         f'rate({c.GPU_THROTTLED.name}{{reason="hw_power_brake"}}[5m]) > 0.1',
         "warning",
-        f"{_CARD} is held down by the power supply.",
+        f"{_CARD} is slowed down by the power supply.",
         "All programs on it run slower. Check the node's power supplies and what feeds them.",
         "5m",
     ),
@@ -202,7 +203,7 @@ ALERTS = (
         f"{c.GPU_TEMPERATURE_MARGIN.name} < 3",
         "warning",
         f"{_CARD} is {{{{ $value }}}} degrees from slowing down.",
-        "Nobody is slowed yet. Check fans, airflow and the room's temperature.",
+        "Nothing is slowed down yet. Check fans, airflow and the room's temperature.",
         "5m",
     ),
     Alert(
@@ -221,7 +222,7 @@ ALERTS = (
         f"{_USED} / {_LIMIT} > 0.95",
         "info",  # frameworks that take all they see are always there
         f"{_WHO} uses {{{{ $value | humanizePercentage }}}} of its GPU memory limit.",
-        "Nothing has failed yet. Where the program grows, raise what the pod asks for or make it use less.",
+        "Nothing has failed yet. If the program keeps growing, raise the pod's request or make it use less.",
         "5m",
     ),
     Alert(
@@ -229,7 +230,7 @@ ALERTS = (
         f"{_USED} > 1.03 * {_LIMIT}",  # what drivers load unseen is less
         "critical",
         f"{_WHO} holds {{{{ $value | humanize1024 }}}}B, more GPU memory than its limit.",
-        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose. "
+        "libgpuslice does not control a program in it: linked statically, or evading it deliberately. "
         "Its neighbours lack "
         "that memory. Stop it: kubectl -n {{ $labels.namespace }} delete pod {{ $labels.pod }}.",
         "1m",
@@ -240,9 +241,9 @@ ALERTS = (
         "warning",
         f"{_WHO} computes {{{{ $value | humanizePercentage }}}} of the time, more than a quarter "
         "over its share.",
-        "A program in it is not held by libgpuslice: linked statically, or kept out on purpose; or "
+        "libgpuslice does not control a program in it: linked statically, or evading it deliberately; or "
         "its kernels take "
-        "seconds. See what it runs (gpuslice top) and stop it if it keeps out on purpose.",
+        "seconds. See what it runs (gpuslice top) and stop it if it evades the library.",
         "10m",
     ),
     Alert(
@@ -250,7 +251,7 @@ ALERTS = (
         f"increase({c.MEMORY_REFUSED.name}[5m]) > 0",
         "warning",
         f"{_WHO} asked for more GPU memory than its limit.",
-        "If its program fails, raise what the pod asks for; its neighbours are not affected.",
+        "If its program fails, raise the pod's request; its neighbours are not affected.",
     ),
     Alert(
         "GpuOverCommitted",
@@ -284,7 +285,7 @@ ALERTS = (
         "GpuAgentNotRegistered",
         f'{REGISTERED} == 0 or up{{job=~".*gpuslice-agents"}} == 0',
         "critical",
-        f"{_NODE} gives out no GPU memory: kubelet does not know its agent, or that does not answer.",
+        f"{_NODE} gives out no GPU memory: its agent is not registered with kubelet, or does not answer.",
         "Running pods are not affected. What it waits for: curl "
         "http://{{ $labels.instance }}/readyz; why it does "
         f"not run: {_on_node('gpushare-device-plugin')}.",
@@ -295,7 +296,7 @@ ALERTS = (
         f"{BARE_PODS} > 0",
         "critical",
         "Pods of {{ $labels.node }} that run without the devices and limits they ask for: {{ $value }}.",
-        "Delete them, so that they are made anew. They are named by kubectl get events -A --field-selector "
+        "Delete them, so that they are recreated. To list them: kubectl get events -A --field-selector "
         "reason=RunsWithoutDevices.",
         "1m",
     ),
@@ -304,7 +305,7 @@ ALERTS = (
         f"{FORGOTTEN} > 0",
         "warning",
         "kubelet of {{ $labels.node }} has forgotten containers that run on its cards: {{ $value }}.",
-        "They go on, but cannot be started again in their pods: delete these when it suits. "
+        "They keep running, but cannot be restarted in their pods: delete the pods when convenient. "
         "kubectl inspect cgpu -d {{ $labels.node }} names the pods there.",
         "10m",
     ),
@@ -322,9 +323,9 @@ ALERTS = (
         "GpuExtenderSilent",
         f"{_best_of(EXTENDER_READY)} == 0",
         "critical",
-        "No extender answers: pods that ask for a part of a card wait.",
+        "No extender answers: pods that request part of a card wait.",
         "Running pods are not affected. kubectl -n kube-system get pod -l component=gpushare-schd-extender "
-        "-L gpuslice.io/leader; the log says what it waits for, mostly the API server.",
+        "-L gpuslice.io/leader; the log says what it waits for, usually the API server.",
         "2m",
     ),
     Alert(
@@ -341,7 +342,7 @@ ALERTS = (
         "GpuExtenderSampled",
         f"sum(increase({SAMPLED}[1h])) > 0",
         "warning",
-        "Pods wait although a node that kube-scheduler did not ask about would hold them.",
+        "Pods wait although they would fit on a node that kube-scheduler did not ask about.",
         "Set percentageOfNodesToScore: 100 in the profile that schedules them; gpuslice doctor "
         "says how many nodes "
         "are asked about.",
@@ -350,18 +351,18 @@ ALERTS = (
         "GpuPodsWaitThoughTheyFit",
         f"sum(increase({WAKEUPS}[1h])) > 5",
         "warning",
-        "Again and again pods waited that would fit: the extender hears of free cards after kube-scheduler "
-        "has asked.",
-        "They are woken after a second or more. Look for a slow API server, or an extender that is "
+        "Pods that would fit were repeatedly left waiting: the extender learns of free cards after "
+        "kube-scheduler has asked.",
+        "They are retried after a second or more. Look for a slow API server, or an extender that is "
         "short of CPU: gpuslice_extender_api_request_seconds, and throttling of its container.",
     ),
     Alert(
         "GpuExtenderAskedInVain",
         f"sum(increase({ASKED_IN_VAIN}[10m])) > 20",
         "warning",
-        "kube-scheduler asks an extender that does not lead: those pods are tried again and again.",
+        "kube-scheduler calls an extender that is not the leader: its pods are retried again and again.",
         "Does the Service select the leader? kubectl -n kube-system get pod -L gpuslice.io/leader; a "
-        "kube-scheduler on its host must call the Service or a node port, not a pod.",
+        "kube-scheduler on the host network must call the Service or a node port, not a pod.",
         "10m",
     ),
     Alert(
@@ -370,11 +371,11 @@ ALERTS = (
         f"or max by (node, pod, instance) ({EXTENDER_SILENT} or {AGENT_SILENT}) > 180 "
         f"or histogram_quantile(0.9, sum by (le) (rate({WATCH_DELAY}[10m]))) > 1",
         "warning",
-        "What the API server tells comes {{ $value | humanizeDuration }} late, or not at all"
-        "{{ with or $labels.node $labels.pod $labels.instance }}, to {{ . }}{{ end }}.",
-        "Decisions rest on old news: pods wait though they fit, or are tried twice. Look for an API server "
-        "or etcd that is slow (apiserver_watch_events_total, etcd_disk_wal_fsync_duration_seconds), for a "
-        "proxy between, and for throttling of the container (gpuslice_process_event_loop_lag_seconds).",
+        "Changes from the API server arrive {{ $value | humanizeDuration }} late, or not at all"
+        "{{ with or $labels.node $labels.pod $labels.instance }}, at {{ . }}{{ end }}.",
+        "Decisions use outdated information: pods wait though they fit, or are tried twice. Look for an API "
+        "server or etcd that is slow (apiserver_watch_events_total, etcd_disk_wal_fsync_duration_seconds), "
+        "for a proxy in between, and for CPU throttling (gpuslice_process_event_loop_lag_seconds).",
         "5m",
     ),
 )

@@ -67,6 +67,37 @@ PLAIN = {
     r"\bworth speaking of\b|\bwithout a word\b|\bbeside whom\b": "what a native reader would say",
 }
 """What private words of sentences became: these are not to come back in code, comments, help or pages."""
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
+IDIOMS = {
+    r"\banew\b": "again, or re-: recreated, restarted, rewritten",
+    r"\bin place of\b": "instead of",
+    r"\b(is|are|was|were) told of\b|\btells? of\b": "learns of, reports, shows",
+    r"\bcome again\b": "run it again",
+    r"\ball the while\b|\bby what came of\b": "during that time; by result",
+    r"\bwho has what\b": "what each pod holds or uses",
+    r"\blets? go of\b": "releases",
+    r", but for\b": "except for",
+    r"(^|\. )So (?!far\b)[a-z]": "a sentence that begins with its subject; therefore, if it must be",
+}
+"""Word for word from other languages: the pages that a stranger reads first do without them."""
+FIRST_PAGES = (
+    *PAGES,
+    "CHANGELOG.md",
+    "docs/README.md",
+    "docs/compare.md",
+    "docs/faq.md",
+    "docs/glossary.md",
+    *(f"docs/start/{name}.md" for name in ("data-scientist", "platform-team", "at-3-am")),
+    *(
+        f"docs/operate/{name}.md"
+        for name in ("install", "modes", "upgrade", "troubleshooting", "platforms", "migrate", "alerts")
+    ),
+    *(f"docs/user/{name}.md" for name in ("requests", "one-machine")),
+    "examples/README.md",
+    "charts/gpuslice/README.md",
+    "charts/gpuslice/values.yaml",
+    "charts/gpuslice/templates/NOTES.txt",
+)
 ORDINARY = ("line feed", "what feeds them")
 """Where a word has its ordinary meaning, or is a library's."""
 FOLDERS = (
@@ -80,7 +111,6 @@ FOLDERS = (
     "docs",
     "monitoring",
 )
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
 TEXT = {".py", ".c", ".h", ".def", ".md", ".yaml", ".txt", ".tpl", ".css", ".js", ".html"}
 
 
@@ -162,6 +192,17 @@ def test_private_words_do_not_come_back_in_sentences() -> None:
                 found = re.search(word, line)
                 if found and not any(fine in line for fine in ORDINARY):
                     back.append(f"{name}:{number}: {found[0]!r}; rather: {better}")
+    assert back == []
+
+
+def test_the_pages_read_first_are_idiomatic() -> None:
+    back = [
+        f"{name}:{number}: {found[0]!r}; rather: {better}"
+        for name in FIRST_PAGES
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
+        for idiom, better in IDIOMS.items()
+        if (found := re.search(idiom, line))
+    ]
     assert back == []
 
 

@@ -233,7 +233,7 @@ async def test_pods_and_cards_that_do_not_agree_are_found(shell: Shell) -> None:
     assert found["node n1, card 0"]["what"] == "12 units are promised of 8, to default/a, default/b"
     assert "is not confirmed" in found["pod default/b"]["what"]
     assert "card 7, which n1 does not have" in found["pod default/gone"]["what"]
-    assert "no one knows its card" in found["pod default/nowhere"]["what"]
+    assert "its card is unknown" in found["pod default/nowhere"]["what"]
     assert "must be a multiple of 2" in found["pod default/wrong"]["what"]
     assert "pod default/a" not in found
 

@@ -73,7 +73,7 @@ async def test_a_pod_that_falls_over_again_and_again_is_found(shell: Shell) -> N
     assert code == 3
     assert found["pod default/p"]["what"] == (
         "container main was started again 3 times, last with exit code 1, and waits: CrashLoopBackOff: it "
-        "holds its card all the while"
+        "keeps its card"
     )
     assert "logs p -c main --previous" in found["pod default/p"]["fix"]
 
@@ -90,9 +90,7 @@ async def test_a_pod_that_holds_a_card_and_cannot_be_started_is_found() -> None:
         "imagepullbackoff",
         "createcontainerconfigerror",
     ]
-    assert found[0].what == (
-        "container main does not start (ImagePullBackOff): it holds its card all the while"
-    )
+    assert found[0].what == ("container main does not start (ImagePullBackOff): it keeps its card")
 
 
 async def test_on_a_terminal_what_goes_on_is_indented(shell: Shell) -> None:

@@ -60,7 +60,7 @@ async def test_a_pod_that_waits_is_told_what_speaks_against_each_kind_of_node(sh
         ["2", "Insufficient GPU Memory in one device", "5 (full, card 1)", "full, small"],
     ]
     assert (
-        "The free memory is in pieces: full has 9 units free in all, the most on one card is 5, and 8 are "
+        "The free memory is fragmented: full has 9 units free in all, the most on one card is 5, and 8 are "
         "wanted of one card." in told.out
     )
 
@@ -115,7 +115,7 @@ async def test_room_is_told_with_the_card(shell: Shell) -> None:
     assert document["request"] == {"units": 4, "gpuCount": 1, "unitsPerGpu": 4}
     fits, other = document["classes"]
     assert (fits["nodes"], fits["fits"], fits["detail"]) == (["n1"], True, "n1, card 0")
-    assert other["reason"] == "Is not zone=a, as the pod's nodeSelector wants"
+    assert other["reason"] == "Is not zone=a, as the pod's nodeSelector requires"
     assert document["hints"][-1].startswith("There is room")
 
 
@@ -173,8 +173,8 @@ async def test_a_pod_of_a_dead_node_is_told_so(shell: Shell) -> None:
     dead["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
     await shell.has([dead, node("n1", 15)], [placed("a", 4, "dead", "0"), placed("b", 4, "gone", "0")])
     a, b = (await shell("gpuslice", "explain", "a")).out, (await shell("gpuslice", "explain", "b")).out
-    assert "Its node dead is not ready: nobody can tell whether the pod runs there. It holds its card" in a
-    assert "Its node gone is not there any more." in b
+    assert "Its node dead is not ready: it is unknown whether the pod runs there. It holds its card" in a
+    assert "Its node gone no longer exists." in b
     assert "agent has not confirmed" not in a + b
 
 
@@ -207,7 +207,7 @@ async def create_event(shell: Shell, event: dict[str, Any]) -> None:
 
 async def test_a_pod_that_is_none_of_ours_is_told_so(shell: Shell) -> None:
     await shell.has([node("n1", 8)], [api_pod("web", containers=[{"name": "a", "image": "a"}])])
-    assert "gpuslice has no say" in (await shell("gpuslice", "explain", "web")).out
+    assert "gpuslice does not decide where it goes" in (await shell("gpuslice", "explain", "web")).out
 
 
 async def test_an_unknown_pod_names_the_nearest(shell: Shell) -> None:
@@ -273,7 +273,7 @@ async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None
         "Container main was started again 3 times, last ended with exit code 1 (Error) at "
         "2026-01-01T00:00:00Z, waits now: CrashLoopBackOff: back-off 5m.\n" in told
     )
-    assert told.endswith("What it said before: kubectl -n default logs p --previous\n")
+    assert told.endswith("Its previous log: kubectl -n default logs p --previous\n")
 
 
 async def set_conditions(shell: Shell, name: str, *conditions: dict[str, Any]) -> None:

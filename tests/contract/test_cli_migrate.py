@@ -169,7 +169,7 @@ async def test_from_hami_and_back(cluster: Cluster) -> None:
     by_hand = {each["where"]: each["what"] for each in told["byHand"]}
     assert "left out: cards are chosen by how they fit" in by_hand["Deployment default/pinned"]
     assert "Job cannot be changed" in by_hand["Job default/once"]
-    assert "create it anew" in by_hand["pod default/busy"]
+    assert "recreate it" in by_hand["pod default/busy"]
     lost = {each["where"]: each["what"] for each in told["lost"]}
     assert "here it is a whole card" in lost["Deployment default/whole"]
     # again: nothing is left but what waits

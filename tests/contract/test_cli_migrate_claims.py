@@ -98,14 +98,14 @@ async def test_who_must_go_is_told_where_it_comes_back(cluster: Cluster) -> None
     plan = await cluster.migrate("n1")
     by = "of card 0 by the device plugin:"
     assert {each["where"]: each["what"] for each in plan["mustGo"]} == {
-        "pod other/small": f"holds 2 units {by} its ReplicaSet makes it anew, and n2 has room for it",
+        "pod other/small": f"holds 2 units {by} its ReplicaSet recreates it, and n2 has room for it",
         "pod other/large": (
-            f"holds 9 units {by} made anew it waits, for no other node has room: label its namespace "
+            f"holds 9 units {by} recreated, it waits, because no other node has room: label its namespace "
             "gpuslice.io/claims=true to have it here"
         ),
-        "pod team/ours": f"holds 2 units {by} its ReplicaSet makes it anew, and it may come back here",
+        "pod team/ours": f"holds 2 units {by} its ReplicaSet recreates it, and it may come back here",
         "pod other/alone": (
-            f"holds 1 unit {by} nothing makes it anew, do so yourself when it has ended or you deleted it"
+            f"holds 1 unit {by} nothing recreates it: do so yourself once it has ended or you have deleted it"
         ),
     }
     text = (await cluster.shell("gpuslice", "migrate", "--to", "dra", "n1")).out

@@ -119,7 +119,7 @@ async def test_the_table_compares_with_the_cluster_as_it_is(tmp_path: Path) -> N
     code, out, err = await simulated(tmp_path, *scattered(), "--policy", "opportunity-cost", "--add", "1x4")
     assert code == 0, err
     assert "(now)" in out
-    assert "opportunity-cost in place of how it is now: +4 wholly free cards, +1 free nodes" in out
+    assert "opportunity-cost instead of the current placement: +4 wholly free cards, +1 free nodes" in out
 
 
 def ascending() -> tuple[list[Any], list[Any]]:

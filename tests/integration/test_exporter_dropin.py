@@ -320,7 +320,7 @@ async def test_a_card_that_comes_is_seen_without_a_restart(tmp_path: Path) -> No
                 (listed / "0000:08:00.0").mkdir()
                 page = await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2, 30)
                 assert page.one("gpuslice_exporter_devices") == 2
-                assert exporter.logged("driver is opened anew")[0]["reason"] == "cards came or went"
+                assert exporter.logged("driver is reopened")[0]["reason"] == "cards came or went"
                 cards.inject_xid(1, 79)  # faults are still followed
                 await exporter.page_when(lambda page: page.value(XIDS, gpu="1", xid="79") == 1)
 

@@ -154,7 +154,7 @@ def test_a_template_of_the_impossible_is_the_pods_problem() -> None:
     nodes, pod = [claim_node("n1", 15)], claiming("p", "gpuslice-5-x2")
     found = told(pod, nodes, known(nodes, [pod], [], [slice_of("n1", 15)], []))
     assert "must be a multiple of 2" in found.pod.problem
-    assert "create the pod anew" in found.hints[0]
+    assert "recreate the pod" in found.hints[0]
 
 
 def test_an_unchanged_pod_beside_nodes_of_claims_is_told_how_to_have_their_cards() -> None:
@@ -162,7 +162,7 @@ def test_an_unchanged_pod_beside_nodes_of_claims_is_told_how_to_have_their_cards
     found = told(api_pod("old", "4"), nodes, None)
     assert found.hints == (
         "2 nodes give cards out by claims alone: to have a part of one there, label the pod's namespace "
-        "gpuslice.io/claims=true and create the pod anew.",
+        "gpuslice.io/claims=true and recreate the pod.",
     )
 
 

@@ -37,8 +37,8 @@ PIECES = {
     "{} {}",
     "{} and {}",
     "{} of {}",
-    "{} cards out by claims alone: to have a part of one there, label the pod's namespace {}=true and create "
-    "the pod anew.",
+    "{} cards out by claims alone: to have a part of one there, label the pod's namespace {}=true and "
+    "recreate the pod.",
     "MiB of memory",
     "{} {} are wanted, {} has {} of {} left",
     "{} free on all these nodes together, on none of them {}.",
@@ -49,7 +49,7 @@ PIECES = {
     "Its {}",
     "It asks for whole cards ({})",
     "It asks for no part of a card",
-    "{}, so gpuslice has no say in where it goes.",
+    "{}, so gpuslice does not decide where it goes.",
     "kubectl label node {} --overwrite {}=true, {}",
     "which has cards",
     "where NODE is one with cards",
@@ -59,7 +59,7 @@ PIECES = {
 """Parts that sentences are put together from: the catalogue has the whole ones."""
 ELSEWHERE = {
     "pod kube-system/{}",
-    "makes at most {} claims a second (--kube-api-qps={}): pods that start in crowds wait for it",
+    "makes at most {} claims a second (--kube-api-qps={}): pods that start in large numbers wait for it",
     "give kube-controller-manager --kube-api-qps={} and --kube-api-burst={}",
     "nodes give their cards out by claims and there is no DeviceClass {}",
     "install the chart with --set dra.enabled=true; Kubernetes must be 1.34 or newer",
@@ -126,7 +126,7 @@ def test_the_catalogue_puts_in_everything_that_it_takes_out() -> None:
 
 
 SAID = {
-    "The free memory is in pieces: b1 has 31 units free in all, the most on one card is 19, and 20 are "
+    "The free memory is fragmented: b1 has 31 units free in all, the most on one card is 19, and 20 are "
     "wanted of one card. It fits when a pod leaves.": (
         "空闲显存是零散的：b1 共有 31 个单位空闲，单卡最多 19，而需要单卡 20。有 Pod 离开时即可放下。"
     ),

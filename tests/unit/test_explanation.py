@@ -67,7 +67,7 @@ def test_a_node_that_required_affinity_keeps_out_is_told_what_it_lacks() -> None
     wish = requiring({"matchExpressions": [ZONE, H100]})
     assert obstacle(Place("n1", labels={"gpu": "H200", "zone": "a"}), wish) == ""
     told = obstacle(Place("n1", labels={"gpu": "T4", "zone": "a"}), wish)
-    assert told == "Is not gpu In (H100, H200), as the pod's node affinity wants"
+    assert told == "Is not gpu In (H100, H200), as the pod's node affinity requires"
     either = requiring({"matchExpressions": [H100]}, {"matchExpressions": [ZONE]})
     assert obstacle(Place("n1", labels={"zone": "a"}), either) == ""
     assert obstacle(Place("n1"), either) == "Meets none of the 2 terms of the pod's node affinity"
@@ -165,7 +165,7 @@ def test_cpu_and_memory_that_are_missing_are_told_where_cards_are_free() -> None
     told = explain(ledger, map(Place, "abc"), wish)
     found = {each.reason: (each.nodes, each.never) for each in told.classes}
     assert found == {"Insufficient cpu": (("a", "b"), False), "Insufficient memory": (("c",), True)}
-    assert told.hints[0].startswith("Cards are free where something else is not: ")
+    assert told.hints[0].startswith("Cards are free on nodes that lack something else: ")
     assert "milli CPU are wanted" in told.hints[0]
     assert explain(ledger, map(Place, "abc"), Wish(make_request(4))).fits
 

@@ -21,7 +21,7 @@ SIZE_RISK = (
     "A peak is that of the time measured, with a tenth more: a pod that loads more one day is refused memory."
 )
 MOVE_RISK = (
-    "To move a pod is to delete it and let it be created anew: its work since the last checkpoint is lost, "
+    "Moving a pod means deleting it and letting it be recreated: its work since the last checkpoint is lost, "
     "and its scheduler may choose another card. Node selectors, affinity and taints are not looked at here."
 )
 

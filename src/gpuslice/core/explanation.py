@@ -143,7 +143,7 @@ def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
         give = f"{counted(len(by_claims), 'node')} {'gives' if len(by_claims) == 1 else 'give'}"
         hints.append(
             f"{give} cards out by claims alone: to have a part of one there, label the pod's namespace "
-            f"{LABEL_CLAIMS}=true and create the pod anew."
+            f"{LABEL_CLAIMS}=true and recreate the pod."
         )
     return Explanation(tuple(classes), tuple(hints))
 
@@ -196,12 +196,12 @@ def obstacle(node: Place, wish: Wish) -> str:
             return f"Taint {taint} is not tolerated"
     for key, value in sorted(wish.selector.items()):
         if node.labels.get(key) != value:
-            return f"Is not {key}={value}, as the pod's nodeSelector wants"
+            return f"Is not {key}={value}, as the pod's nodeSelector requires"
     if meets(wish.affinity, node.name, node.labels):
         return ""
     terms = terms_of(wish.affinity) or ()
     if len(terms) == 1:
-        return f"Is not {unmet(terms[0], node.name, node.labels)}, as the pod's node affinity wants"
+        return f"Is not {unmet(terms[0], node.name, node.labels)}, as the pod's node affinity requires"
     return f"Meets none of the {len(terms)} terms of the pod's node affinity"
 
 
@@ -284,13 +284,13 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
     if request.names.memory not in offered:
         yield (
             f"It asks for {request.names.memory}, and the nodes offer {', '.join(sorted(offered))}, which "
-            "means the same: create it anew with that name. The webhook does so by itself, where it runs."
+            "means the same: recreate it with that name. The webhook does so by itself, where it runs."
         )
         return
     if all(each.state.node.tier < request.min_tier for each in shared if each.state):
         yield (
-            f"It asks for {LABEL_MIN_TIER}={request.min_tier.word}, and no node holds limits that well: "
-            "switch isolation on for a node, or ask for less."
+            f"It asks for {LABEL_MIN_TIER}={request.min_tier.word}, and no node enforces limits that "
+            "strictly: enable isolation on a node, or ask for less."
         )
         return
     if any(each.fits for each in found):
@@ -300,7 +300,7 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
     starved = [each for each in shared if each.reason in (STARVED.format("cpu"), STARVED.format("memory"))]
     if starved:
         best = max(starved, key=lambda each: each.most)
-        yield f"Cards are free where something else is not: {best.detail}."
+        yield f"Cards are free on nodes that lack something else: {best.detail}."
     elif refused and all(each.never for each in shared):
         yield _too_large(shared, request)
     else:
@@ -359,7 +359,7 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
     if enough:
         total, best = max(enough, key=lambda pair: (pair[0], pair[1].name))
         yield (
-            f"The free memory is in pieces: {best.name} has {counted(total, 'unit')} free in all, the most "
+            f"The free memory is fragmented: {best.name} has {counted(total, 'unit')} free in all, the most "
             f"on one card is {best.most}, and {_wanted(request)}. It fits when a pod leaves."
         )
         return

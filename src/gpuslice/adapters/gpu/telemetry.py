@@ -230,7 +230,9 @@ class _Card:
 
     def sample(self, wanted: Mapping[int, str], now_s: float) -> CardSample:
         memory, processes = self._memory_and_processes(now_s)  # a lost card fails here
-        asked = self._askable(wanted, now_s)
+        for number in [n for n, (_, until_s) in self._unsupported.items() if now_s >= until_s]:
+            del self._unsupported[number]  # it is asked again now and then
+        asked = [number for number in wanted if number not in self._unsupported]
         fields = self._at_once(asked, memory, now_s)
         fields |= self._slow_ones(wanted, asked, now_s)
         fields |= self._by_call([n for n in asked if n in _CALLS and n not in SLOW_FIELDS], now_s)
@@ -299,12 +301,6 @@ class _Card:
             if memory is None or int(memory.used) == before:
                 break
         return memory, processes
-
-    def _askable(self, wanted: Mapping[int, str], now_s: float) -> list[int]:
-        """Those that the card did not refuse lately."""
-        for number in [n for n, (_, until_s) in self._unsupported.items() if now_s >= until_s]:
-            del self._unsupported[number]
-        return [number for number in wanted if number not in self._unsupported]
 
     def _refuse(self, number: int, reason: str, now_s: float, retry_s: float = RETRY_UNSUPPORTED_S) -> None:
         self._unsupported[number] = (reason, now_s + retry_s)

@@ -69,7 +69,8 @@ class SpanExporter:
             self._came.clear()
             batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
             try:
-                await self._send(batch)
+                body = msgspec.json.encode(as_otlp(batch, self._resource, gpuslice.__version__))
+                await self._post(self._url, body, self._headers)
                 problem = ""
             except OSError as error:
                 if words_of(error) != problem:
@@ -81,10 +82,6 @@ class SpanExporter:
                 await self._sleep(RETRY_S)
             if self._waiting:
                 self._came.set()
-
-    async def _send(self, batch: list[Span]) -> None:
-        body = msgspec.json.encode(as_otlp(batch, self._resource, gpuslice.__version__))
-        await self._post(self._url, body, self._headers)
 
 
 def exporter_to(endpoint: str, headers: str, service: str) -> SpanExporter | None:

@@ -309,7 +309,7 @@ class AllocationState:
                     f"card {card.index} of node {self.node.name} has no room left beside "
                     f"{unknown[card.uuid]} of its {card.units} units of {self.node.names.memory} "
                     f"in running containers that kubelet has forgotten ({', '.join(sorted(pods))}); "
-                    f"delete those pods, so that they are made anew, or this one"
+                    f"delete those pods, so that they are recreated, or this one"
                 )
         return None
 

@@ -267,7 +267,7 @@ async def _unhealthy(
     """
     end = time.monotonic() + settings.timeout_s
     steady: tuple[object, float] | None = None
-    problem = "was not started anew by kubelet"
+    problem = "was not restarted by kubelet"
     while time.monotonic() < end:
         pod = await _mirror(client, settings, manifest)
         (container, *_) = pod.get("status", {}).get("containerStatuses") or [{}]

@@ -157,7 +157,7 @@ class Reconciler:
                 "RunsWithoutDevices",
                 f"container {', '.join(containers)} runs without the {self._state.node.names.memory} it asks "
                 "for, and without a limit: kubelet started it while it knew no device plugin for it; delete "
-                "the pod, so that it is made anew",
+                "the pod, so that it is recreated",
             )
         self._reported = (self._reported | self._without_devices) & found.keys()
         self._without_devices = frozenset(found)

@@ -71,7 +71,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     ] = True
     nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
     recording: Annotated[
-        str, about("JSON recording of cards to use in place of NVML, for tests and for other people's nodes.")
+        str, about("JSON recording of cards to use instead of NVML, for tests and for other people's nodes.")
     ] = ""
     port: Annotated[
         int, about("TCP port of health, metrics and state; 0 lets the system choose.", ge=0, le=65535)
@@ -131,7 +131,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         bool,
         about(
             "Answer what cannot be granted with NVIDIA_VISIBLE_DEVICES=no-gpu-has-…-to-run as the vendor's "
-            "plugin does, in place of an error. Off, because such a pod never heals."
+            "plugin does, instead of an error. Off, because such a pod never recovers."
         ),
     ] = False
     cdi_kind: Annotated[

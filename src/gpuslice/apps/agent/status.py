@@ -113,7 +113,9 @@ class AgentStatus:
             ),
         ):
             yield Family(name, MetricKind.GAUGE, about, [("", float(value))])
-        tiers = Family("gpuslice_agent_container_tier", MetricKind.GAUGE, "1 for what holds its limits.")
+        tiers = Family(
+            "gpuslice_agent_container_tier", MetricKind.GAUGE, "1 for the tier that enforces the limits."
+        )
         for pod, name, tier in self.tiers:
             of = {"namespace": pod.view.namespace, "pod": pod.view.name, "container": name}
             tiers.add(1.0, labels({**of, "tier": tier.word}))

@@ -134,9 +134,13 @@ class TemplateController:
         now_s = self._clock()
         unused = self._templates.objects.keys() - needed.keys()
         self._unused_since = {key: self._unused_since.get(key, now_s) for key in unused}
-        for key, since_s in self._unused_since.items():
-            if now_s - since_s >= self._settings.keep_s:
-                await self._remove(*key)
+        for (namespace, name), since_s in self._unused_since.items():
+            if now_s - since_s < self._settings.keep_s:
+                continue
+            meta = self._templates.objects[namespace, name]["metadata"]
+            with contextlib.suppress(NotFoundError, ConflictError):
+                await self._client.delete(RESOURCE_CLAIM_TEMPLATES, name, namespace, uid=meta["uid"])
+                _log.info("template removed", extra={"template": f"{namespace}/{name}"})
 
     async def _make(self, namespace: str, name: str, pod: ClaimingPod) -> None:
         try:
@@ -161,12 +165,6 @@ class TemplateController:
             return
         self.made += 1
         _log.info("template made", extra={"template": f"{namespace}/{name}"})
-
-    async def _remove(self, namespace: str, name: str) -> None:
-        meta = self._templates.objects[namespace, name]["metadata"]
-        with contextlib.suppress(NotFoundError, ConflictError):
-            await self._client.delete(RESOURCE_CLAIM_TEMPLATES, name, namespace, uid=meta["uid"])
-            _log.info("template removed", extra={"template": f"{namespace}/{name}"})
 
 
 def start(settings: ClaimsSettings) -> None:

@@ -22,7 +22,7 @@ MOST_SHOWN = 40
     metavar="URL",
     envvar="GPUSLICE_PROMETHEUS_URL",
     show_envvar=True,
-    help="Take peaks of the last days from this Prometheus, in place of those since each container's start.",
+    help="Take peaks of the last days from this Prometheus, instead of those since each container's start.",
 )
 @click.option(
     "--days",
@@ -35,11 +35,11 @@ MOST_SHOWN = 40
 @cluster_flags
 @click.pass_context
 def command(context: click.Context, /, prometheus: str, days: int, output: str, **cluster: Any) -> None:
-    """Tell who asks for too much or too little.
+    """Find requests that are too large or too small.
 
-    And which cards could be emptied by moving which pods. Sizes follow the most that a container held, since
-    its start as the exporters tell or of some days by Prometheus, and a tenth more. Where memory was refused,
-    more is advised. With -n NAMESPACE it is of that namespace's pods alone. Nothing is changed.
+    Also shows which cards could be emptied by moving which pods. A suggested size is the peak of a container
+    plus 10 %: since its start, from the exporters, or over some days, from Prometheus. If memory was refused,
+    it is larger. -n NAMESPACE limits it to the pods of one namespace. Nothing is changed.
 
     \b
     Examples:

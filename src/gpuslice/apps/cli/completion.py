@@ -28,8 +28,8 @@ def command(context: click.Context, shell: str) -> None:
       zsh    source <(gpuslice completion zsh)
       fish   gpuslice completion fish | source
 
-    kubectl's own completion completes `kubectl inspect cgpu` too: it calls the program
-    kubectl_complete-inspect-cgpu, which is installed beside kubectl-inspect-cgpu.
+    kubectl's own completion works for `kubectl inspect cgpu` too: it calls the program
+    kubectl_complete-inspect-cgpu, which is installed next to kubectl-inspect-cgpu.
     """
     from click.shell_completion import get_completion_class
 

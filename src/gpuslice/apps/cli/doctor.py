@@ -24,14 +24,14 @@ FOUND = 3
     "urls",
     multiple=True,
     metavar="URL",
-    help="Ask this address too, which must answer with success; may be repeated. For use in the cluster.",
+    help="Also check that this URL answers with success; may be repeated. For use in the cluster.",
 )
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning"]),
     default="warning",
     show_default=True,
-    help="From which level on a finding makes the exit code 3.",
+    help="Lowest level of a finding that sets exit code 3.",
 )
 @click.option(
     "--node-label", default=LABEL_SHARED, show_default=True, metavar="LABEL", help="The chart's nodeLabel."
@@ -39,7 +39,7 @@ FOUND = 3
 @click.option(
     "--want-cards",
     is_flag=True,
-    help="Take it for an error, and not for a note, that no node shares its cards.",
+    help="Report an error, not a note, if no node shares its cards.",
 )
 @click.option(
     "--patience-s",
@@ -47,7 +47,7 @@ FOUND = 3
     default=0.0,
     show_default=True,
     metavar="SECONDS",
-    help="Look again for so long while something is wrong: what was just installed needs a while.",
+    help="Keep retrying this long while something is wrong: a new installation needs a moment.",
 )
 @output_flag
 @cluster_flags
@@ -64,13 +64,13 @@ def command(
     output: str,
     **cluster: Any,
 ) -> None:
-    """Look for what is wrong with a cluster that shares cards, and tell how to put it right.
+    """Find problems in a cluster that shares cards, and say how to fix them.
 
-    Labels and resources of nodes, the device plugin, annotations of pods, pods that wait, never fit or fall
-    over, cards promised twice, the extender, the scheduler's configuration where it can be read, the webhook
-    and its certificates.
+    Checks labels and resources of nodes, the device plugin, annotations of pods, pods that wait, never fit or
+    keep failing, over-committed cards, the extender, the scheduler's configuration if it can be read, the
+    webhook and its certificates.
 
-    Ends with 0 when nothing is wrong (notes do not count), with 3 for warnings and errors, with 1 when the
+    Exits with 0 if nothing is wrong (notes do not count), with 3 for warnings and errors, and with 1 if the
     cluster cannot be read. `helm test` runs it in the cluster.
 
     \b

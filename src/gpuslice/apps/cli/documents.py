@@ -98,7 +98,16 @@ def arena_document(report: Report, cards: Iterable[CardUsage] = ()) -> Document:
     """`cards`: what exporters measured, where that was asked for."""
     metrics: dict[str, list[Document]] = defaultdict(list)
     for card in cards:
-        metrics[card.node].append(_metric(card))
+        metrics[card.node].append(
+            _known(
+                id=card.gpu,
+                uuid=card.uuid,
+                status="" if card.up else "lost",
+                gpuDutyCycle=None if card.utilization_ratio is None else card.utilization_ratio * 100,
+                usedGPUMemory=card.used_bytes,
+                totalGPUMemory=card.total_bytes,
+            )
+        )
     exclusive = [node for node in report.others if node.allocatable]
     normal = [node for node in report.others if not node.allocatable]
     return {
@@ -107,17 +116,6 @@ def arena_document(report: Report, cards: Iterable[CardUsage] = ()) -> Document:
         "gpuExclusiveNodes": [_exclusive_node(node, metrics[node.facts.name]) for node in exclusive],
         "normalNodes": [_common(node.facts, "Normal") for node in normal],
     }
-
-
-def _metric(card: CardUsage) -> Document:
-    return _known(
-        id=card.gpu,
-        uuid=card.uuid,
-        status="" if card.up else "lost",
-        gpuDutyCycle=None if card.utilization_ratio is None else card.utilization_ratio * 100,
-        usedGPUMemory=card.used_bytes,
-        totalGPUMemory=card.total_bytes,
-    )
 
 
 def _share_node(node: NodeUse, unit_bytes: int, metrics: list[Document]) -> Document:

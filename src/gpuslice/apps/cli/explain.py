@@ -17,15 +17,15 @@ from gpuslice.apps.cli.output import output_flag, print_document, tell
 @click.argument("pod", required=False, default=None, shell_complete=pods)
 @click.pass_context
 def command(context: click.Context, /, pod: str | None, output: str, **cluster: Any) -> None:
-    """Tell why POD waits for a part of a card, or which card it holds and who shares it.
+    """Say why POD waits for part of a card, or which card it holds and who shares it.
 
     POD is the name of a pod, NAMESPACE/NAME, or KIND/NAME for the pods of a deployment, statefulset,
     daemonset, replicaset or job; without POD it is all pods of the namespace that ask for a part of a card.
 
-    Every node is put into a class with why not and the most that is free there on one card. It is worked out
-    from the API server alone, as the scheduler extender does; what a container uses, its peak and what was
-    refused comes from the exporter of its node, if there is one, and who bound it from the extender's log, if
-    you may read that.
+    Nodes are grouped by the reason why the pod does not fit, with the most that is free there on one card.
+    This needs only the API server, like the scheduler extender. Usage, peak and refused allocations come from
+    the exporter of the node, if there is one, and who bound the pod from the extender's log, if you may read
+    it.
 
     \b
     Examples:

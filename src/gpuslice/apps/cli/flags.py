@@ -32,7 +32,7 @@ class Flags(NamedTuple):
 def cluster_flags(command: F) -> F:
     """Give a command the flags; `flags_of` reads them together with those before it."""
     for name, short, words in (
-        ("--namespace", "-n", "Namespace for explain, top, advise and migrate; else all is shown."),
+        ("--namespace", "-n", "Namespace, for explain, top, advise and migrate."),
         ("--context", "", "Context of the kubeconfig to use."),
         ("--kubeconfig", "", "Kubeconfig file; without it $KUBECONFIG, then ~/.kube/config."),
     ):

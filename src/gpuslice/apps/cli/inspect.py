@@ -20,7 +20,7 @@ from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 def command(context: click.Context, /, node: str, details: bool, output: str, **cluster: Any) -> None:
     """Show what is allocated on which card, on all nodes or on NODE.
 
-    Amounts count the resource aliyun.com/gpu-mem: GiB, or MiB where the nodes are set up so.
+    Amounts count the resource aliyun.com/gpu-mem: GiB, or MiB if the nodes are configured so.
 
     \b
     Examples:

@@ -51,15 +51,17 @@ class Entry(NamedTuple):
 COMMANDS = (
     Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
     Entry("top", "gpuslice.apps.cli.top", "command", "Watch what cards and containers use now."),
-    Entry("console", "gpuslice.apps.console.command", "command", "Show a cluster on a page in the browser."),
-    Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with a part of a card, on this machine."),
-    Entry("ps", "gpuslice.apps.cli.ps", "command", "Show what runs here with a part of a card."),
+    Entry("console", "gpuslice.apps.console.command", "command", "Show a cluster in the browser."),
+    Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with part of a card, on this machine."),
+    Entry("ps", "gpuslice.apps.cli.ps", "command", "Show the programs that `run` started."),
     Entry(
-        "explain", "gpuslice.apps.cli.explain", "command", "Tell why a pod waits, or why it is where it is."
+        "explain", "gpuslice.apps.cli.explain", "command", "Say why a pod waits, or why it is on its card."
     ),
-    Entry("advise", "gpuslice.apps.cli.advise", "command", "Tell who asks for too much or too little."),
-    Entry("doctor", "gpuslice.apps.cli.doctor", "command", "Look for what is wrong with a cluster."),
-    Entry("migrate", "gpuslice.apps.cli.migrate", "command", "Come from another system, or go back to it."),
+    Entry("advise", "gpuslice.apps.cli.advise", "command", "Find requests that are too large or too small."),
+    Entry(
+        "doctor", "gpuslice.apps.cli.doctor", "command", "Find problems in a cluster, and how to fix them."
+    ),
+    Entry("migrate", "gpuslice.apps.cli.migrate", "command", "Migrate from another system, or back to it."),
     Entry(
         "simulate", "gpuslice.apps.cli.simulate", "command", "Place pods on empty nodes, and see what fits."
     ),
@@ -86,7 +88,7 @@ COMMANDS = (
     Entry("exporter", "gpuslice.apps.exporter.command", "command", "Run the metrics exporter of a node."),
     Entry("webhook", "gpuslice.apps.webhook.command", "command", "Run the admission webhook."),
     Entry("claims", "gpuslice.apps.claims.command", "command", "Make the templates of pods' claims."),
-    Entry("load", "gpuslice.apps.load.main", "command", "Put a known load on a card and compare."),
+    Entry("load", "gpuslice.apps.load.main", "command", "Put a known load on a card, and check the metrics."),
     Entry("completion", "gpuslice.apps.cli.completion", "command", "Print the completion script of a shell."),
     Entry("version", "gpuslice.apps.cli.version", "command", "Print the version."),
 )
@@ -156,13 +158,13 @@ def load(entry: Entry) -> click.Command:
 @click.version_option(__version__, "--version", message="gpuslice %(version)s")
 @click.pass_context
 def command(context: click.Context, /, **cluster: Any) -> None:
-    """Give containers fractions of a GPU, and see who has what.
+    """Give containers fractions of a GPU, and see who uses them.
 
     \b
     Examples:
       gpuslice inspect               memory of shared cards, one line a node
-      gpuslice inspect -d            with the pods that hold it
-      gpuslice top                   what they use of it now
+      gpuslice inspect -d            with the pods that use it
+      gpuslice top                   what they use right now
       gpuslice explain train-0       why a pod waits
     """
     context.obj = Flags(**cluster)

@@ -22,10 +22,10 @@ FAILED = 3  # some changes could not be made; each is told with why
 
 
 @click.command("migrate")
-@click.option("--from", "system", type=click.Choice(FROM), help="The system to come from.")
-@click.option("--to", type=click.Choice(["dra"]), help="Let each NODE give its cards out by claims.")
+@click.option("--from", "system", type=click.Choice(FROM), help="The system to migrate from.")
+@click.option("--to", type=click.Choice(["dra"]), help="Make each NODE give out its cards by claims.")
 @click.option("--apply", is_flag=True, help="Make the changes. Without it nothing is written.")
-@click.option("--undo", is_flag=True, help="Plan the way back to that system; with --apply go it.")
+@click.option("--undo", is_flag=True, help="Plan the way back to that system; with --apply do it.")
 @click.option("--node", "nodes", multiple=True, metavar="NODE", help="This node only; may be repeated.")
 @click.option("--node-label", default="cgpu", show_default=True, help="The chart's nodeLabel.")
 @click.option(
@@ -61,18 +61,18 @@ def command(
     output: str,
     **asked: Any,
 ) -> None:
-    """Come from another system that shares cards, or switch nodes to claims; and go back. Without --apply
+    """Migrate from another system that shares cards, or switch nodes to claims; and back. Without --apply
     nothing is written.
 
-    It reads nodes, workloads and the other system's objects, and tells what changes, what waits for you, what
-    you must do by hand, and what has no counterpart. Run it again after each step: what is done is not done
-    twice. A node is changed only while no pod holds a card there. -n: workloads of one namespace.
+    Reads nodes, workloads and the other system's objects, and reports what changes, what waits for you, what
+    you must do by hand, and what has no counterpart. Run it again after each step: no change is made twice.
+    A node is changed only while no pod holds a card there. -n: workloads of one namespace.
 
-    Each change keeps its way back: nodes and workloads in annotation gpuslice.io/migration, the deleted in
-    ConfigMap kube-system/gpuslice-migration.
+    Each change can be undone: the originals of nodes and workloads are in annotation gpuslice.io/migration,
+    deleted objects in ConfigMap kube-system/gpuslice-migration.
 
-    --to dra NODE sets the label of a node and starts its agent anew. Nothing is drained: what holds a part of
-    a card keeps it, and the node gives its cards out by claims once these pods, which are named, have ended.
+    --to dra NODE sets the label of a node and restarts its agent. Nothing is drained: pods that hold part of
+    a card keep it, and the node gives out its cards by claims once these pods, which are listed, have ended.
 
     \b
     Examples:

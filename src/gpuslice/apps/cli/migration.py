@@ -174,7 +174,7 @@ def _their_nodes(system: System, cluster: Reader, node_label: str) -> Plan:
     changes, waits, by_hand, lost = [], [], [], []
     if not (installed := cluster.installed):
         first = ", once the objects above are gone" if system.replaces_ours else ""
-        waits.append(Note("nodes", f"gpuslice is not installed: helm install it{first}, then come again"))
+        waits.append(Note("nodes", f"gpuslice is not installed: helm install it{first}, then run this again"))
     for node in cluster.nodes:
         if line := lost_on(system, node):
             lost.append(Note(f"node {node['metadata']['name']}", line))
@@ -215,7 +215,7 @@ def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
         form = _form(pod)
         with contextlib.suppress(InvalidRequestError):
             if system.translate(form, sizes) != form:
-                again = "create it anew in our names: what a pod asks for cannot be changed"
+                again = "recreate it with our names: a pod's requests cannot be changed"
                 by_hand.append(Note(f"pod {key_of(pod)}", again))
     return Plan(changes=tuple(changes), by_hand=tuple(by_hand), lost=tuple(lost))
 
@@ -266,7 +266,7 @@ def drain(
     return Note(
         f"node {name}",
         f"{counted(len(holders), 'pod')} there hold cards ({named}): kubectl drain {name} "
-        f"--ignore-daemonsets --delete-emptydir-data, come again, then kubectl uncordon {name}",
+        f"--ignore-daemonsets --delete-emptydir-data, run this again, then kubectl uncordon {name}",
     )
 
 
@@ -294,7 +294,7 @@ def _workload(
     if owner is not None:
         return [Note(where, f"is made by {owner['kind']} {owner['name']}: change it there"), *said]
     if resource == JOBS:
-        return [Note(where, "create it anew: the pods of a Job cannot be changed"), *said]
+        return [Note(where, "recreate it: the pods of a Job cannot be changed"), *said]
     steps = [*_missing(template, after, path), *_below(path, difference(before, after))]
     back = _below(path, difference(after, before))
     words, words_back = tuple(_words(before, after)), tuple(_words(after, before))

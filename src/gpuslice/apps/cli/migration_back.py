@@ -50,9 +50,10 @@ def plan_back(system: System, cluster: Reader) -> Plan:
         where = f"{kept.kind} {key_of(thing)}"
         found = cluster.find(resource, thing["metadata"]["name"])
         if found is not None and ours(found):
-            waits.append(Note(where, "ours has its name: helm uninstall gpuslice's release, then come again"))
+            what = "ours has its name: helm uninstall gpuslice's release, then run this again"
+            waits.append(Note(where, what))
         elif found is None:
-            changes.append(Change(where, ("is made again",), resource, *place_of(thing), made=thing))
+            changes.append(Change(where, ("is recreated",), resource, *place_of(thing), made=thing))
     return Plan(tuple(changes), tuple(waits), tuple(by_hand))
 
 

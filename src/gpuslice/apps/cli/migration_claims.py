@@ -32,7 +32,7 @@ from gpuslice.core.words import counted
 
 NO_CLASS = (
     f"there is no DeviceClass {CLAIM_CLASS}: helm upgrade with --set dra.enabled=true (Kubernetes 1.34 or "
-    "newer), then come again"
+    "newer), then run this again"
 )
 
 
@@ -83,7 +83,7 @@ def _switch(client: SyncClient, node: Node, *, back: bool) -> Iterator[Change]:
     for agent in client.list(PODS, labels=PLUGIN_LABELS, fields=f"spec.nodeName={name}"):
         meta = agent.metadata
         where = f"pod {meta.namespace}/{meta.name}"
-        again = "the agent is started anew, so that it reads the label; containers go on"
+        again = "the agent is restarted so that it reads the label; containers keep running"
         yield Change(where, (again,), PODS.as_dict(), meta.namespace, meta.name, ended=True)
 
 
@@ -124,18 +124,18 @@ class _Cluster:
     def _again(self, pod: Pod, view: model.Pod, switched: Sequence[str], *, to_claims: bool) -> str:
         """Where it comes back once it was deleted."""
         if pod.metadata.uid not in self._owners:
-            return "nothing makes it anew, do so yourself when it has ended or you deleted it"
+            return "nothing recreates it: do so yourself once it has ended or you have deleted it"
         space = self._labels.get(view.namespace, {})
         label = (pod.metadata.labels or {}).get(LABEL_CLAIMS, space.get(LABEL_CLAIMS))
         if (label == "true") == to_claims:
-            return f"its {self._owners[view.uid]} makes it anew, and it may come back here"
+            return f"its {self._owners[view.uid]} recreates it, and it may come back here"
         assert view.request is not None
         places = [place_of(each) for each in self._nodes if each.metadata.name not in switched]
         ledger = self._shared if to_claims else (self._claims or Claims()).ledger
         answer = explain(ledger, places, wish_of(pod, view.request, claims=not to_claims))
         fits = [each.detail.partition(",")[0] for each in answer.classes if each.fits]
         if fits:
-            return f"its {self._owners[view.uid]} makes it anew, and {fits[0]} has room for it"
+            return f"its {self._owners[view.uid]} recreates it, and {fits[0]} has room for it"
         way = f"label its namespace {LABEL_CLAIMS}=true to have it here" if to_claims else ""
         way = way or f"take label {LABEL_CLAIMS} from its namespace to have it here as {GPU_MEM}"
-        return f"made anew it waits, for no other node has room: {way}"
+        return f"recreated, it waits, because no other node has room: {way}"

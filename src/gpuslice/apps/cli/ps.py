@@ -28,7 +28,7 @@ base_flag = click.option(
 @base_flag
 @output_flag
 def command(base: Path, output: str) -> None:
-    """Show the budgets of this machine, what is used of them, and by whom.
+    """Show the budgets of this machine, their usage and their users.
 
     \b
     Examples:

@@ -105,13 +105,16 @@ class Wish:
 )
 @click.option("--gpus", type=click.IntRange(1, CARDS), metavar="N", help="How many cards. [default: 1]")
 @click.option(
-    "--group", default="", metavar="NAME", help="Share one budget with all who name it. [default: one's own]"
+    "--group",
+    default="",
+    metavar="NAME",
+    help="Share one budget with all who use this name. [default: its own]",
 )
 @click.option("--library", type=click.Path(path_type=Path), help="Where libgpuslice.so is.")
 @base_flag
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]")
 def command(program: tuple[str, ...], library: Path | None, base: Path, **wish: Any) -> None:
-    """Run PROGRAM with a part of a card's memory, and of its compute if you say so.
+    """Run PROGRAM with part of a card's memory, and optionally of its compute.
 
     \b
     Examples:
@@ -119,10 +122,10 @@ def command(program: tuple[str, ...], library: Path | None, base: Path, **wish: 
       gpuslice run --mem 4 --share 25 python serve.py and a quarter of its compute
       gpuslice run --mem 512MiB --gpu 1 ./a.out       of card 1
       gpuslice run --mem 8 --gpus 2 torchrun t.py     of two cards, 8 GiB each
-      gpuslice run --mem 8 --group lab bash           one budget for all who say --group lab
+      gpuslice run --mem 8 --group lab bash           one budget for all who use --group lab
 
-    The program takes the place of gpuslice: exit code, signals and terminal are its own. Where it is not
-    started, the exit code is 125, 126 (it cannot be executed) or 127 (there is none of that name).
+    The program replaces the gpuslice process: exit code, signals and terminal are its own. If it cannot be
+    started, the exit code is 125, 126 (it cannot be executed) or 127 (there is no such program).
     """
     try:
         start(Wish(**wish), program, library, Budgets(base.absolute()))

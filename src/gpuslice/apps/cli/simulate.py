@@ -25,22 +25,28 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--trace", type=FILE, help="Take pods from a CSV file.")
 @click.option("--nodes", type=FILE, help="Take nodes from a CSV file.")
 @click.option("--add", multiple=True, metavar="NxCARDS[xUNITS][:MODEL]", help="Add nodes, such as 4x8x80.")
-@click.option("--drop", multiple=True, metavar="NAME", help="Leave out nodes; * stands for anything.")
-@click.option("--growth", type=FiniteRange(0, min_open=True), default=1.0, help="Demand, times today's.")
-@click.option("--policy", default="opportunity-cost", show_default=True, help="all, or names with commas.")
+@click.option("--drop", multiple=True, metavar="NAME", help="Leave out nodes; * is a wildcard.")
+@click.option(
+    "--growth", type=FiniteRange(0, min_open=True), default=1.0, help="Demand as a multiple of today's."
+)
+@click.option(
+    "--policy", default="opportunity-cost", show_default=True, help="all, or names separated by commas."
+)
 @click.option(
     "--seed", type=click.IntRange(0), default=42, show_default=True, help="The order of a trace's pods."
 )
-@click.option("--needed/--no-needed", default=True, show_default=True, help="Look for the cards needed.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the filling as SVG.")
+@click.option("--needed/--no-needed", default=True, show_default=True, help="Find how many cards are needed.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw how the cluster fills up, as SVG."
+)
 @output_flag
 @cluster_flags
 @click.pass_context
 def command(context: click.Context, /, output: str, plot: Path | None, **asked: Any) -> None:
     """Place the pods of a trace, or of the cluster, on empty nodes and see what fits.
 
-    Tells for each policy how much is allocated, which cards stay wholly free, what does not fit and why,
-    and how many cards of this mix of nodes would hold everything. Nothing in the cluster is touched.
+    Shows for each policy how much is allocated, which cards stay wholly free, what does not fit and why,
+    and how many cards of this mix of nodes would hold everything. Nothing in the cluster is changed.
 
     \b
     Examples:

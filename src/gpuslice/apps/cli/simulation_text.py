@@ -131,8 +131,9 @@ def _freed(simulation: Simulation) -> str:
         cards = result.outcome.free_cards - now.free_cards
         nodes = result.outcome.free_nodes - now.free_nodes
         if cards or nodes:
-            text += f"{name} in place of how it is now: {cards:+d} wholly free cards, {nodes:+d} free nodes\n"
-    return "\n" + (text or "Placed anew, no more and no fewer cards would be wholly free than now.\n")
+            text += f"{name} instead of the current placement: "
+            text += f"{cards:+d} wholly free cards, {nodes:+d} free nodes\n"
+    return "\n" + (text or "Placing all pods again would leave exactly as many cards wholly free as now.\n")
 
 
 def _joined(simulation: Simulation) -> str:

@@ -19,7 +19,9 @@ class BothKindsError(GpusliceError):
 
 
 @click.group("top", invoke_without_command=True)
-@click.option("--once", is_flag=True, help="Print it once in place of a live view, as into a pipe or a file.")
+@click.option(
+    "--once", is_flag=True, help="Print once instead of a live view, as when writing to a pipe or file."
+)
 @click.option(
     "--every",
     "every_s",
@@ -111,7 +113,7 @@ def explained(flags: Flags, name: str) -> str:
 @command.command("node")
 @click.option("-s", "--gpushare", "shared", is_flag=True, help="Only nodes that share cards, by memory.")
 @click.option("-d", "--details", is_flag=True, help="List the pods of each node.")
-@click.option("--metric", is_flag=True, help="Also what each card uses now, from the exporters.")
+@click.option("--metric", is_flag=True, help="Also show current usage of each card, from the exporters.")
 @output_flag
 @cluster_flags
 @click.pass_context

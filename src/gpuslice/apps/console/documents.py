@@ -78,7 +78,11 @@ class ClusterDocuments:
             newer = rows.changed(table, known.figures if table in FIGURES else known.rows)
             found = [each.json for each in newer if viewer.sees(each.namespace)]
             if table in EXPLAINED and not viewer.everything:
-                found = [self._without_strangers(each, viewer) for each in found]
+                names = rows.namespaces()
+                found = [
+                    msgspec.json.encode(without_strangers(msgspec.json.decode(each), viewer, names))
+                    for each in found
+                ]
             if found:
                 parts.append(b',"%s":[' % table.encode() + b",".join(found) + b"]")
         gone: dict[str, list[str]] = {}
@@ -89,10 +93,6 @@ class ClusterDocuments:
             parts.append(b',"gone":' + msgspec.json.encode(gone))
         parts.append(b"}")
         return b"".join(parts)
-
-    def _without_strangers(self, row: bytes, viewer: Viewer) -> bytes:
-        document = msgspec.json.decode(row)
-        return msgspec.json.encode(without_strangers(document, viewer, self._rows.namespaces()))
 
 
 def without_strangers(value: Any, viewer: Viewer, namespaces: set[str]) -> Any:

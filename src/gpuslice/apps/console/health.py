@@ -36,17 +36,28 @@ class Health:
                 self._found = []
             elif time.monotonic() - self._at_s > HOLDS_S:
                 facts = self._facts()
-                self._found = await asyncio.to_thread(_examine, facts)
+                self._found = await asyncio.to_thread(
+                    lambda: worst_first([found for check in WATCHED_CHECKS for found in check(facts)])
+                )
                 await self._read_alerts()
                 self._at_s = time.monotonic()
         whole = viewer.everything and viewer.nodes
-        shown = [each for each in self._found if whole or _is_of(each, viewer)]
+
+        def may_see(where: str) -> bool:
+            kind, _, key = where.partition(" ")
+            return whole or (kind == "pod" and viewer.sees(key.partition("/")[0]))
+
         return {
             "findings": [
                 {"level": str(each.level), "where": each.where, "what": each.what, "fix": each.fix}
-                for each in shown
+                for each in self._found
+                if may_see(each.where)
             ],
-            "alerts": [each for each in self._alerts if whole or _may_see(each["namespace"], viewer)],
+            "alerts": [
+                each
+                for each in self._alerts
+                if whole or (each["namespace"] and viewer.sees(each["namespace"]))
+            ],
             "alertsProblem": self._problem,
             "alertsKnown": self._prometheus is not None,
             "whole": whole,
@@ -85,10 +96,6 @@ class Health:
         )
 
 
-def _examine(facts: Facts) -> list[Finding]:
-    return worst_first([finding for check in WATCHED_CHECKS for finding in check(facts)])
-
-
 def _alert(alert: dict[str, Any]) -> dict[str, Any]:
     labels, notes = alert["labels"], alert.get("annotations") or {}
     names = ("node", "gpu", "namespace", "pod", "container", "instance")
@@ -102,12 +109,3 @@ def _alert(alert: dict[str, Any]) -> dict[str, Any]:
         "what": notes.get("summary", ""),
         "fix": notes.get("description", ""),
     }
-
-
-def _may_see(namespace: str, viewer: Viewer) -> bool:
-    return bool(namespace) and viewer.sees(namespace)
-
-
-def _is_of(finding: Finding, viewer: Viewer) -> bool:
-    kind, _, key = finding.where.partition(" ")
-    return kind == "pod" and viewer.sees(key.partition("/")[0])

@@ -56,7 +56,7 @@ def both_kinds(facts: Facts) -> Iterator[Finding]:
                 f"node {node.metadata.name}",
                 f"offers its cards by claims while {_named(others)} hold{'s' if len(others) == 1 else ''} "
                 "parts of its cards there: cards are given out twice",
-                "delete these pods; nodeName set by hand, or another agent than gpuslice's, makes that",
+                "delete these pods; the cause is nodeName set by hand, or an agent other than gpuslice's",
             )
 
 
@@ -90,7 +90,7 @@ def claims_made_slowly(facts: Facts) -> Iterator[Finding]:
                 Level.NOTE,
                 f"pod kube-system/{pod['metadata']['name']}",
                 f"makes at most {float(said) / 2:g} claims a second (--kube-api-qps={said}): pods that start "
-                "in crowds wait for it",
+                "in large numbers wait for it",
                 f"give kube-controller-manager --kube-api-qps={CLAIMS_QPS} and "
                 f"--kube-api-burst={2 * CLAIMS_QPS}",
             )

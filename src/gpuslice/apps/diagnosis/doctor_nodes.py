@@ -55,7 +55,7 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
                 f"{facts.node_label}=true to share them",
             )
         for hint in node_label_hints(labels, facts.node_label):
-            yield Finding(Level.WARNING, where, hint, "correct the label: as it is, it is as good as absent")
+            yield Finding(Level.WARNING, where, hint, "correct the label: a wrong value counts as no label")
         schedule, switch = labels.get(LABEL_SCHEDULE, ""), labels.get(facts.node_label)
         contradicts = (
             schedule in SCHEDULES
@@ -88,9 +88,7 @@ def _cards(node: Node, where: str) -> Iterator[Finding]:
     view, names = node_view(node), names_of(node)
     capacity = whole_number((node.status.capacity or {}).get(names.memory)) or 0
     if view.problem:
-        yield Finding(
-            Level.WARNING, where, view.problem, "restart the device plugin there: it writes it anew"
-        )
+        yield Finding(Level.WARNING, where, view.problem, "restart the device plugin there: it rewrites it")
     if not amount(node, names.cards) and rules_of(node.metadata.labels or {}).shared:
         yield Finding(
             Level.WARNING,
@@ -188,7 +186,7 @@ def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
             what = (
                 f"card {_listed(found)} of {name} is out of use: {data.get('reasons') or 'nobody says why'}"
             )
-            fix = f"see the kernel log of {name}; the agent gives the card out again when it is well"
+            fix = f"see the kernel log of {name}; the agent gives the card out again when it has recovered"
             yield Finding(Level.WARNING, where, what, fix)
         if by_hand := cards - by_agent:
             what = f"card {_listed(by_hand)} of {name} was taken out of use by hand"

@@ -29,7 +29,7 @@ def pods_and_cards(facts: Facts) -> Iterator[Finding]:
         pod = pod_view(found)
         where = f"pod {pod.key}"
         if pod.problem:
-            yield Finding(Level.WARNING, where, pod.problem, "correct the field; a pod must be created anew")
+            yield Finding(Level.WARNING, where, pod.problem, "correct the field; the pod must be recreated")
             continue
         if pod.request is None or not pod.node:
             continue
@@ -37,7 +37,7 @@ def pods_and_cards(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 where,
-                f"is on {pod.node} without annotation {ANN_INDEX}: no one knows its card, so it counts "
+                f"is on {pod.node} without annotation {ANN_INDEX}: its card is unknown, so it counts "
                 "against every card there",
                 "the agent there writes it when kubelet gave the devices out; else delete the pod, and see "
                 "that its scheduler calls the extender",
@@ -71,8 +71,8 @@ def running_without_devices(facts: Facts) -> Iterator[Finding]:
                 where,
                 f"runs without the {pod.request.names.memory} it asks for, and so without a limit: "
                 f"{ANN_ASSIGNED} is not true although the device plugin of {pod.node} is there; kubelet "
-                "started it when it knew none",
-                "delete the pod so that it is made anew",
+                "started it while no plugin was registered",
+                "delete the pod so that it is recreated",
             )
         elif pod.placement is not None:
             yield Finding(
@@ -108,7 +108,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
         yield Finding(level, f"pod {pod.key}", what, f"gpuslice explain {pod.key}")
     if (more := len(queue) - MOST_EXPLAINED) > 0:
         where, what = "pods", f"{counted(more, 'more pod')} that ask for a part of a card wait"
-        yield Finding(Level.NOTE, where, what, "gpuslice explain -n NAMESPACE tells of each")
+        yield Finding(Level.NOTE, where, what, "gpuslice explain -n NAMESPACE explains each")
 
 
 def falling_over(facts: Facts) -> Iterator[Finding]:
@@ -123,8 +123,7 @@ def falling_over(facts: Facts) -> Iterator[Finding]:
                 yield Finding(
                     Level.WARNING,
                     f"pod {pod.key}",
-                    f"container {status.name} does not start ({printable(reason)}): it holds its card all "
-                    "the while",
+                    f"container {status.name} does not start ({printable(reason)}): it keeps its card",
                     f"kubectl -n {pod.namespace} describe pod {pod.name}; gpuslice explain {pod.key}",
                 )
             if reason != "CrashLoopBackOff" and status.restart_count < FALLS:
@@ -135,7 +134,7 @@ def falling_over(facts: Facts) -> Iterator[Finding]:
                 Level.WARNING,
                 f"pod {pod.key}",
                 f"container {status.name} was started again {counted(status.restart_count, 'time')}{how}"
-                f"{', and waits: ' + reason if reason else ''}: it holds its card all the while",
+                f"{', and waits: ' + reason if reason else ''}: it keeps its card",
                 f"kubectl -n {pod.namespace} logs {pod.name} -c {status.name} --previous; gpuslice explain "
                 f"{pod.key}",
             )
@@ -148,7 +147,7 @@ def misspelt(facts: Facts) -> Iterator[Finding]:
         names = [name for name in resources_of(each) if name not in offered]
         for hint in (*resource_hints(names), *pod_label_hints(each.metadata.labels or {})):
             where = f"pod {each.metadata.namespace}/{each.metadata.name}"
-            yield Finding(Level.WARNING, where, hint.rstrip("."), "correct the manifest and create it anew")
+            yield Finding(Level.WARNING, where, hint.rstrip("."), "correct the manifest and recreate it")
 
 
 def _time(text: str | None) -> datetime:

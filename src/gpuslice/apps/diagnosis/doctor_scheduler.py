@@ -191,7 +191,7 @@ def _section(where: str, section: _Section) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR,
             where,
-            "the extender is ignorable: while it is away, pods are placed on cards that are full",
+            "the extender is ignorable: while it is down, pods are placed on cards that are full",
             "set ignorable: false",
         )
     if not section.node_cache_capable:
@@ -218,8 +218,8 @@ def _connection(where: str, section: _Section) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             where,
-            "kube-scheduler speaks plain HTTP with the extender: anyone who can reach its port can bind pods "
-            "and have others evicted",
+            "kube-scheduler uses plain HTTP to reach the extender: anyone who can reach its port can bind "
+            "pods and have others evicted",
             "install with extender.certificate.source=helm or cert-manager; set enableHTTPS and tlsConfig as "
             "the chart's notes show",
         )

@@ -28,8 +28,8 @@ def extender(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR,
             f"service {EXTENDER}",
-            "is not there: nobody places pods on cards",
-            "install the chart, or see that it was not installed under other names",
+            "does not exist: nothing places pods on cards",
+            "install the chart, or check whether it was installed under other names",
         )
     for service in facts.services:
         space = service["metadata"]["namespace"]
@@ -96,7 +96,7 @@ def _lockout(where: str, hook: Object) -> Iterator[Finding]:
             Level.ERROR,
             where,
             f"failurePolicy is Fail and {SYSTEM_NAMESPACE} is not left out: without the webhook the cluster "
-            "cannot mend itself",
+            "cannot repair itself",
             f"leave {SYSTEM_NAMESPACE} out by namespaceSelector, or set failurePolicy: Ignore",
         )
 
@@ -110,4 +110,4 @@ def _ending(where: str, what: str, end: datetime | None, now: datetime) -> Itera
         yield Finding(Level.WARNING, where, f"its {what} runs out on {end:%Y-%m-%d}", _RENEW)
 
 
-_RENEW = "delete the Secret and upgrade the release to have it made anew; cert-manager renews its own"
+_RENEW = "delete the Secret and upgrade the release to have it recreated; cert-manager renews its own"

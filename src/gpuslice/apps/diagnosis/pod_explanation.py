@@ -115,7 +115,9 @@ def _waiting(
     conditions = pod.status.conditions or ()
     seen = any(each.type == "PodScheduled" and each.reason for each in conditions)
     if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
-        hints.append(f"It waits for scheduler {pod.spec.scheduler_name}: see that one runs by that name.")
+        hints.append(
+            f"It waits for scheduler {pod.spec.scheduler_name}: make sure that a scheduler of that name runs."
+        )
     if not (about_group and explanation.fits):  # room for itself is not what a member waits for
         hints += explanation.hints
     hints += room_in_the_making(ledger, view)
@@ -158,7 +160,7 @@ def _of_claims(
     """The same for a pod whose part of a card comes by a claim."""
     view = begun.pod
     if view.problem:
-        never = "Nothing allocates a claim like this: correct the field and create the pod anew."
+        never = "Nothing allocates a claim like this: correct the field and recreate the pod."
         return replace(begun, hints=(never,))
     if view.node:
         return _on_its_node(begun, pod, ledger, at)
@@ -188,12 +190,12 @@ def _on_its_node(
         hints.append("It is being deleted, and holds its card until its containers have ended.")
     if view.node and view.request is not None and at is None:
         hints.append(
-            f"Its node {view.node} is not there any more. Kubernetes deletes such pods after a while; delete "
-            "it by hand where it stays."
+            f"Its node {view.node} no longer exists. Kubernetes deletes such pods after a while; "
+            "if it stays, delete it by hand."
         )
     elif view.node and view.request is not None and at is not None and not place_of(at).ready:
         hints.append(
-            f"Its node {view.node} is not ready: nobody can tell whether the pod runs there. It holds its "
+            f"Its node {view.node} is not ready: it is unknown whether the pod runs there. It holds its "
             "card until the node is back, or the pod is deleted."
         )
     else:
@@ -203,7 +205,7 @@ def _on_its_node(
         hints += why_there(state, view) if state and not begun.ends else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
             meta = pod.metadata
-            hints.append(f"What it said before: kubectl -n {meta.namespace} logs {meta.name} --previous")
+            hints.append(f"Its previous log: kubectl -n {meta.namespace} logs {meta.name} --previous")
     node = state.node if state else None
     tiers = {}
     if at is not None and NODE_TIER in (at.metadata.annotations or {}) and node and view.request:
@@ -218,11 +220,11 @@ def _label_hints(pod: objects.Pod) -> list[str]:
 
 def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     if view.problem:
-        return [] if view.node else ["Nothing places a pod like this: correct the field and create it anew."]
+        return [] if view.node else ["Nothing places a pod like this: correct the field and recreate it."]
     if view.request is None:
         whole = _wants_whole_cards(pod)
         kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
-        nothing = [f"{kind}, so gpuslice has no say in where it goes."]
+        nothing = [f"{kind}, so gpuslice does not decide where it goes."]
         return resource_hints(resources_of(pod)) or nothing
     if view.placement is None:
         return [

@@ -112,7 +112,7 @@ GPU_PCIE = Metric(
     _COUNTER,
     (*CARD, "direction"),
     "Bytes moved over PCIe since the exporter began, seen from the card: tx or rx.",
-    "NVML's hardware counters (Hopper and later), summed: its own totals begin anew after 4 GiB",
+    "NVML's hardware counters (Hopper and later), summed: its own totals wrap around after 4 GiB",
 )
 GPU_NVLINK = Metric(
     "gpuslice_gpu_nvlink_bytes_total",

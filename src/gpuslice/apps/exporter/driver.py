@@ -46,7 +46,7 @@ async def keep_driver_open(source: GpuSource, telemetry: Telemetry, state: NodeS
         await source.close()
         await telemetry.renew()
         renewal.done()
-        _log.info("driver is opened anew", extra={"reason": reason})
+        _log.info("driver is reopened", extra={"reason": reason})
 
 
 async def _follow_faults(source: GpuSource, state: NodeState) -> None:

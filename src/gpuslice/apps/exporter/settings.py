@@ -101,7 +101,7 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     ] = 300_000
     replace_blanks_in_model_name: Annotated[
         bool,
-        about('"Tesla-T4" in place of "Tesla T4".', env=("DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME",)),
+        about('"Tesla-T4" instead of "Tesla T4".', env=("DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME",)),
     ] = False
     debug: Annotated[bool, about("Log at level debug.", env=("DCGM_EXPORTER_DEBUG",))] = False
     log_format: Annotated[

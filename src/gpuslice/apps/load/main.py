@@ -80,15 +80,19 @@ class Report:
     metavar="N[,M]",
     help="Which visible card; for copies between cards also the other [default: the first that it reaches].",
 )
-@click.option("--level", default=100.0, show_default=True, help="Percent of the time to be busy.")
-@click.option("--hold", default="", metavar="SIZE", help="Memory to hold meanwhile, e.g. 4GiB.")
-@click.option("--grow", default="", metavar="SIZE", help="Take memory in such steps until it is refused.")
-@click.option("--validate", "url", default="", metavar="URL", help="An exporter's /metrics to compare with.")
-@click.option("--namespace", default="", help="Of the pod that this runs in [default: $POD_NAMESPACE].")
-@click.option("--pod", default="", help="Its name [default: $POD_NAME].")
-@click.option("--container", default="", help="Name of the container, where the pod has several.")
+@click.option("--level", default=100.0, show_default=True, help="Percent of the time that the card is busy.")
+@click.option("--hold", default="", metavar="SIZE", help="Memory to hold while running, e.g. 4GiB.")
 @click.option(
-    "--tolerance", type=PERCENT, default=10.0, show_default=True, help="Percent by which the two may part."
+    "--grow", default="", metavar="SIZE", help="Allocate memory in steps of this size until it is refused."
+)
+@click.option("--validate", "url", default="", metavar="URL", help="An exporter's /metrics to compare with.")
+@click.option(
+    "--namespace", default="", help="Namespace of the pod that this runs in [default: $POD_NAMESPACE]."
+)
+@click.option("--pod", default="", help="Name of that pod [default: $POD_NAME].")
+@click.option("--container", default="", help="Name of the container, if the pod has several.")
+@click.option(
+    "--tolerance", type=PERCENT, default=10.0, show_default=True, help="Percent by which the two may differ."
 )
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--no-dcgm-validation", is_flag=True, help="Accepted: nothing here needs DCGM.")
