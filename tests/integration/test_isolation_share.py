@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from gpuslice.adapters.region import layout
 from simcluster import gpu
 from tests import HANG_S
 from tests.integration.isolation_rig import (
+    BUILD,
     Container,
     Machine,
     Worker,
@@ -21,6 +24,7 @@ from tests.integration.isolation_rig import (
     make_container,
     make_machine,
 )
+from tests.shares.arithmetic import Claim
 
 WARM_UP_MS = 400
 MEASURED_MS = 1500
@@ -327,6 +331,29 @@ def test_a_container_without_a_place_to_meet_others_keeps_to_its_share(tmp_path:
     with box.worker() as worker:
         worker.ok("start 0")
         assert_reaches(lambda: share_of_card(machine, worker, 1), 25, 35)
+
+
+TIME_NAMESPACE = ("unshare", "--time", "--monotonic=60", "--boottime=5000", "--fork", "--kill-child")
+
+
+def test_a_container_in_a_time_namespace_tells_the_hosts_time(tmp_path: Path) -> None:
+    """Its clock is not its neighbours' nor the agent's, nor is the time at which its processes began."""
+    if not shutil.which("unshare") or subprocess.run([*TIME_NAMESPACE, "true"], check=False).returncode:
+        pytest.skip("no time namespace of our own on this machine")
+    with container(tmp_path, share=30, kernel_us=500) as box:
+        program = str(BUILD / "tests/worker")
+        with Worker([*TIME_NAMESPACE, program, "dlsym", "12020"], box.environ()) as worker:
+            worker.ok("start 0")
+            burn(worker, 200, 1)
+            worker.heard()
+            now = time.monotonic_ns()
+            claim = Claim.from_buffer_copy(
+                (box.root / "run/gpuslice" / box.machine.uuid() / "own/claim").read_bytes()
+            )
+            assert 0 <= now - claim.busy_at_ns < HANG_S * 10**9 / 10
+            (process,) = box.card().processes
+            began = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[19]
+            assert process.start_time == int(began)
 
 
 def test_a_neighbours_claim_cut_short_or_overwritten_harms_nobody(tmp_path: Path) -> None:

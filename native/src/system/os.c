@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "system/at_fork.h"
 #include "system/elf.h"
 
 /* Of linux/futex.h, which not every libc brings. */
@@ -152,9 +153,74 @@ static uint64_t clock_ns(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-uint64_t gs_monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+/* ---- time namespaces ---- */
+
+/* In one of its own a container's clocks are ahead of the host's or behind (time_namespaces(7)). What the region, claims and
+ * figures say is compared with the agent's time and with neighbours', so it is the host's. */
+static struct {
+    _Atomic bool known;
+    int64_t monotonic_ns, boottime_ns;
+} shifted;
+
+/* A child may be born into another one. */
+static void forget_shift(void) { atomic_store(&shifted.known, false); }
+GS_AT_FORK(forget_shift);
+
+/* Of a line of two numbers, seconds and nanoseconds, behind a clock's name; 0 where there is none. */
+static int64_t shift_of(const char *text, const char *clock)
+{
+    const char *at = strstr(text, clock);
+    int64_t parts[2] = {0, 0};
+    at = at ? at + strlen(clock) : "";
+    for (int i = 0; i < 2; i++) {
+        while (*at == ' ')
+            at++;
+        int64_t sign = *at == '-' ? -1 : 1;
+        for (at += *at == '-'; *at >= '0' && *at <= '9'; at++)
+            parts[i] = parts[i] * 10 + sign * (*at - '0');
+    }
+    return parts[0] * 1000000000 + parts[1];
+}
+
+/* The file speaks of the namespace in which children will be born: mostly, and not always, our own. */
+static bool is_own_namespace(void)
+{
+    struct stat own, of_children;
+    return syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/time", &own, 0) == 0 &&
+           syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/ns/time_for_children", &of_children, 0) == 0 &&
+           own.st_ino == of_children.st_ino;
+}
+
+static void find_shift(void)
+{
+    char text[256];
+    int saved = errno;
+    long bytes = is_own_namespace() ? gs_read_file("/proc/self/timens_offsets", text, sizeof text - 1) : 0;
+    errno = saved;
+    text[bytes > 0 ? bytes : 0] = 0;
+    __atomic_store_n(&shifted.monotonic_ns, shift_of(text, "monotonic"), __ATOMIC_RELAXED);
+    __atomic_store_n(&shifted.boottime_ns, shift_of(text, "boottime"), __ATOMIC_RELAXED);
+    atomic_store_explicit(&shifted.known, true, memory_order_release);
+}
+
+static uint64_t host_ns(clockid_t clock)
+{
+    if (!atomic_load_explicit(&shifted.known, memory_order_acquire))
+        find_shift();
+    return clock_ns(clock) - (uint64_t)__atomic_load_n(&shifted.monotonic_ns, __ATOMIC_RELAXED);
+}
+
+uint64_t gs_monotonic_ns(void) { return host_ns(CLOCK_MONOTONIC); }
 uint64_t gs_realtime_us(void) { return clock_ns(CLOCK_REALTIME) / 1000; }
-uint64_t gs_coarse_ns(void) { return clock_ns(CLOCK_MONOTONIC_COARSE); }
+uint64_t gs_coarse_ns(void) { return host_ns(CLOCK_MONOTONIC_COARSE); }
+
+/* When a process began, as the host sees it, in clock ticks of a hundredth of a second. */
+static uint64_t host_ticks(uint64_t ticks)
+{
+    if (!atomic_load_explicit(&shifted.known, memory_order_acquire))
+        find_shift();
+    return ticks - (uint64_t)(__atomic_load_n(&shifted.boottime_ns, __ATOMIC_RELAXED) / 10000000);
+}
 
 void gs_sleep_ns(uint64_t ns)
 {
@@ -228,7 +294,7 @@ struct gs_process gs_process(uint32_t pid)
     bool alive = state == 'Z' ? field(behind + 2, 20 - 3) > 1 : state != 'X' && state != 'x';
     uint64_t stack = field(behind + 2, 28 - 3);
     return (struct gs_process){.alive = alive,
-                               .start_time = field(behind + 2, 22 - 3),
+                               .start_time = host_ticks(field(behind + 2, 22 - 3)),
                                .start_stack = stack > 1 ? stack : 0};
 }
 

@@ -29,9 +29,9 @@ void gs_file_grow(const char *path, size_t bytes);
 void *gs_map_private(size_t bytes); /* zeros */
 void gs_unmap(void *address, size_t bytes);
 
-uint64_t gs_monotonic_ns(void);
+uint64_t gs_monotonic_ns(void); /* the host's, in whatever time namespace we are */
 uint64_t gs_realtime_us(void);
-uint64_t gs_coarse_ns(void); /* monotonic, a few milliseconds old at most, nearly free */
+uint64_t gs_coarse_ns(void); /* as gs_monotonic_ns, a few milliseconds old at most, nearly free */
 void gs_sleep_ns(uint64_t ns);
 void gs_yield(void);
 
@@ -40,7 +40,7 @@ char *gs_append_number(char *at, uint32_t number); /* decimal digits; where they
 
 struct gs_process {
     bool alive; /* any of its threads is */
-    uint64_t start_time;
+    uint64_t start_time; /* field 22 of /proc/<pid>/stat, as the host sees it */
     uint64_t start_stack; /* 0 when the kernel does not tell */
 };
 struct gs_process gs_process(uint32_t pid);
