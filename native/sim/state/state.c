@@ -274,7 +274,7 @@ static bool export_is_open(uint64_t number)
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
     int file = open_export(number, O_RDWR);
     if (file < 0)
-        return false;
+        return errno != ENOENT; /* no descriptor is left to ask with */
     bool open = fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
     close(file);
     return open;
