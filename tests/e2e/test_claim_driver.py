@@ -204,8 +204,9 @@ def test_a_claim_of_two_cards_takes_such_as_nvlink_joins(cluster: Cluster) -> No
     wish = request("gpu", "4Gi")
     wish["exactly"]["count"] = 2
     joined = {"requests": ["gpu"], "matchAttribute": f"{CLAIM_DRIVER}/nvlinkPeers"}
+    apart = {"requests": ["gpu"], "distinctAttribute": f"{CLAIM_DRIVER}/uuid"}  # 1.34 wants to be told
     assert {each["attributes"]["nvlinkPeers"]["string"] for each in devices(cluster)} == {"0,1"}
-    claim(cluster, "joined", wish, constraints=[joined])
+    claim(cluster, "joined", wish, constraints=[joined, apart])
     cluster.create(claiming("joined", "joined", using()))
     cluster.running("joined")
     limits = limits_of(cluster.said("joined"))

@@ -230,6 +230,14 @@ def test_a_container_that_ends_while_no_agent_is_there_starts_again_with_it(clus
     until(lambda: status()["restartCount"] == 1, f"it is started again; {status()}", 60)
 
 
+def end(cluster: Cluster, name: str) -> None:
+    """Let a pod's program end, while kubelet is there: at its start kubelet refuses pods that do not run."""
+    (status,) = cluster.pod(name)["status"]["containerStatuses"]
+    identity = status["containerID"].removeprefix("containerd://")
+    ended = node.ctr(cluster.places, "tasks", "kill", "--signal", "SIGTERM", identity)
+    assert ended.returncode == 0, ended.stderr
+
+
 @contextmanager
 def labelled(cluster: Cluster, name: str, value: str) -> Iterator[None]:
     """The node with a label; the agent reads it at its start."""
@@ -260,11 +268,8 @@ def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(clust
         return dict(found)
 
     def starts_again() -> None:
-        """Its program ends, while kubelet is there: at its start kubelet refuses pods that do not run."""
         before = status()["restartCount"]
-        identity = status()["containerID"].removeprefix("containerd://")
-        ended = node.ctr(cluster.places, "tasks", "kill", "--signal", "SIGTERM", identity)
-        assert ended.returncode == 0, ended.stderr
+        end(cluster, "short")
 
         def ask() -> bool:
             return "running" in status()["state"] and status()["restartCount"] > before
@@ -322,7 +327,7 @@ def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster
 def test_a_container_that_kubelet_forgot_is_not_started_again_in_its_pod(cluster: Cluster) -> None:
     """A fact about kubelet: it has no devices to name to the plugin, so it does not even try."""
     cluster.offers(2 * UNITS)
-    cluster.create(pod("before", container(4, f"{SHOW.removesuffix(STAY)} sleep 8"), restartPolicy="Always"))
+    cluster.create(pod("before", container(4), restartPolicy="Always"))
     cluster.running("before")
     cluster.agent.stop()
     cluster.kubelet.stop()
@@ -330,12 +335,14 @@ def test_a_container_that_kubelet_forgot_is_not_started_again_in_its_pod(cluster
     cluster.kubelet.start()
     cluster.agent.start()
     cluster.registered()
+    cluster.offers(2 * UNITS)
+    end(cluster, "before")
 
     def waits() -> str:
         (state,) = cluster.pod("before")["status"]["containerStatuses"]
         return str(state["state"].get("waiting", {}).get("message", ""))
 
-    until(lambda: "no devices found allocated" in waits(), f"it is not started again; {waits()}", 40)
+    until(lambda: "no devices found allocated" in waits(), f"it is not started again; {waits()}")
 
 
 def owners(cluster: Cluster) -> dict[str, frozenset[str]]:
@@ -349,8 +356,8 @@ def owners(cluster: Cluster) -> dict[str, frozenset[str]]:
 def test_a_kubelet_that_never_met_the_agent_starts_pods_without_devices(cluster: Cluster) -> None:
     """A fact about kubelet that we cannot change: such a container has neither cards of ours nor limits."""
     cluster.offers(2 * UNITS)
+    cluster.kubelet.stop()  # first, or it tells that the plugin has gone
     cluster.agent.stop()
-    cluster.kubelet.stop()
     (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
     cluster.kubelet.start()
     cluster.create(pod("early", container(4), nodeName=NODE))

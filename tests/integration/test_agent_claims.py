@@ -114,6 +114,22 @@ async def test_a_request_of_two_cards_is_one_grant_of_both(tmp_path: Path) -> No
         assert [each.memory_bytes for each in limits] == [4301 * MIB, 4308 * MIB]
 
 
+async def test_two_shares_of_one_card_are_one_limit_of_their_sum(tmp_path: Path) -> None:
+    """kube-scheduler 1.34 gives a request of two cards the same one twice, where no constraint forbids it."""
+    async with claim_node(tmp_path) as bench:
+        shares = [result("4Gi", compute="30", share=each) for each in ("s1", "s2")]
+        claim = await bench.claim("c", *shares)
+        answer = await bench.prepare(claim)
+        assert [(each.device_name, each.share_id) for each in answer.devices] == [
+            ("gpu-0", "s1"),
+            ("gpu-0", "s2"),
+        ]
+        ((edits),) = cdi(bench, claim).values()
+        assert {"ALIYUN_COM_GPU_MEM_CONTAINER=8", "ALIYUN_COM_GPU_MEM_POD=8"} <= set(edits["env"])
+        (limit,) = read_limits(mounted(edits, "/etc/gpuslice") / "limits") or ()
+        assert (limit.memory_bytes, limit.compute_percent) == (8602 * MIB, 60)
+
+
 async def test_a_container_that_uses_two_requests_is_refused_with_a_sentence(tmp_path: Path) -> None:
     async with claim_node(tmp_path) as bench:
         await bench.offered("gpu-0")

@@ -46,7 +46,9 @@ def test_the_containers_of_a_pod_share_its_card() -> None:
 
 
 def test_several_cards_are_several_devices_of_one_request() -> None:
-    (request,) = template_spec(ClaimShape(((8, 0),), 2), "GiB")["spec"]["devices"]["requests"]
+    devices = template_spec(ClaimShape(((8, 0),), 2), "GiB")["spec"]["devices"]
+    (request,) = devices["requests"]
+    assert devices["constraints"] == [{"requests": ["c0"], "distinctAttribute": "gpu.gpuslice.io/uuid"}]
     assert request["exactly"]["count"] == 2
     assert request["exactly"]["capacity"]["requests"] == {"memory": "4Gi"}
 

@@ -118,11 +118,13 @@ def template_spec(shape: ClaimShape, unit: str) -> dict[str, Any]:
         if percent:
             capacity[CLAIM_COMPUTE] = str(percent)
         exactly: dict[str, Any] = {"deviceClassName": CLAIM_CLASS, "capacity": {"requests": capacity}}
-        if shape.card_count > 1:  # several devices of one request are different ones
+        if shape.card_count > 1:
             exactly |= {"allocationMode": "ExactCount", "count": shape.card_count}
         requests.append({"name": f"c{index}", "exactly": exactly})
     devices: dict[str, Any] = {"requests": requests}
-    if len(requests) > 1:
+    if len(requests) > 1 or shape.card_count > 1:
         names = [each["name"] for each in requests]
-        devices["constraints"] = [{"requests": names, "matchAttribute": f"{CLAIM_DRIVER}/uuid"}]
+        # kube-scheduler 1.34 gives a request of several devices the same one several times, unless told
+        rule = "matchAttribute" if shape.card_count == 1 else "distinctAttribute"
+        devices["constraints"] = [{"requests": names, rule: f"{CLAIM_DRIVER}/uuid"}]
     return {"spec": {"devices": devices}}

@@ -191,7 +191,8 @@ def _section(where: str, section: _Section) -> Iterator[Finding]:
         yield Finding(
             Level.ERROR,
             where,
-            "the extender is ignorable: while it is down, pods are placed on cards that are full",
+            "the extender is ignorable: while it is down, pods are placed on cards that are full, and since "
+            "Kubernetes 1.30 also those whose bind it refuses",
             "set ignorable: false",
         )
     if not section.node_cache_capable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -237,10 +238,15 @@ class ClaimDriver(DraService):
         return CdiEdits(request, grant.environment, mounts)
 
     def _grant(self, allocation: ClaimAllocation, slices: tuple[ClaimedSlice, ...]) -> Grant:
+        """What the slices of a request add up to: kube-scheduler 1.34 may give several of one card."""
         uuids = {card.index: card.uuid for card in self._state.node.cards}
-        units = {uuids[each.card]: each.units for each in slices}
+        units: Counter[str] = Counter()
+        percents: Counter[str] = Counter()
+        for each in slices:
+            units[uuids[each.card]] += each.units
+            percents[uuids[each.card]] += each.compute_percent
         whole = sum(each.units for each in allocation.slices)
-        percent = slices[0].compute_percent
+        percent = min(percents.values())  # one for all cards of a container: what holds on each
         try:
             return grant_of_units(units, self._state.node, pod_units=whole, compute_percent=percent)
         except GrantError as error:
