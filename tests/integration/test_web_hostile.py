@@ -209,6 +209,42 @@ async def test_a_head_is_bounded_also_where_it_comes_at_once(more: str, end: str
     assert line.connection.held_bytes == 0
 
 
+POST = "POST / HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = "transfer-encoding: chunked\r\n"
+FRAMED_TWICE = {
+    "chunks of HTTP/1.0": f"POST / HTTP/1.0\r\nconnection: keep-alive\r\n{CHUNKED}\r\n0\r\n\r\n",
+    "a length beside chunks": f"{POST}content-length: 5\r\n{CHUNKED}\r\n0\r\n\r\n",
+    "two lengths": f"{POST}content-length: 0\r\ncontent-length: 5\r\n\r\n",
+    "chunks behind a space": f"{POST}transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    "chunks that are packed": f"{POST}transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+    "chunks by line feeds": f"{POST}{CHUNKED}\r\n0;a=\nb\r\n\r\n",
+    "a field on two lines": f"{POST}x: a\r\n b\r\n\r\n",
+    "lines by line feeds": "GET / HTTP/1.1\nhost: x\n\n",
+    "two hosts": f"{POST}host: y\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", FRAMED_TWICE.values(), ids=FRAMED_TWICE)
+async def test_what_another_might_read_otherwise_is_refused_and_nothing_behind_it_heard(sent: str) -> None:
+    """Request smuggling: a proxy would pass on, inside of one request, another that it has not looked at."""
+    asked: list[str] = []
+
+    def app(request: HttpRequest) -> HttpResponse:
+        asked.append(request.target)
+        return text_answer("x")
+
+    line = Older(app)
+    line.send(f"{sent}GET /behind HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert line.transport.written.startswith(b"HTTP/1.1 400 ")
+    assert asked == []
+
+
+async def test_a_target_counts_as_part_of_the_head() -> None:
+    line = Older(lambda _: text_answer("x"))
+    line.send(f"GET /{'a' * 40_000} HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert line.transport.written.startswith(b"HTTP/1.1 431 ")
+
+
 async def test_who_sends_many_requests_ahead_lets_others_have_their_turn() -> None:
     """256 KiB of them, each a page that takes its time, would keep a probe waiting for too long."""
     answered = 0

@@ -96,6 +96,8 @@ def test_a_request_is_its_first_line_and_the_rest() -> None:
         [*LINE, ("transfer-encoding", "chunked")],
         [*LINE, ("te", "gzip")],
         [*LINE[:2], (":path", "/\r\nx"), LINE[3]],
+        [*LINE, ("host", "another")],
+        [*LINE[:3], ("host", "a"), ("host", "a")],
     ],
 )
 def test_what_is_no_request_is_refused(pairs: list[tuple[str, str]]) -> None:

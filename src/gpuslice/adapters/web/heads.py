@@ -165,13 +165,17 @@ def request_of(fields: Iterable[Field]) -> tuple[str, str, dict[str, str]]:
                 raise StreamFault(Code.PROTOCOL_ERROR)
             line[name] = value
         elif name in headers:
+            if name == "host":
+                raise StreamFault(Code.PROTOCOL_ERROR)
             headers[name] = f"{headers[name]}, {value}"
         else:
             headers[name] = value
     method, target = line.get(":method", ""), line.get(":path", "")
     if not method or (method != "CONNECT" and not (target and ":scheme" in line)):
         raise StreamFault(Code.PROTOCOL_ERROR)
-    headers.setdefault("host", line.get(":authority", ""))
+    authority = line.get(":authority")
+    if headers.setdefault("host", authority or "") != authority and authority is not None:
+        raise StreamFault(Code.PROTOCOL_ERROR)
     return method, target, headers
 
 
