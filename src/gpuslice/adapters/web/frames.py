@@ -184,7 +184,7 @@ class FrameReader:
                 at = end
                 frame = Frame(kind, flags, stream, heard[begin:end], length)
                 if kind == Kind.DATA:
-                    yield frame._replace(body=unpadded(flags, frame.body))
+                    yield Frame(kind, flags, stream, unpadded(flags, frame.body), length)
                 elif kind not in (Kind.HEADERS, Kind.CONTINUATION):
                     yield frame
                 elif (whole := self._more_head(frame)) is not None:
@@ -225,7 +225,7 @@ class FrameReader:
                     raise ConnectionFault(Code.FRAME_SIZE_ERROR)
                 body = body[5:]
             if frame.flags & END_HEADERS:
-                return frame._replace(body=body)
+                return Frame(frame.kind, frame.flags, frame.stream, body, frame.length)
             self._head_begun, self._parts = (frame.flags, frame.stream), 0
         self._head += body
         self._parts += 1

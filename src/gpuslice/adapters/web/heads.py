@@ -7,7 +7,7 @@ a client says nearly the same in each. The code of Huffman and the fields that e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from hpack.exceptions import HPACKError
@@ -24,7 +24,7 @@ _OF_A_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfe
 _FIRST_LINE = {b":method", b":scheme", b":path", b":authority"}
 _STATUS_200 = b"\x88"  # the eighth of the fields that both sides know
 _STATUS = b"\x08"  # its name, with another value
-_LITERAL = b"\x00"  # a field in full, to be remembered by nobody
+_LITERAL = b"\x00"
 
 
 class Field(NamedTuple):
@@ -182,9 +182,14 @@ def request_of(fields: Iterable[Field]) -> tuple[str, str, dict[str, str]]:
 def packed(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The head of an answer; without the table, which both sides would have to keep."""
     parts = [_STATUS_200 if status == 200 else _STATUS + _text(b"%d" % status)]
-    for name, value in fields:
-        parts += (_LITERAL, _text(name), _text(value))
+    parts += [_literal(name, value) for name, value in fields]
     return b"".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A field in full, to be remembered by nobody; of the next answer most are the same."""
+    return _LITERAL + _text(name) + _text(value)
 
 
 def _text(text: bytes) -> bytes:
