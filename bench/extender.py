@@ -15,6 +15,9 @@ connection; CPU and memory are read from /proc.
     rss_mib          resident memory at the end
     start_to_ready_s from the start of the process to /readyz
 
+``--go`` asks by kube-scheduler's own HTTP client (`scheduler_client.go`, built when it is wanted): HTTP/1.1
+without TLS and HTTP/2 with it. Without ``--go`` Python asks, by HTTP/1.1.
+
 ``--tls-beside`` starts two extenders, each with an API server of its own, one of them with mutual TLS, and
 asks them in turn for each pod: what else the machine does meets both alike. Two objects, and in the second
 ``of_plain``: each figure over that of plain HTTP.
@@ -76,17 +79,34 @@ class Times:
 
 
 class Caller:
-    """kube-scheduler's side: one connection that is kept, and a clock around each call."""
+    """kube-scheduler's side: one connection that is kept, and a clock around each call.
+
+    `go`: `scheduler_client.go`, running; without it Python asks.
+    """
 
     def __init__(
-        self, port: int, pid: int, *, is_peer: bool = False, tls: ssl.SSLContext | None = None
+        self,
+        port: int,
+        pid: int,
+        *,
+        is_peer: bool = False,
+        tls: ssl.SSLContext | None = None,
+        go: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self._connection = connection_to(port, tls, timeout_s=60)
         self._pid = pid
+        self._go = go
         self.is_peer = is_peer
 
     def post(self, verb: str, body: bytes) -> tuple[bytes, float]:
         """The answer and the milliseconds it took."""
+        if self._go is not None:
+            assert self._go.stdin is not None
+            assert self._go.stdout is not None
+            self._go.stdin.write(b"%s %d\n%s" % (verb.encode(), len(body), body))
+            self._go.stdin.flush()
+            nanoseconds, length = map(int, self._go.stdout.readline().split())
+            return self._go.stdout.read(length), nanoseconds / 1e6
         began = time.perf_counter()
         self._connection.request("POST", f"{PREFIX}/{verb}", body, {"Content-Type": "application/json"})
         answer = self._connection.getresponse().read()
@@ -216,7 +236,22 @@ def one_extender(
             ready_s = wait_ready(port, "/version" if chosen.peer else "/readyz", tls=context) - began
             row = {"nodes": nodes, "gpus": chosen.gpus, "pods": chosen.pods, "policy": chosen.policy}
             row |= {"order": chosen.order, "tls": tls, "start_to_ready_s": round(ready_s, 2)}
-            yield Caller(port, pid, is_peer=bool(chosen.peer), tls=context), row
+            with (
+                scheduler_client(Path(folder), port, tls=tls) if chosen.go else contextlib.nullcontext() as go
+            ):
+                yield Caller(port, pid, is_peer=bool(chosen.peer), tls=context, go=go), row
+
+
+@contextlib.contextmanager
+def scheduler_client(folder: Path, port: int, *, tls: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """kube-scheduler's own HTTP client, built and running."""
+    program = folder / "scheduler_client"
+    subprocess.run(["go", "build", "-o", program, ROOT / "bench" / "scheduler_client.go"], check=True)
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{port}{PREFIX}"
+    files = [folder / name for name in ("authority", "client-certificate", "client-key")] if tls else []
+    arguments = [str(each) for each in (program, url, *files)]
+    with running(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
 
 
 def summary(times: Times) -> dict[str, float]:
@@ -263,10 +298,10 @@ def extender(
 
 @contextlib.contextmanager
 def running(
-    arguments: list[str], stdout: int | None = None, **environ: str
+    arguments: list[str], stdin: int | None = None, stdout: int | None = None, **environ: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", **environ}
-    process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=stdout)
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdin=stdin, stdout=stdout)
     try:
         yield process
     finally:
@@ -275,25 +310,28 @@ def running(
             process.wait(timeout=10)
         process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            pipe.close()
 
 
 def mutual_tls(folder: Path) -> tuple[list[str], ssl.SSLContext]:
     """Certificates as the chart's, on P-256: the extender's flags, and how kube-scheduler connects."""
     authority = trustme.CA()
     server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("gpuslice-scheduler")
-    names = {
+    files = {
         "certificate": server.cert_chain_pems[0],
         "key": server.private_key_pem,
-        "client-ca": authority.cert_pem,
+        "authority": authority.cert_pem,
+        "client-certificate": client.cert_chain_pems[0],
+        "client-key": client.private_key_pem,
     }
-    for name, pem in names.items():
+    for name, pem in files.items():
         pem.write_to_path(str(folder / name))
     context = ssl.create_default_context()
     authority.configure_trust(context)
     client.configure_cert(context)
-    return [f"--tls-{name}={folder / name}" for name in names], context
+    flags = {"certificate": "certificate", "key": "key", "client-ca": "authority"}
+    return [f"--tls-{flag}={folder / name}" for flag, name in flags.items()], context
 
 
 def connection_to(port: int, tls: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
@@ -353,6 +391,11 @@ def main() -> None:
     )
     parser.add_argument(
         "--peer", default="", metavar="PROGRAM", help="measure this extender instead: see above"
+    )
+    parser.add_argument(
+        "--go",
+        action="store_true",
+        help="ask by kube-scheduler's own HTTP client: see above; wants go on PATH",
     )
     parser.add_argument("--tls", action="store_true", help="mutual TLS, as the chart has it")
     parser.add_argument(

@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec import convert
 
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.apps.diagnosis import doctor_pods
+from gpuslice.apps.diagnosis import doctor_nodes, doctor_pods
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
 from tests import HANG_S
 from tests.builders import api_pod
@@ -118,3 +119,36 @@ async def test_a_pod_that_asks_for_what_nobody_gives_is_found(shell: Shell) -> N
     _, found = await findings(shell)
     assert found["pod default/typo"]["what"].endswith("did you mean aliyun.com/gpu-mem?")
     assert found["pod default/hami"]["what"].startswith("nvidia.com/gpumem is HAMi's name")
+
+
+NOON = datetime(2026, 11, 26, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ({"type": "Ready", "status": "Unknown", "message": "no news"}, "is not ready (no news)"),
+        ({"type": "DiskPressure", "status": "True", "reason": "Full"}, "has DiskPressure (Full)"),
+        (
+            {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-11-26T13:00:00Z"},
+            "60 minutes ahead",
+        ),
+        (
+            {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-11-26T11:00:00Z"},
+            "60 minutes behind",
+        ),
+        ({"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-11-26T11:54:00Z"}, ""),
+        ({"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-11-26T11:00:00"}, ""),
+        ({"type": "Ready", "status": "True"}, ""),
+        ({"type": "DiskPressure", "status": "False"}, ""),
+    ],
+)
+def test_a_node_that_is_unwell_itself_is_told_with_what_it_is(condition: dict[str, str], said: str) -> None:
+    shares = node("n1", 8, 8, labels={"cgpu": "true"})
+    shares["status"]["conditions"] = [condition]
+    others = node("n2", 0)
+    others["status"]["conditions"] = [condition]
+    nodes = [convert(each, Node) for each in (shares, others)]
+    found = list(doctor_nodes.unwell(Facts(nodes=nodes, now=NOON)))
+    assert [each.where for each in found] == (["node n1"] if said else [])
+    assert said in "".join(each.what for each in found)

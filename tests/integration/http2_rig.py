@@ -14,10 +14,10 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, StreamEnded, StreamReset
 from h2.settings import SettingCodes, Settings
-from hyperframe.frame import Frame
+from hyperframe.frame import Frame, HeadersFrame, SettingsFrame
 
 from gpuslice.adapters.web.app import Probes, get, make_app, post
-from gpuslice.adapters.web.clients import Admit, Clients
+from gpuslice.adapters.web.clients import Admit, App, Clients
 from gpuslice.adapters.web.exposition import Piece
 from gpuslice.adapters.web.http2 import Http2Connection
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
@@ -25,8 +25,10 @@ from gpuslice.adapters.web.serve import Listen, serving
 from tests import HANG_S
 
 LIMIT_BYTES = 100_000
+MOST_BYTES = 1_000_000  # of all clients of an `Attacker`'s server
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-FIELDS = [(":method", "POST"), (":path", "/echo"), (":scheme", "https"), (":authority", "localhost")]
+Fields = list[tuple[str, str]]
+FIELDS: Fields = [(":method", "POST"), (":path", "/echo"), (":scheme", "https"), (":authority", "localhost")]
 
 
 @dataclass
@@ -241,3 +243,36 @@ class Memory(asyncio.Transport):
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+
+class Attacker:
+    """A client whose frames are made by hand."""
+
+    def __init__(self, app: App, *, limit_bytes: int = LIMIT_BYTES, window_bytes: int = 65_535) -> None:
+        self.clients = Clients(app, limit_bytes, most_bytes=MOST_BYTES)
+        self.connections: list[Http2Connection] = []
+        self._made: list[tuple[Memory, Http2Connection]] = []
+        self._window_bytes = window_bytes
+        self.connect()
+
+    def connect(self) -> None:
+        self.transport, self.connection = Memory(), Http2Connection(self.clients)
+        self.connections.append(self.connection)
+        self._made.append((self.transport, self.connection))
+        self.connection.connection_made(self.transport)
+        self._encoder = H2Connection(H2Configuration()).encoder
+        self.send(PREFACE, SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: self._window_bytes}))
+
+    def send(self, *frames: Frame | bytes) -> None:
+        """In one breath."""
+        sent = b"".join(each if isinstance(each, bytes) else each.serialize() for each in frames)
+        self.clients.buffer[: len(sent)] = sent
+        self.connection.buffer_updated(len(sent))
+
+    def head(self, stream: int, fields: Fields, *, ends: bool = False) -> HeadersFrame:
+        flags = ["END_HEADERS", *(["END_STREAM"] if ends else [])]
+        return HeadersFrame(stream, self._encoder.encode(fields), flags=flags)
+
+    def held_bytes(self) -> int:
+        """Of all that were not sent away, as those are that began more than a second ago."""
+        return sum(each.held_bytes for at, each in self._made if not at.closed)

@@ -57,6 +57,26 @@ async def test_an_answer_waits_for_the_clients_window_and_comes_whole(tmp_path: 
         assert len(reply.body) == 300_000
 
 
+async def test_a_client_of_many_large_bodies_is_given_leave_again_and_again(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, server.line() as line:
+        for _ in range(60):  # 5.4 MB, of which 4 may come without
+            while line.h2.outbound_flow_control_window < LIMIT_BYTES:
+                await line.until(lambda: line.h2.outbound_flow_control_window >= LIMIT_BYTES)
+            assert (await line.answer(body=b"x" * 90_000)).body.endswith(b" 90000")
+
+
+async def test_a_body_that_is_padded_or_in_one_large_frame_is_the_same(tmp_path: Path) -> None:
+    async with served(tmp_path) as server, server.line() as line:
+        padded = line.ask("/echo", end=False)
+        line.h2.send_data(padded, b"hello", end_stream=True, pad_length=100)
+        line.flush()
+        assert (await line.reply(padded)).body.endswith(b" 5")
+        large = line.ask("/echo", end=False)
+        line.h2.send_data(large, b"x" * 70_000, end_stream=True)  # more than one read brings
+        line.flush()
+        assert (await line.reply(large)).body.endswith(b" 70000")
+
+
 async def test_who_sends_too_much_reads_why_and_others_of_its_requests_go_on(tmp_path: Path) -> None:
     async with served(tmp_path) as server, server.line() as line:
         other = line.ask("/later")

@@ -56,7 +56,8 @@ def test_amounts_are_read_as_kubernetes_writes_them(
 
 
 @pytest.mark.parametrize(
-    ("value", "amount"), [("2", 20), (2, 20), (1.55, 15), (True, None), ([], None), ("x", None)]
+    ("value", "amount"),
+    [("2", 20), (2, 20), (1.55, 15), (1e308, int(1e308) * 10), (True, None), ([], None), ("x", None)],
 )
 def test_a_quantity_is_scaled_and_what_is_none_is_not(value: object, amount: int | None) -> None:
     assert scaled(value, 10) == amount

@@ -36,7 +36,7 @@ def scaled(value: object, factor: int) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
-        return int(value * factor)
+        return int(Fraction(value) * factor)  # a product of floats may be beyond them
     number = _number(value) if isinstance(value, str) else None
     return None if number is None else int(number * factor)
 

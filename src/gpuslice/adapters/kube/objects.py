@@ -102,6 +102,7 @@ class Condition(_Object):
     reason: str = ""
     message: str = ""
     last_transition_time: str | None = None
+    last_heartbeat_time: str | None = None  # of a node's
 
 
 class PodStatus(_Object):

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import grpclib.server
-from grpclib import Status
+from google.protobuf.message import DecodeError
+from grpclib import GRPCError, Status
 from grpclib.client import Channel, UnaryUnaryMethod
 from grpclib.const import Cardinality, Handler
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
@@ -29,6 +30,8 @@ API_VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 ACCEPTING_ITERATIONS = 100
+UNREADABLE = (DecodeError, AssertionError, NotImplementedError)
+"""What grpclib raises at a message that is no protobuf, is cut off or missing, or is compressed."""
 
 REGISTRATION = "/v1beta1.Registration"
 DEVICE_PLUGIN = "/v1beta1.DevicePlugin"
@@ -111,9 +114,20 @@ class DevicePluginService(ABC):
         }
 
 
+async def _request(stream: Any) -> Any:
+    """What is asked. Raises `GRPCError`, which is answered, where it cannot be read."""
+    try:
+        request = await stream.recv_message()
+    except UNREADABLE as error:
+        raise GRPCError(Status.INTERNAL, f"the request cannot be read: {error}") from error
+    if request is None:
+        raise GRPCError(Status.INTERNAL, "the request cannot be read: it has no message")
+    return request
+
+
 def unary(call: Callable[[Any], Awaitable[Any]], request_type: type, reply_type: type) -> Any:
     async def handler(stream: Any) -> None:
-        request = await stream.recv_message()
+        request = await _request(stream)
         try:
             reply = await call(request)
         except asyncio.CancelledError:
@@ -126,7 +140,7 @@ def unary(call: Callable[[Any], Awaitable[Any]], request_type: type, reply_type:
 
 def server_stream(call: Callable[[Any], AsyncGenerator[Any]], request_type: type, reply_type: type) -> Any:
     async def handler(stream: Any) -> None:
-        replies = call(await stream.recv_message())
+        replies = call(await _request(stream))
         try:
             async for reply in replies:
                 await stream.send_message(reply)
@@ -151,7 +165,7 @@ async def _say_ending(stream: Any) -> None:
 
 # -- clients -----------------------------------------------------------------------------------------
 async def complete(call: Coroutine[Any, Any, Any]) -> Any:
-    """What a call returns or raises, made in a task of its own.
+    """What a call returns or raises, made in a task of its own: `GRPCError` where the answer cannot be read.
 
     Where a connection breaks, grpclib ends the call by cancelling the task that it runs in, and does not take
     that back; the cancellation may even come when the call is over. A task that goes on afterwards would end
@@ -166,7 +180,10 @@ async def complete(call: Coroutine[Any, Any, Any]) -> Any:
         raise
     if task.cancelled():
         raise StreamTerminatedError("the call was cut off")
-    return task.result()
+    try:
+        return task.result()
+    except UNREADABLE as error:
+        raise GRPCError(Status.INTERNAL, f"the answer cannot be read: {error}") from error
 
 
 class RegistrationClient:

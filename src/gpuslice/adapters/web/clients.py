@@ -23,6 +23,7 @@ _MOMENT_S = 1.0  # who has sent for longer makes room for others
 MOST_CLIENTS = 256
 """kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
 
+_MOST_DIGITS = 18  # of a length; Python itself takes no number of thousands
 MOST_FIELDS = 100
 """Of a head: an empty one takes some fifty times its bytes."""
 
@@ -70,7 +71,7 @@ class Clients:
         length = request.headers.get("content-length", "0")
         if not length.isdecimal():  # it has been looked at, but not whether it was said twice
             return json_answer({"error": "Content-Length is not one number"}, 400)
-        if int(length) > allowed:
+        if len(length) > _MOST_DIGITS or int(length) > allowed:
             return too_large(allowed)
         if (encoding := request.headers.get("content-encoding", "identity")).lower() != "identity":
             sentence = f"the request's body is encoded as {encoding}, must not be encoded"

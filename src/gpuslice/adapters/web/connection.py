@@ -93,23 +93,35 @@ class Connection(Client):
 
     def on_url(self, part: bytes) -> None:
         self._target += part
+        self._count_head(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head or self._refusal is not None:
             return  # a trailer, or too much already
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         before = self._headers.get(key)
+        if before is not None and key == "host":  # whoever passed it on may have looked at the other
+            self._refuse(400, "there is more than one Host header")
+            return
         self._headers[key] = text if before is None else f"{before}, {text}"
-        self._head_bytes += len(name) + len(value)
+        self._count_head(len(name) + len(value))
+        if len(self._headers) > MOST_FIELDS:
+            self._refuse(431, f"the request's head has more than {MOST_FIELDS} fields")
+
+    def _count_head(self, more_bytes: int) -> None:
+        self._head_bytes += more_bytes
         if self._head_bytes > HEAD_LIMIT_BYTES:
             self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
-        elif len(self._headers) > MOST_FIELDS:
-            self._refuse(431, f"the request's head has more than {MOST_FIELDS} fields")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if "host" not in self._headers and self._parser.get_http_version() == "1.1":
+        version = self._parser.get_http_version()
+        if "host" not in self._headers and version == "1.1":
             self._refuse(400, "the Host header is missing")
+            return
+        if "transfer-encoding" in self._headers and version != "1.1":
+            # who passed it on, and knows no chunks, may take them for the next request (RFC 9112, 6.1)
+            self._refuse(400, f"HTTP/{version} knows no Transfer-Encoding")
             return
         allowed = self._clients.body_limit(self._request())
         if isinstance(allowed, HttpResponse):

@@ -2,37 +2,19 @@
 
 kube-scheduler asks for many binds at once. By HTTP/1.1 its client (Go's) opens a connection for nearly each,
 with a TLS handshake that costs both sides more than the bind; by HTTP/2 it needs one connection in all.
-Frames, headers and their states are hyper-h2's (RFC 9113); ours is what a client may take: memory, streams
-and time.
+Source of the rules: RFC 9113; ours is what a client may take: memory, streams and time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
-from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    PingReceived,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
-from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes, Settings
-from hyperframe.frame import GoAwayFrame
-
+from gpuslice.adapters.web import frames, heads
 from gpuslice.adapters.web.clients import STEP_BITS, Client, Clients, too_large
 from gpuslice.adapters.web.connection import HEAD_LIMIT_BYTES, Connection
+from gpuslice.adapters.web.frames import Code, ConnectionFault, Frame, Kind, Setting, StreamFault
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, fields_of, json_answer
 
 NAME = "h2"  # in the TLS handshake (ALPN)
@@ -40,42 +22,29 @@ MOST_STREAMS = 128  # requests of one client at once: more than the binds that a
 MOST_RESETS = 256  # taken back before their answer, more than answered: that is no client, it is an attack
 MOST_IDLE_FRAMES = 1_000
 """More than its answers account for, of those that ask nothing and bring next to nothing: pings, settings,
-leave to send. Each takes the loop some 30 µs."""
-_IDLE_DATA_BYTES = 1 << 10  # a part of a body that is smaller, and not its last, is such a frame
+leave to send."""
+_IDLE_DATA_BYTES = 1 << 10  # a part of a body that is smaller is such a frame
 _IDLE_FRAMES_EACH = 20  # that an answer accounts for, and one for each so many bytes of it
 _BYTES_A_FRAME = 2 << 10
-_SAID_BYTES = 17  # to a ping: the most that hyper-h2 says to a frame by itself
-_BREATH_BYTES = 16 << 10  # of what has been read, at a time: frames are counted once they have been worked on
-MOST_REQUESTS = 10_000
-"""Of one connection, and a tenth of it without a certificate: hyper-h2 keeps a note of each that ended."""
-_STREAM_BYTES = 4 << 10  # what a stream takes beside its request: hyper-h2's part, ours, its task
+_STREAM_BYTES = 4 << 10  # what a stream takes beside its request: ours, and its task
 _STREAM_WINDOW_BYTES = 1 << 20  # the question of a large cluster comes without waiting for leave
 _CONNECTION_WINDOW_BYTES = 4 << 20
-_MOST_UNFINISHED_BYTES = (
-    2 * HEAD_LIMIT_BYTES
-)  # of frames that say nothing yet: the largest head, or one frame
 _BUSY = json_answer({"error": "others send large requests just now; try again"}, 503)
-_CONFIG = H2Configuration(client_side=False, header_encoding=None, normalize_outbound_headers=False)
 
 
 @dataclass(slots=True)
-class _Receiving:
-    """A request of which the head has come."""
+class _Stream:
+    """A request and its answer. `rest`: what of the answer waits for the client's leave; None before it."""
 
     request: HttpRequest
     body_limit_bytes: int
     began_s: float
     held_bytes: int
+    may_send_bytes: int  # by us, by the client's leave
+    came_bytes: int = 0  # of its body, since the client was last given leave to send more
     body: bytearray = field(default_factory=bytearray)  # of small parts, each would take more than it brings
-
-
-@dataclass(slots=True)
-class _Unsent:
-    """What of an answer waits for the client's leave; `cut_short`: the rest of its request is not wanted."""
-
-    rest: memoryview
-    since_s: float
-    cut_short: bool
+    receiving: bool = True
+    rest: memoryview | None = None
 
 
 class ByAlpn(asyncio.Protocol):
@@ -97,20 +66,17 @@ class Http2Connection(Client):
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
-        self._h2 = H2Connection(_CONFIG)
-        allowed = {
-            SettingCodes.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
-            SettingCodes.INITIAL_WINDOW_SIZE: _STREAM_WINDOW_BYTES,
-            SettingCodes.MAX_HEADER_LIST_SIZE: HEAD_LIMIT_BYTES,
-        }
-        self._h2.local_settings = Settings(client=False, initial_values=allowed)
-        self._h2.decoder.max_header_list_size = HEAD_LIMIT_BYTES
-        self._receiving: dict[int, _Receiving] = {}  # by stream, as all below
-        self._answering: dict[int, int] = {}  # bytes of the request that is being answered
-        self._unsent: dict[int, _Unsent] = {}
-        self._unfinished_bytes = 0  # of a frame, or of a head in many frames
+        self._unpacker = heads.Unpacker(HEAD_LIMIT_BYTES)
+        self._streams: dict[int, _Stream] = {}
+        self._answering: dict[int, int] = {}  # bytes of requests that are worked on, also when taken back
+        self._last_stream = 0  # that the client has opened
+        self._reader = frames.FrameReader()
+        self._came_bytes = 0  # of all bodies, as of a stream
+        self._may_send_bytes = self._first_window_bytes = frames.FIRST_WINDOW_BYTES
+        self._frame_bytes = frames.SMALLEST_FRAME_BYTES  # that the client takes
+        self._window_grew = False
+        self._to_send: list[bytes | memoryview] = []
         self._uncounted_bytes = 0  # held since it was last looked whether there is room
-        self._requests = 0
         self._resets = 0
         self._idle_frames = 0
         self._blocked_s: float | None = None  # since when the client does not read what we send
@@ -120,46 +86,37 @@ class Http2Connection(Client):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(_CONNECTION_WINDOW_BYTES)
+        allowed = {
+            Setting.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
+            Setting.INITIAL_WINDOW_SIZE: _STREAM_WINDOW_BYTES,
+            Setting.MAX_FRAME_SIZE: frames.LARGEST_DATA_BYTES,
+            Setting.MAX_HEADER_LIST_SIZE: HEAD_LIMIT_BYTES,
+        }
+        more = frames.leave_to_send(0, _CONNECTION_WINDOW_BYTES - frames.FIRST_WINDOW_BYTES)
+        self._to_send += (frames.settings(allowed), more)
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        self._receiving.clear()
-        self._unsent.clear()
+        self._streams.clear()
 
     def buffer_updated(self, nbytes: int) -> None:
-        for start in range(0, nbytes, _BREATH_BYTES):
-            if self._transport is None or self._transport.is_closing():
-                return
-            breath = bytes(self._clients.buffer[start:nbytes][:_BREATH_BYTES])
-            try:
-                events = self._h2.receive_data(breath)
-            except ProtocolError:  # hyper-h2 has made the frame that says which
-                self._end()
-                return
-            # said to pings and settings, and to what still comes of streams that have ended
-            if said := self._h2.data_to_send():
-                self._transport.write(said)
-            self._idle_frames += len(said) // _SAID_BYTES
-            self._unfinished_bytes = 0 if events or said else self._unfinished_bytes + len(breath)
-            # what is taken back in the same breath is not begun
-            reset = {event.stream_id for event in events if isinstance(event, StreamReset)}
-            for event in events:
-                self._take(event, reset)
-            if any(isinstance(event, (WindowUpdated, RemoteSettingsChanged)) for event in events):
-                for stream in list(self._unsent):
-                    self._send(stream)
-            asks_too_much = (
-                self._unfinished_bytes > _MOST_UNFINISHED_BYTES
-                or self._resets > MOST_RESETS
-                or self._idle_frames > MOST_IDLE_FRAMES
-            )
-            if asks_too_much:
-                self._end(ErrorCodes.ENHANCE_YOUR_CALM)
-            else:
-                self._flush()
+        try:
+            for frame in self._reader.read(self._clients.buffer[:nbytes]):
+                if self._transport is None or self._transport.is_closing():
+                    return
+                self._take(frame)
+                if self._resets > MOST_RESETS or self._idle_frames > MOST_IDLE_FRAMES:
+                    raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
+        except ConnectionFault as fault:
+            self._end(fault.code)
+            return
+        if self._window_grew:
+            self._window_grew = False
+            for number, stream in list(self._streams.items()):
+                if stream.rest is not None:
+                    self._send(number, stream)
+        self._flush()
 
     def eof_received(self) -> bool:
         return False
@@ -174,63 +131,138 @@ class Http2Connection(Client):
         if self._transport is not None:
             self._transport.resume_reading()
 
+    # -- frames ----------------------------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        try:
+            match frame.kind:
+                case Kind.HEADERS:
+                    self._take_head(frame)
+                case Kind.DATA:
+                    self._take_data(frame)
+                case Kind.WINDOW_UPDATE:
+                    self._may_send(frame.stream, frames.number(frame.body))
+                case Kind.RST_STREAM:
+                    frames.number(frame.body)
+                    self._check_opened(frame.stream)
+                    self._resets += 1
+                    self._streams.pop(frame.stream, None)
+                case Kind.PUSH_PROMISE:
+                    raise ConnectionFault(Code.PROTOCOL_ERROR)
+                case Kind.PRIORITY if not frame.stream:
+                    raise ConnectionFault(Code.PROTOCOL_ERROR)
+                case Kind.SETTINGS | Kind.PING | Kind.GOAWAY:
+                    self._take_of_connection(frame)
+        except StreamFault as fault:
+            self._resets += 1
+            self._reset(frame.stream, fault.code)
+        self._idle_frames += frame.kind not in (Kind.HEADERS, Kind.DATA)
+
+    def _take_of_connection(self, frame: Frame) -> None:
+        if frame.stream:
+            raise ConnectionFault(Code.PROTOCOL_ERROR)
+        is_ack = bool(frame.flags & frames.ACK)
+        if frame.kind == Kind.GOAWAY:
+            self._end()
+        elif frame.kind == Kind.SETTINGS:
+            said = frames.settings_said(frame.body)
+            if not is_ack:
+                self._heed(said)
+        elif len(frame.body) != frames.PING_BYTES:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR)
+        elif not is_ack:
+            self._to_send.append(frames.pong(bytes(frame.body)))
+
+    def _heed(self, said: dict[int, int]) -> None:
+        self._to_send.append(frames.settings_heard())
+        self._frame_bytes = said.get(Setting.MAX_FRAME_SIZE, self._frame_bytes)
+        window_bytes = said.get(Setting.INITIAL_WINDOW_SIZE, self._first_window_bytes)
+        more_bytes, self._first_window_bytes = window_bytes - self._first_window_bytes, window_bytes
+        for stream in self._streams.values():
+            stream.may_send_bytes += more_bytes
+            if stream.may_send_bytes > frames.LARGEST_WINDOW_BYTES:
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR)
+        self._window_grew |= more_bytes > 0
+
+    def _may_send(self, number: int, more_bytes: int) -> None:
+        self._window_grew = True
+        if not number:
+            self._may_send_bytes += more_bytes
+            if not more_bytes or self._may_send_bytes > frames.LARGEST_WINDOW_BYTES:
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR if more_bytes else Code.PROTOCOL_ERROR)
+            return
+        self._check_opened(number)
+        if (stream := self._streams.get(number)) is not None:
+            stream.may_send_bytes += more_bytes
+            if not more_bytes or stream.may_send_bytes > frames.LARGEST_WINDOW_BYTES:
+                raise StreamFault(Code.FLOW_CONTROL_ERROR if more_bytes else Code.PROTOCOL_ERROR)
+
+    def _check_opened(self, stream: int) -> None:
+        """Of one that has ended more may come: it was on its way."""
+        if not stream % 2 or stream > self._last_stream:
+            raise ConnectionFault(Code.PROTOCOL_ERROR)
+
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def _take(self, event: Event, reset: Iterable[int]) -> None:
-        match event:
-            case RequestReceived(stream_id=int(stream), headers=fields) if stream not in reset:
-                self._begin(stream, fields or ())
-            case DataReceived(stream_id=int(stream), data=data, flow_controlled_length=length):
-                self._h2.acknowledge_received_data(length or 0, stream)
-                self._idle_frames += len(data or b"") < _IDLE_DATA_BYTES
-                if stream in self._receiving and data:
-                    self._add(stream, data)
-            case StreamEnded(stream_id=int(stream)):
-                if stream in self._receiving and stream not in reset:
-                    self._ask(stream, self._receiving.pop(stream))
-            case StreamReset(stream_id=int(stream)):
-                self._resets += 1
-                self._receiving.pop(stream, None)
-                self._unsent.pop(stream, None)
-            case ConnectionTerminated():
-                self._end()
-            case RequestReceived() | PingReceived() | RemoteSettingsChanged():
-                pass  # taken back at once; or counted by what was said to it
-            case _:
-                self._idle_frames += 1
+    def _take_head(self, frame: Frame) -> None:
+        fields, stream = self._unpacker.unpack(bytes(frame.body)), frame.stream
+        if not stream % 2:
+            raise ConnectionFault(Code.PROTOCOL_ERROR)
+        if stream > self._last_stream:
+            self._last_stream = stream
+            self._begin(stream, fields, ends=frame.ends_stream)
+        elif stream in self._streams:  # what comes behind a body
+            heads.check_trailer(fields)
+            if not frame.ends_stream or not self._streams[stream].receiving:
+                raise StreamFault(Code.STREAM_CLOSED if frame.ends_stream else Code.PROTOCOL_ERROR)
+            self._ask(stream)
+        else:
+            self._idle_frames += 1
 
-    def _begin(self, stream: int, fields: Sequence[tuple[bytes, bytes]]) -> None:
+    def _begin(self, number: int, fields: list[heads.Field], *, ends: bool) -> None:
         # a request that was taken back may still be worked on, so the streams that are open are not all
-        if self._leaving or len(self._answering) >= MOST_STREAMS:
-            self._reset(stream, ErrorCodes.REFUSED_STREAM)  # that is: try again elsewhere
-            return
-        self._requests += 1
-        if self._requests >= (MOST_REQUESTS if self.known else MOST_REQUESTS // 10):
-            self.end_when_idle()
-        headers: dict[str, str] = {}
-        for name, value in fields:
-            key, text = name.decode("latin-1"), value.decode("latin-1")
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        method, target = headers.pop(":method", ""), headers.pop(":path", "")
-        headers.setdefault("host", headers.pop(":authority", ""))
+        if self._leaving or max(len(self._answering), len(self._streams)) >= MOST_STREAMS:
+            raise StreamFault(Code.REFUSED_STREAM)  # that is: try again elsewhere
+        method, target, headers = heads.request_of(fields)
         request = HttpRequest(method, target, headers, known=self.known, local=self.local)
         allowed = self._clients.body_limit(request)
-        if isinstance(allowed, HttpResponse):
-            self._answer(stream, request, allowed, cut_short=True)
-            return
         held_bytes = _STREAM_BYTES + request.size_bytes
-        self._receiving[stream] = _Receiving(request, allowed, self._loop.time(), held_bytes)
-        if not self._may_hold(held_bytes):
-            self._refuse(stream, _BUSY)
+        limit_bytes = 0 if isinstance(allowed, HttpResponse) else allowed
+        stream = _Stream(request, limit_bytes, self._loop.time(), held_bytes, self._first_window_bytes)
+        self._streams[number] = stream
+        if isinstance(allowed, HttpResponse):
+            stream.receiving = not ends
+            self._answer(number, allowed)
+        elif not self._may_hold(held_bytes):
+            self._answer(number, _BUSY)
+        elif ends:
+            self._ask(number)
 
-    def _add(self, stream: int, data: bytes) -> None:
-        receiving = self._receiving[stream]
-        receiving.body += data
-        receiving.held_bytes += len(data)
-        if len(receiving.body) > receiving.body_limit_bytes:
-            self._refuse(stream, too_large(receiving.body_limit_bytes))
-        elif not self._may_hold(len(data)):
-            self._refuse(stream, _BUSY)
+    def _take_data(self, frame: Frame) -> None:
+        """What it brings counts, whatever becomes of its stream: the client has spent its leave to send.
+        That leave is not what bounds how much we hold, see `Clients`."""
+        number = frame.stream
+        self._check_opened(number)
+        self._idle_frames += frame.length < _IDLE_DATA_BYTES and len(frame.body) == frame.length
+        self._came_bytes += frame.length
+        if self._came_bytes > _CONNECTION_WINDOW_BYTES // 2:
+            self._to_send.append(frames.leave_to_send(0, self._came_bytes))
+            self._came_bytes = 0
+        stream = self._streams.get(number)
+        if stream is None or not stream.receiving:
+            return
+        stream.came_bytes += frame.length
+        if stream.came_bytes > _STREAM_WINDOW_BYTES // 2 and not frame.ends_stream:
+            self._to_send.append(frames.leave_to_send(number, stream.came_bytes))
+            stream.came_bytes = 0
+        stream.body += frame.body
+        stream.held_bytes += len(frame.body)
+        if len(stream.body) > stream.body_limit_bytes:
+            self._answer(number, too_large(stream.body_limit_bytes))
+        elif not self._may_hold(len(frame.body)):
+            self._answer(number, _BUSY)
+        elif frame.ends_stream:
+            self._ask(number)
 
     def _may_hold(self, more_bytes: int) -> bool:
         """Whether there is room for so much more. It is looked at in steps, which all streams take together:
@@ -242,82 +274,92 @@ class Http2Connection(Client):
             self._uncounted_bytes = 0
         return True
 
-    def _refuse(self, stream: int, answer: HttpResponse) -> None:
-        self._answer(stream, self._receiving.pop(stream).request, answer, cut_short=True)
-
-    def _ask(self, stream: int, received: _Receiving) -> None:
-        request = received.request
-        request.body = bytes(received.body)
+    def _ask(self, number: int) -> None:
+        stream = self._streams[number]
+        request = stream.request
+        said = request.headers.get("content-length")
+        if said is not None and int(said) != len(stream.body):
+            self._resets += 1
+            self._reset(number, Code.PROTOCOL_ERROR)
+            return
+        request.body = bytes(stream.body)
+        stream.body = bytearray()
+        stream.receiving = False
         answer = self._clients.app(request)
         if isinstance(answer, HttpResponse):
-            self._answer(stream, request, answer)
+            self._answer(number, answer)
             return
-        self._answering[stream] = received.held_bytes
-        self._clients.hand_over(self._await(stream, request, answer))
+        self._answering[number] = stream.held_bytes
+        self._clients.hand_over(self._await(number, answer))
 
-    async def _await(self, stream: int, request: HttpRequest, coming: Awaitable[HttpResponse]) -> None:
+    async def _await(self, number: int, coming: Awaitable[HttpResponse]) -> None:
         """It goes on when the client has left or taken its request back: what is begun must end."""
         try:
             answer = await coming
         finally:
-            del self._answering[stream]
+            del self._answering[number]
             self._clients.changed.set()
-        self._answer(stream, request, answer)
+        self._answer(number, answer)
         self._flush()
 
     # -- answering -------------------------------------------------------------------------------------------
 
-    def _answer(
-        self, stream: int, request: HttpRequest, answer: HttpResponse, *, cut_short: bool = False
-    ) -> None:
-        if self._transport is None or self._transport.is_closing():
+    def _answer(self, number: int, answer: HttpResponse) -> None:
+        stream = self._streams.get(number)
+        if stream is None or self._transport is None or self._transport.is_closing():
             return
-        self._since = self._loop.time()
+        self._since = stream.began_s = self._loop.time()
         self._resets = max(0, self._resets - 1)
         accounts_for = _IDLE_FRAMES_EACH + answer.length_bytes // _BYTES_A_FRAME
         self._idle_frames = max(0, self._idle_frames - accounts_for)
-        body = b"" if request.method == "HEAD" else b"".join((answer.body, *answer.more))
-        try:
-            self._h2.send_headers(stream, [(b":status", b"%d" % answer.status), *fields_of(answer)])
-        except ProtocolError:
-            return  # the client has taken its request back
-        self._unsent[stream] = _Unsent(memoryview(body), self._since, cut_short)
-        self._send(stream)
+        block = heads.packed(answer.status, fields_of(answer))
+        self._to_send += (frames.frame_head(len(block), Kind.HEADERS, frames.END_HEADERS, number), block)
+        body = b"" if stream.request.method == "HEAD" else b"".join((answer.body, *answer.more))
+        stream.body, stream.rest, stream.held_bytes = bytearray(), memoryview(body), _STREAM_BYTES + len(body)
+        self._send(number, stream)
         if answer.last:
             self.end_when_idle()
 
-    def _send(self, stream: int) -> None:
+    def _send(self, number: int, stream: _Stream) -> None:
         """As much of an answer as the client takes."""
-        unsent = self._unsent[stream]
-        try:
-            while True:
-                window_bytes = self._h2.local_flow_control_window(stream)
-                part = unsent.rest[: max(0, min(window_bytes, self._h2.max_outbound_frame_size))]
-                ends = len(part) == len(unsent.rest)
-                if not part and not ends:
-                    return
-                self._h2.send_data(stream, part.tobytes(), end_stream=ends)
-                unsent.rest = unsent.rest[len(part) :]
-                if ends:
-                    break
-        except ProtocolError:  # taken back, or the client has left, in the breath that gave leave to send
-            unsent.cut_short = False
-        del self._unsent[stream]
-        if unsent.cut_short:  # we have said why; what is still to come of the request is not wanted
-            self._reset(stream, ErrorCodes.NO_ERROR)
+        rest = stream.rest
+        assert rest is not None
+        while True:
+            window_bytes = min(stream.may_send_bytes, self._may_send_bytes, self._frame_bytes)
+            part = rest[: max(0, window_bytes)]
+            ends = len(part) == len(rest)
+            if not part and not ends:
+                stream.rest, stream.held_bytes = rest, _STREAM_BYTES + len(rest)
+                return
+            flags = frames.END_STREAM if ends else 0
+            self._to_send += (frames.frame_head(len(part), Kind.DATA, flags, number), part)
+            stream.may_send_bytes -= len(part)
+            self._may_send_bytes -= len(part)
+            if ends:
+                break
+            rest = rest[len(part) :]
+        # where not all of the request has come: we have said why, and what is still to come is not wanted
+        if stream.receiving:
+            self._reset(number, Code.NO_ERROR)
+        else:
+            del self._streams[number]
 
-    def _reset(self, stream: int, code: ErrorCodes) -> None:
-        with contextlib.suppress(ProtocolError):  # it has ended already
-            self._h2.reset_stream(stream, code)
+    def _reset(self, number: int, code: Code) -> None:
+        self._streams.pop(number, None)
+        self._to_send.append(frames.reset(number, code))
 
     def _flush(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if data := self._h2.data_to_send():
+        if self._to_send:
+            # together: each piece would be a record of TLS, work for both sides
+            data = b"".join(self._to_send)
+            self._to_send.clear()
             self._transport.write(data)
-            if (self._unsent or self._transport.get_write_buffer_size()) and not self._has_room():
+            waits = any(stream.rest is not None for stream in self._streams.values())
+            if (waits or self._transport.get_write_buffer_size()) and not self._has_room():
                 self._transport.abort()
-        if self._leaving and not (self._receiving or self._answering or self._unsent):
+        if self._leaving and not (self._streams or self._answering):
             self._transport.close()
 
     def _has_room(self) -> bool:
@@ -325,48 +367,46 @@ class Http2Connection(Client):
 
     # -- ending ----------------------------------------------------------------------------------------------
 
-    def _end(self, code: ErrorCodes | None = None) -> None:
+    def _end(self, code: Code | None = None) -> None:
         """Close at once; `code`: what the client has done wrong. What is being worked on goes on."""
         if self._transport is None:
             return
         if code is not None:
-            self._h2.close_connection(code)
-        self._transport.write(self._h2.data_to_send())
+            self._to_send.append(frames.goaway(self._last_stream, code))
+        self._transport.write(b"".join(self._to_send))
         self._transport.close()
 
     def end_when_idle(self) -> None:
         if self._transport is None or self._leaving or self._transport.is_closing():
             return
         self._leaving = True
-        # by hand: hyper-h2 sends nothing any more once it has made this frame
-        goes = GoAwayFrame(0, last_stream_id=self._h2.highest_inbound_stream_id)
-        self._transport.write(self._h2.data_to_send() + goes.serialize())
+        self._to_send.append(frames.goaway(self._last_stream, Code.NO_ERROR))
         self._flush()
 
     @property
     def held_bytes(self) -> int:
-        waiting = sum(each.held_bytes for each in self._receiving.values()) + sum(self._answering.values())
-        unsent = sum(len(each.rest) for each in self._unsent.values())
+        """A request that is being answered counts once, also where its client has taken it back."""
+        streams = (each for number, each in self._streams.items() if number not in self._answering)
         buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        return self._unfinished_bytes + waiting + unsent + buffered
+        of_streams = sum(each.held_bytes for each in streams) + sum(self._answering.values())
+        return self._reader.held_bytes + of_streams + buffered
 
     def silent_s(self, now: float) -> float:
         if self._answering:
             return -1.0
-        return now - min((each.began_s for each in self._receiving.values()), default=self._since)
+        return now - min((each.began_s for each in self._streams.values()), default=self._since)
 
     def hurry(self, now: float) -> None:
         if self._transport is None or self._transport.is_closing():
             return
         patience = self._clients.patience
-        late = [stream for stream, each in self._receiving.items() if now - each.began_s > patience.request_s]
-        late += [stream for stream, each in self._unsent.items() if now - each.since_s > patience.answer_s]
-        for stream in late:
-            self._receiving.pop(stream, None)
-            self._unsent.pop(stream, None)
-            self._reset(stream, ErrorCodes.CANCEL)
+        for number, stream in list(self._streams.items()):
+            if number not in self._answering:
+                allowed_s = patience.answer_s if stream.rest is not None else patience.request_s
+                if now - stream.began_s > allowed_s:
+                    self._reset(number, Code.CANCEL)
         if self._blocked_s is not None and now - self._blocked_s > patience.answer_s:
             self.abort()
-        elif not (self._receiving or self._answering or self._unsent) and now - self._since > patience.idle_s:
+        elif not (self._streams or self._answering) and now - self._since > patience.idle_s:
             self.end_when_idle()
         self._flush()

@@ -15,6 +15,7 @@ from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level
 WATCHED_CHECKS = (
     doctor_plugins.somewhere,
     doctor_nodes.shared_nodes,
+    doctor_nodes.unwell,
     doctor_plugins.updates,
     doctor_nodes.one_unit,
     doctor_nodes.one_set_of_names,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from gpuslice.adapters.kube.objects import Node
+from gpuslice.adapters.kube.objects import Condition, Node
 from gpuslice.adapters.kube.views import node_view
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, amount, names_of
 from gpuslice.apps.diagnosis.doctor_plugins import not_offered
@@ -23,6 +23,7 @@ from gpuslice.core.mode import SCHEDULES, rules_of
 from gpuslice.core.quantity import whole_number
 
 CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
+HEARD_WITHIN = timedelta(minutes=15)  # kubelet reports each five
 _MOST_GIB = 1000  # no card has this many GiB: such units are MiB
 
 
@@ -106,6 +107,48 @@ def _cards(node: Node, where: str) -> Iterator[Finding]:
             "drain the node, restart the device plugin, and if it stays, remove kubelet's "
             "device-plugins/kubelet_internal_checkpoint and restart kubelet",
         )
+
+
+def unwell(facts: Facts) -> Iterator[Finding]:
+    """What a node that shares cards says of itself: it is away, short of something, or lives at another time.
+
+    A kubelet reports every five minutes by its own clock; whether it is there the control plane knows by its
+    own, so a node that is ready and was last heard of at another time has another clock.
+    """
+    for node in facts.nodes:
+        if not (facts.is_to_share(node) or amount(node, names_of(node).memory)):
+            continue
+        where = f"node {node.metadata.name}"
+        for condition in node.status.conditions or ():
+            said = f" ({words})" if (words := condition.message or condition.reason) else ""
+            if condition.type == "Ready" and condition.status != "True":
+                what = (
+                    f"is not ready{said}: nothing starts there, and its pods are evicted after five minutes"
+                )
+                yield Finding(Level.ERROR, where, what, "see whether its kubelet runs, and that one's log")
+            elif condition.type.endswith("Pressure") and condition.status == "True":
+                what = (
+                    f"has {condition.type}{said}: kubelet starts no pods there, the device plugin's included"
+                )
+                yield Finding(Level.ERROR, where, what, "free what it is short of, or take the node out")
+            elif condition.type == "Ready" and (ahead := _ahead(condition, facts.now)) is not None:
+                way = "ahead of" if ahead > timedelta() else "behind"
+                yield Finding(
+                    Level.WARNING,
+                    where,
+                    f"its clock seems {abs(ahead) // timedelta(minutes=1)} minutes {way} the one here: "
+                    "certificates and tokens are refused where clocks differ",
+                    "see that both keep time (chrony, systemd-timesyncd)",
+                )
+
+
+def _ahead(condition: Condition, now: datetime) -> timedelta | None:
+    """By how much the node's clock differs, where that is more than its reports explain."""
+    try:
+        ahead = datetime.fromisoformat(condition.last_heartbeat_time or "") - now
+    except (ValueError, TypeError):  # it says none, or one without a zone
+        return None
+    return ahead if abs(ahead) > HEARD_WITHIN else None
 
 
 def one_unit(facts: Facts) -> Iterator[Finding]:

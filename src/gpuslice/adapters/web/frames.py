@@ -1,0 +1,271 @@
+"""The frames of HTTP/2 (RFC 9113), as a server needs them: made, read, and what is wrong with one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEAD_BYTES = 9
+PING_BYTES = 8
+SMALLEST_FRAME_BYTES = 16 << 10  # that the other side must take, and takes until it says more
+LARGEST_FRAME_BYTES = (1 << 24) - 1
+LARGEST_WINDOW_BYTES = (1 << 31) - 1
+FIRST_WINDOW_BYTES = (1 << 16) - 1
+
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITY_INSIDE = 0x20
+
+LARGEST_DATA_BYTES = 256 << 10
+"""Of a frame of a body, which is taken as it comes. Go's client writes each frame by itself, in two records
+of TLS where it has the least of 16 KiB; so the names of 5,000 nodes come in one."""
+_LARGEST_BYTES = 64 << 10  # of any other, which must have come whole; and of a head in many
+_MOST_PARTS = 64  # of a head
+_HEAD = struct.Struct(">BHBBL")
+_SETTING = struct.Struct(">HL")
+_PAIR = struct.Struct(">LL")
+_RESET = struct.Struct(">L")
+
+
+class Kind(IntEnum):
+    """Of a frame."""
+
+    DATA = 0
+    HEADERS = 1
+    PRIORITY = 2
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+class Setting(IntEnum):
+    """What one side tells the other about itself."""
+
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class Code(IntEnum):
+    """Why a stream or a connection ends."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class ConnectionFault(Exception):
+    """What the client sent ends its connection."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class StreamFault(Exception):
+    """What the client sent ends one of its requests."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+# -- to the client -------------------------------------------------------------------------------------------
+
+
+def frame_head(length: int, kind: Kind, flags: int, stream: int) -> bytes:
+    return _HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
+
+
+def settings(values: dict[Setting, int]) -> bytes:
+    body = b"".join(_SETTING.pack(name, value) for name, value in values.items())
+    return frame_head(len(body), Kind.SETTINGS, 0, 0) + body
+
+
+def settings_heard() -> bytes:
+    return frame_head(0, Kind.SETTINGS, ACK, 0)
+
+
+def pong(body: bytes) -> bytes:
+    return frame_head(len(body), Kind.PING, ACK, 0) + body
+
+
+def leave_to_send(stream: int, more_bytes: int) -> bytes:
+    return frame_head(4, Kind.WINDOW_UPDATE, 0, stream) + _RESET.pack(more_bytes)
+
+
+def reset(stream: int, code: Code) -> bytes:
+    return frame_head(4, Kind.RST_STREAM, 0, stream) + _RESET.pack(code)
+
+
+def goaway(last_stream: int, code: Code) -> bytes:
+    return frame_head(8, Kind.GOAWAY, 0, 0) + _PAIR.pack(last_stream, code)
+
+
+# -- from the client -----------------------------------------------------------------------------------------
+
+
+class Frame(NamedTuple):
+    """`body` is of a head all of it, also where it came in several frames; of data, what has come of it.
+
+    `length`: of data, what the whole frame takes of the client's leave; 0 where only more of it has come.
+    """
+
+    kind: int
+    flags: int
+    stream: int
+    body: memoryview
+    length: int
+
+    @property
+    def ends_stream(self) -> bool:
+        return bool(self.flags & END_STREAM)
+
+
+class FrameReader:
+    """What one client sends, frame by frame."""
+
+    def __init__(self) -> None:
+        self._unread = b""  # of a frame that has not come whole
+        self._greeted = False  # the client has said that this is HTTP/2
+        self._head = bytearray()  # that comes in several frames
+        self._head_begun: tuple[int, int] | None = None  # the flags and the stream of that one
+        self._parts = 0
+        self._data = (0, 0)  # the flags and the stream of data that is coming
+        self._data_left_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._unread) + len(self._head)
+
+    def read(self, heard: memoryview) -> Iterator[Frame]:
+        """Frames in their order. Raises `ConnectionFault`. Their bytes are only good until the next one."""
+        if self._unread:
+            heard = memoryview(self._unread + heard)
+        at = self._greeting(heard)
+        while at is not None:
+            if self._data_left_bytes:
+                if at == len(heard):
+                    break
+                frame = self._more_data(heard[at:], 0)
+                at += len(frame.body)
+                yield frame
+                continue
+            if len(heard) - at < HEAD_BYTES:
+                break
+            length, kind, flags = int.from_bytes(heard[at : at + 3]), heard[at + 3], heard[at + 4]
+            stream = int.from_bytes(heard[at + 5 : at + HEAD_BYTES]) & LARGEST_WINDOW_BYTES
+            self._check(kind, flags, stream, length)
+            begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
+            if kind == Kind.DATA and not flags & PADDED:
+                self._data, self._data_left_bytes = (flags, stream), length
+                frame = self._more_data(heard[begin:], length)
+                at = begin + len(frame.body)
+                yield frame
+            elif len(heard) < end:
+                break
+            else:
+                at = end
+                frame = Frame(kind, flags, stream, heard[begin:end], length)
+                if kind == Kind.DATA:
+                    yield Frame(kind, flags, stream, unpadded(flags, frame.body), length)
+                elif kind not in (Kind.HEADERS, Kind.CONTINUATION):
+                    yield frame
+                elif (whole := self._more_head(frame)) is not None:
+                    yield whole
+        self._unread = bytes(heard[at or 0 :])
+
+    def _greeting(self, heard: memoryview) -> int | None:
+        """Where the frames begin; None where it has not come yet."""
+        if self._greeted:
+            return 0
+        if heard[: len(PREFACE)] != PREFACE[: len(heard)]:
+            raise ConnectionFault(Code.PROTOCOL_ERROR)
+        self._greeted = len(heard) >= len(PREFACE)
+        return len(PREFACE) if self._greeted else None
+
+    def _check(self, kind: int, flags: int, stream: int, length: int) -> None:
+        in_parts = kind == Kind.DATA and not flags & PADDED
+        if length > (LARGEST_DATA_BYTES if in_parts else _LARGEST_BYTES):
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR)
+        goes_on = self._head_begun is not None and (kind, stream) == (Kind.CONTINUATION, self._head_begun[1])
+        if goes_on != (kind == Kind.CONTINUATION or self._head_begun is not None):
+            raise ConnectionFault(Code.PROTOCOL_ERROR)
+
+    def _more_data(self, heard: memoryview, length: int) -> Frame:
+        """What has come of the data; only its last part ends the stream."""
+        flags, stream = self._data
+        part = heard[: self._data_left_bytes]
+        self._data_left_bytes -= len(part)
+        return Frame(Kind.DATA, 0 if self._data_left_bytes else flags, stream, part, length)
+
+    def _more_head(self, frame: Frame) -> Frame | None:
+        """The head, once it is whole. What it says of priority is not heeded (RFC 9113, 5.3.2)."""
+        body = frame.body
+        if frame.kind == Kind.HEADERS:
+            body = unpadded(frame.flags, body)
+            if frame.flags & PRIORITY_INSIDE:
+                if len(body) < 5:
+                    raise ConnectionFault(Code.FRAME_SIZE_ERROR)
+                body = body[5:]
+            if frame.flags & END_HEADERS:
+                return Frame(frame.kind, frame.flags, frame.stream, body, frame.length)
+            self._head_begun, self._parts = (frame.flags, frame.stream), 0
+        self._head += body
+        self._parts += 1
+        if len(self._head) > _LARGEST_BYTES or self._parts > _MOST_PARTS:
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
+        if not frame.flags & END_HEADERS:
+            return None
+        assert self._head_begun is not None  # checked when it went on
+        flags, stream = self._head_begun
+        whole = memoryview(bytes(self._head))
+        self._head, self._head_begun = bytearray(), None
+        return Frame(Kind.HEADERS, flags, stream, whole, len(whole))
+
+
+def unpadded(flags: int, body: memoryview) -> memoryview:
+    """Without its padding, where it has some."""
+    if not flags & PADDED:
+        return body
+    if not body or body[0] >= len(body):
+        raise ConnectionFault(Code.PROTOCOL_ERROR)
+    return body[1 : len(body) - body[0]]
+
+
+def number(body: memoryview) -> int:
+    """Of 31 bits, alone in its frame."""
+    if len(body) != 4:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR)
+    return int.from_bytes(body) & LARGEST_WINDOW_BYTES
+
+
+def settings_said(body: memoryview) -> dict[int, int]:
+    """The last word on each, checked where we heed it."""
+    if len(body) % _SETTING.size:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR)
+    said = dict(_SETTING.iter_unpack(body))
+    if said.get(Setting.ENABLE_PUSH, 0) > 1:
+        raise ConnectionFault(Code.PROTOCOL_ERROR)
+    if said.get(Setting.INITIAL_WINDOW_SIZE, 0) > LARGEST_WINDOW_BYTES:
+        raise ConnectionFault(Code.FLOW_CONTROL_ERROR)
+    size = said.get(Setting.MAX_FRAME_SIZE, SMALLEST_FRAME_BYTES)
+    if not SMALLEST_FRAME_BYTES <= size <= LARGEST_FRAME_BYTES:
+        raise ConnectionFault(Code.PROTOCOL_ERROR)
+    return said
