@@ -333,7 +333,15 @@ def _base(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
         found[architecture or os.uname().machine] = Path(path)
     if unknown := set(found) - set(oci.ARCHITECTURES):
         raise click.BadParameter(f"{', '.join(unknown)} must be one of {', '.join(oci.ARCHITECTURES)}")
+    if absent := [str(path) for path in found.values() if not path.exists()]:
+        raise click.BadParameter(f"there is no {', '.join(absent)}")
     return found
+
+
+def _url(_: click.Context, __: click.Parameter, value: str) -> str:
+    if value and not value.startswith(("https://", "http://")):
+        raise click.BadParameter(f"{value} is no address: it begins with https://")
+    return value
 
 
 @click.command()
@@ -353,7 +361,7 @@ def _base(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dic
     metavar="[ARCH=]PATH",
     help="What the image stands on: a root file system as a folder, or an OCI archive. It has Python.",
 )
-@click.option("--url", default="", help="Where the files will be downloaded from, for krew.")
+@click.option("--url", default="", callback=_url, help="Where the files will be downloaded from, for krew.")
 @click.option(
     "--key", default="", help="Key that signs the checksums: cosign's file or KMS, or GnuPG's name."
 )
@@ -383,6 +391,8 @@ def main(build: bool, out: Path, only: tuple[str, ...], architectures: tuple[str
             try:
                 for made in step.make(release):
                     click.echo(f"{made.stat().st_size:>12,}  {made}")
+            except oci.NoBase as error:
+                raise click.ClickException(f"{step.name}: {error}") from error
             except subprocess.CalledProcessError as error:
                 told = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
                 command = " ".join(map(str, error.cmd))

@@ -25,12 +25,17 @@ main()
 def base_image(base: Path, architecture: str, epoch: int) -> oci.Image:
     """What the image stands on: an OCI archive's image, or a root file system as a folder."""
     if base.is_dir():
-        return oci.Image(architecture, (oci.layer(oci.tree(base), epoch),), {})
+        try:
+            return oci.Image(architecture, (oci.layer(oci.tree(base), epoch),), {})
+        except PermissionError as error:
+            raise oci.NoBase(
+                f"{error.filename} of the base cannot be read: be who made it, or chmod -R a+rX {base}"
+            ) from error
     return oci.read_archive(base, architecture)
 
 
 def python_of(below: oci.Image) -> str:
-    """The version of the base's python3. LookupError where there is none that we support."""
+    """The version of the base's python3. NoBase where there is none that we support."""
     names: set[str] = set()
     for layer in below.layers:
         with tarfile.open(fileobj=io.BytesIO(layer.content)) as archive:
@@ -40,7 +45,7 @@ def python_of(below: oci.Image) -> str:
             name.removeprefix("./") for name in names
         }:
             return python
-    raise LookupError(
+    raise oci.NoBase(
         f"the base has none of python{', python'.join(wheels.PYTHONS)} in /usr/bin or /usr/local/bin"
     )
 

@@ -91,10 +91,18 @@ def _squeezed(plain: bytes) -> bytes:
 # -- images ------------------------------------------------------------------------------------------------
 
 
+class NoBase(LookupError):
+    """What no image can stand on; the message says why, and what would do."""
+
+
 def read_archive(path: Path, architecture: str) -> Image:
-    """The image of one architecture in an OCI archive. LookupError where there is none."""
+    """The image of one architecture in an OCI archive. NoBase where there is none."""
+    if not tarfile.is_tarfile(path):
+        raise NoBase(f"{path} is neither a folder nor an OCI archive")
     with tarfile.open(path) as archive:
         files = {entry.name.removeprefix("./"): entry for entry in archive if entry.isreg()}
+        if "index.json" not in files:
+            raise NoBase(f"{path} is no OCI archive: it has no index.json (docker save writes it since 25.0)")
 
         def read(name: str) -> bytes:
             content = archive.extractfile(files[name])
@@ -116,7 +124,7 @@ def read_archive(path: Path, architecture: str) -> Image:
                 layers = zip(document["layers"], config["rootfs"]["diff_ids"], strict=True)
                 blobs = tuple(Blob(each["mediaType"], blob(each["digest"]), diff) for each, diff in layers)
                 return Image(architecture, blobs, config.get("config", {}))
-    raise LookupError(f"{path} holds no image for {ARCHITECTURES[architecture]}")
+    raise NoBase(f"{path} holds no image for {ARCHITECTURES[architecture]}")
 
 
 def image_archive(path: Path, images: Iterable[Image], created: str, annotations: Mapping[str, str]) -> str:

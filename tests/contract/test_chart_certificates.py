@@ -11,7 +11,7 @@ import yaml
 from cryptography import x509
 
 from gpuslice.apps.extender.command import command as extender_command
-from tests.chart import CHART, KUBE_SCHEDULER, NAMED, printed, render
+from tests.chart import CHART, EVERYTHING, KUBE_SCHEDULER, NAMED, printed, render
 
 
 def extender_of(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
@@ -86,6 +86,15 @@ def test_cert_manager_may_make_and_renew_what_the_extender_and_kube_scheduler_sh
     company = {"kind": "ClusterIssuer", "name": "company"}
     assert {others["Certificate", name]["spec"]["issuerRef"] == company for name in names} == {True}
     assert not any(kind == "Issuer" and "extender" in name for kind, name in others)
+
+
+def test_without_certificates_of_helm_each_rendering_is_the_same(helm: str) -> None:
+    """Or a tool that renders without asking the cluster, as Argo CD does, would never come to rest."""
+    sources = "webhook.certificate.source=cert-manager,extender.certificate.source=cert-manager"
+    command = (helm, "template", "cgpu", str(CHART), *NAMED, "--set", f"{EVERYTHING},{sources}")
+    first, second = (subprocess.run(command, capture_output=True, check=True).stdout for _ in range(2))
+    assert first == second
+    assert b"kind: Certificate" in first
 
 
 def test_plain_http_is_a_value_that_the_notes_warn_of(helm: str) -> None:

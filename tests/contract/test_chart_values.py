@@ -33,6 +33,15 @@ from tests.chart import CHART, EVERYTHING, KUBE_SCHEDULER, NAMED, WEBHOOKS, rend
         ("extender.resources.limit.cpu=1", "limit"),
         ("image.digest=abc", "digest"),
         ("test.failOn=note", "failOn"),
+        (f"fullnameOverride={'a' * 40}", "fullnameOverride"),  # a Service's name ends at 63
+        ("scheduler.name=Second_One", "scheduler/name"),
+        ("scheduler.name=", "scheduler/name"),
+        ("scheduler.name=default-scheduler", "both would place the same pods"),
+        ("scheduler.image=registry.k8s.io/kube-scheduler:v1.36.2", "is named without its tag"),
+        ("image.repository=localhost:5000/gpuslice:latest", "is named without its tag"),
+        ("image.repository=localhost:5000/gpuslice@sha256:abc", "is named without its tag"),
+        ("wholeCards.serviceAccount.name=own", "serviceAccount"),
+        ("test.serviceAccount.name=own", "serviceAccount"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(helm: str, setting: str, named: str) -> None:
@@ -117,6 +126,8 @@ def test_every_workload_takes_what_people_set(helm: str, workload: str, tmp_path
     }
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert {*own, "logLevel"} == set(_workload_keys(schema))
+    if workload == "wholeCards":
+        del own["serviceAccount"]  # it runs as the device plugin does
     everybody = {
         "podLabels": {"team": "all", "all": "yes"},
         "podAnnotations": {"note": "all", "all": "yes"},
@@ -153,7 +164,7 @@ def test_every_workload_takes_what_people_set(helm: str, workload: str, tmp_path
     assert {"name": "extra", "mountPath": "/extra"} in container["volumeMounts"]
     assert {"name": "extra", "emptyDir": {}} in spec["volumes"]
     assert container["resources"]["requests"]["cpu"] == "7m"
-    if workload != "wholeCards":  # it runs as the device plugin does
+    if "serviceAccount" in own:
         assert spec["serviceAccountName"] == "theirs"
         bound = {
             each["name"]

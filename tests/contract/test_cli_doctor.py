@@ -163,7 +163,7 @@ def with_amounts(made: Object, **amounts: str | None) -> Object:
     [
         (with_amounts(labelled("n1", 8), whole="1"), "error", "offers both aliyun.com/gpu-mem (8)"),
         (without_resources(labelled("n1", cgpu="true")), "error", "no device plugin runs there"),
-        (without_resources(labelled("n1", ack__node__gpu__schedule="core_mem")), "error", "core_mem and no"),
+        (without_resources(labelled("n1", ack__node__gpu__schedule="share")), "error", "=share and no"),
         (without_resources(labelled("n1", 8)), "warning", "without label cgpu no device plugin runs there"),
         (with_amounts(labelled("n1", 8), count=None), "warning", "without aliyun.com/gpu-count"),
         (with_amounts(labelled("n1", 8), memory="8192"), "error", "kubelet counts 8192 of"),

@@ -252,6 +252,14 @@ async def test_a_misspelt_resource_is_told_with_what_was_meant(shell: Shell) -> 
     )
 
 
+async def test_kais_annotation_is_told_to_need_the_webhook(shell: Shell) -> None:
+    pod = api_pod("k", containers=[{"name": "m", "image": "m"}], annotations={"gpu-fraction": "0.5"})
+    await shell.has([node("n1", 8)], [pod])
+    told = (await shell("gpuslice", "explain", "k")).out
+    assert "annotation gpu-fraction is KAI-Scheduler's" in told
+    assert "webhook.kai.enabled" in told
+
+
 def crashed(name: str) -> dict[str, Any]:
     pod = placed(name, 4, "n1", "0", ALIYUN_COM_GPU_MEM_ASSIGNED="true")
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}

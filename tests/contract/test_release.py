@@ -52,6 +52,34 @@ def test_a_base_for_a_machine_that_nobody_has_is_refused() -> None:
     assert "sparc must be one of x86_64, aarch64" in done.output
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--base", "{tmp}/absent"], "there is no {tmp}/absent"),
+        (["--base", "{tmp}/text"], "Error: image: {tmp}/text is neither a folder nor an OCI archive"),
+        (["--base", "{tmp}/old.tar"], "Error: image: {tmp}/old.tar is no OCI archive: it has no index.json"),
+        (["--base", "{tmp}/closed"], "Error: image: {tmp}/closed/shadow of the base cannot be read"),
+        (["--url", "registry.example.com"], "registry.example.com is no address"),
+    ],
+)
+def test_what_nothing_can_be_made_of_is_refused_with_a_sentence(
+    tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    (tmp_path / "text").write_text("no archive\n")
+    with tarfile.open(tmp_path / "old.tar", "w") as archive:
+        archive.add(tmp_path / "text", "manifest.json")
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "shadow").write_text("")
+    (tmp_path / "closed" / "shadow").chmod(0)
+    if "closed" in options[-1] and os.access(tmp_path / "closed" / "shadow", os.R_OK):
+        pytest.skip("root may read everything")
+    words = [each.format(tmp=tmp_path) for each in options]
+    arch = ["--arch", os.uname().machine, "--only", "image"]
+    done = CliRunner().invoke(build.main, ["--build", "--out", str(tmp_path / "dist"), *arch, *words])
+    assert done.exception.__class__ is SystemExit, done.output
+    assert sentence.format(tmp=tmp_path) in " ".join(done.output.split())
+
+
 # -- wheels ------------------------------------------------------------------------------------------------
 
 

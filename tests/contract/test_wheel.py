@@ -99,6 +99,11 @@ def test_the_demo_says_how_to_get_it(program: list[str]) -> None:
     told = ended(program, "demo")
     assert told.returncode == 1
     assert "demo is not part of this installation: in a checkout of gpuslice, `make demo`" in told.stderr
+    words = {"_GPUSLICE_COMPLETE": "bash_complete", "COMP_WORDS": "gpuslice demo --", "COMP_CWORD": "2"}
+    tab = subprocess.run(
+        program, env=words | {"HOME": "/nowhere"}, capture_output=True, text=True, check=False
+    )
+    assert "not part of" not in tab.stdout + tab.stderr, "a shell shows what it says while one types"
 
 
 def test_every_module_can_be_imported(program: list[str]) -> None:

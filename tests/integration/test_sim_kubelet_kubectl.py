@@ -145,6 +145,14 @@ async def test_exec_carries_streams_and_the_exit_status(node: Node) -> None:
 
 
 @pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1) of bsdutils for a terminal")
+async def test_debug_is_refused_at_once(node: Node) -> None:
+    """No simulated node starts containers in a pod that runs: kubectl would wait for ever."""
+    await node.create(make_pod("one"))
+    code, text = await kubectl(node, "debug", "one", "--image=busybox", "-it", "--", "true")
+    assert code != 0, text
+    assert "ephemeral containers are disabled for this cluster" in text
+
+
 async def test_exec_gives_a_terminal(node: Node) -> None:
     await node.create(make_pod("one"))
     await node.wait_pod("one", lambda it: state_of(it) == "running")

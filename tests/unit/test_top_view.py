@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
 from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.apps.cli.top_app import HelpScreen, PodScreen, TopApp
+from gpuslice.apps.cli.top_app import CELL_GAP, SCROLLBAR, HelpScreen, PodScreen, TopApp
 from gpuslice.apps.cli.top_print import History, container_cells, show_once
 from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage, UrlSource
 
@@ -87,6 +87,13 @@ def test_a_long_name_is_cut_in_its_middle_and_drives_out_no_column() -> None:
     assert heads.split() == ["NAMESPACE", "POD", "GPU", "MEMORY", "OF", "LIMIT", "SM", "REFUSED"]
     assert any(re.match(r"notebooks-\S*…\S+ent-7 +x+…x+-7 ", line) for line in shown(LONG_NAMES, 80))
     assert any("notebooks-of-the-whole-department-7" in line for line in shown(LONG_NAMES, 200))
+
+
+def test_beside_long_names_figures_are_whole_in_60_columns() -> None:
+    lines = shown(LONG_NAMES, 60 - SCROLLBAR - CELL_GAP)  # what the live view leaves
+    (heads,) = [line for line in lines if line.startswith("NAMESPACE")]
+    assert heads.split() == ["NAMESPACE", "POD", "GPU", "MEMORY", "SM", "REFUSED"]
+    assert any(re.search(r"…\S+-7 +0 +3.0G/4.0G +50% +17$", line.rstrip()) for line in lines), lines
 
 
 def test_a_wide_terminal_shows_everything() -> None:

@@ -123,6 +123,9 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 
 {{- /* An image's name with the registry of the values in place of its own. */}}
 {{- define "gpuslice.mirrored" -}}
+{{- if regexMatch "(:[^/]*|@.*)$" (last .) }}
+{{- fail (printf "%s: an image is named without its tag and digest, which have values of their own beside it: tag, digest" (last .)) }}
+{{- end }}
 {{- $root := first . }}
 {{- with $root.Values.global.imageRegistry }}{{ . }}/{{ regexReplaceAll "^[^/]*[.:][^/]*/" (last $) "" }}
 {{- else }}{{ last . }}

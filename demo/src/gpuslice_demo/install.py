@@ -158,7 +158,7 @@ def _agent_volumes() -> list[dict[str, Any]]:
 
 
 def _switch(places: Places, *, shared: bool, ack: bool) -> dict[str, Any]:
-    """Takes the plugin of whole cards off nodes that share, or puts it back, with an agent for the last holders."""
+    """Takes the plugin of whole cards off nodes that share, or puts it back, and serves the last pods."""
     name = f"device-plugin-{'evict' if shared else 'recover'}{'-ack' if ack else ''}-ds"
     labels = {"app": "gpushare", "component": "gpushare-device-plugin", "name": name}
     container = {

@@ -30,7 +30,6 @@ _PARTS = {  # subresource -> (group, version, kind, verbs)
     "finalize": ("", "", "", ["update"]),
     "token": ("authentication.k8s.io", "v1", "TokenRequest", ["create"]),
     "resize": ("", "", "", ["get", "patch", "update"]),
-    "ephemeralcontainers": ("", "", "", ["get", "patch", "update"]),
 }
 
 

@@ -7,6 +7,7 @@ other.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -112,8 +113,11 @@ class LazyGroup(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Name the nearest commands when there is none of that name."""
-        if context.resilient_parsing and args[0] not in self.list_commands(context):
-            return None, None, []  # for Tab, which goes on with the commands
+        if context.resilient_parsing:  # for Tab, which goes on with the commands, and says nothing of its own
+            with contextlib.suppress(click.ClickException):
+                if args[0] in self.list_commands(context):
+                    return super().resolve_command(context, args)
+            return None, None, []
         if args == ["help"]:  # as kubectl and helm have it
             click.echo(context.get_help())
             context.exit()

@@ -137,6 +137,8 @@ def widths_for(
     for name in NOT_NEEDED:
         if total(COMFORTABLE) > width:
             widths.pop(name, None)
+    if total(LEAST) > width:
+        widths.pop("OF LIMIT", None)  # MEMORY has both of its figures
     longest = max(widths.values())
     while total(longest) > width and longest > LEAST:
         longest -= 1

@@ -11,6 +11,7 @@ from gpuslice.adapters.kube import objects
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.core import kai
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
@@ -225,6 +226,12 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
         whole = _wants_whole_cards(pod)
         kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
         nothing = [f"{kind}, so gpuslice does not decide where it goes."]
+        theirs = [name for name in kai.ANNOTATIONS if name in (pod.metadata.annotations or {})]
+        if theirs and not whole:
+            nothing = [
+                f"Its annotation {theirs[0]} is KAI-Scheduler's, which gpuslice leaves alone unless the "
+                "webhook translates it (chart value webhook.kai.enabled)."
+            ]
         return resource_hints(resources_of(pod)) or nothing
     if view.placement is None:
         return [

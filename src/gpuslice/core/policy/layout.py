@@ -92,7 +92,7 @@ class Layout:
             sizes[line, : len(kind.sizes), 0] = kind.sizes
         each = sizes // np.array([max(shape.units, 1) for shape in shapes], dtype=np.int64)
         enough = (each > 0).sum(axis=1) >= np.array([shape.cards for shape in shapes], dtype=np.int64)
-        pieces: Floats = each.sum(axis=1) * enough.astype(np.float64)
+        pieces: Floats = (each.sum(axis=1) * enough).astype(np.float64)
         return pieces
 
     def hosted(self, cpu_milli: Floats, memory_mib: Floats) -> Floats:
