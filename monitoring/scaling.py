@@ -11,10 +11,16 @@ MEMORY = ("pod_gpu_memory_used_bytes", "memory_used_bytes_current")  # ours, and
 _LABELS = "{<<.LabelMatchers>>}"
 
 
+def busy_percent(chosen: str, pod: str = "pod") -> str:
+    """Of each pod: the time of its card in which its containers computed; of several cards the mean."""
+    of_card = f"sum by ({pod}, node, gpu_uuid) (avg_over_time({c.SM_UTILIZATION.name}{chosen}[1m]))"
+    return f"avg by ({pod}) ({of_card}) * 100"
+
+
 def adapter_values() -> dict[str, Any]:
     """Values of the chart prometheus-community/prometheus-adapter."""
     sm, memory = c.SM_UTILIZATION.name, c.MEMORY_USED.name
-    percent = f"avg by (<<.GroupBy>>) (avg_over_time({sm}{_LABELS}[1m])) * 100"
+    percent = busy_percent(_LABELS, "<<.GroupBy>>")
     rules = [
         _rule(sm, "pod_gpu_utilization", percent),
         _rule(sm, "duty_cycle_current", percent),  # the vendor's name of the same
@@ -65,14 +71,15 @@ def autoscaler() -> dict[str, Any]:
 
 
 def scaled_object() -> dict[str, Any]:
-    """The same by KEDA, which needs no adapter."""
-    busy = f'sum(avg_over_time({c.SM_UTILIZATION.name}{{namespace="default",pod=~"infer-.*"}}[1m])) * 100'
+    """The same by KEDA, which needs no adapter. It divides the sum of all pods by their number."""
+    of_deployment = '{namespace="default",pod=~"infer-[a-z0-9]+-[a-z0-9]{5}"}'
+    busy = f"sum({busy_percent(of_deployment)})"
     trigger = {
         "serverAddress": f"{PROMETHEUS}:9090",
         "query": busy,
         "threshold": "60",
         "activationThreshold": "5",
-        "ignoreNullValues": "true",
+        "ignoreNullValues": "false",  # without figures the replicas stay; else KEDA takes none for 0
     }
     return {
         "apiVersion": "keda.sh/v1alpha1",

@@ -14,11 +14,11 @@ from monitoring.build import ROOT, RULES, files
 from monitoring.cases import CASES
 from monitoring.panels import WIDTH, document
 from monitoring.rules import ALERTS, OF_OTHERS, RECORDED, RUNBOOK, rule_groups
-from monitoring.scaling import adapter_values, autoscaler
+from monitoring.scaling import adapter_values, autoscaler, scaled_object
 from monitoring.selectors import MOST
 
 from gpuslice.apps.exporter.ack import LEGACY
-from gpuslice.apps.exporter.catalogue import METRICS, groups
+from gpuslice.apps.exporter.catalogue import METRICS, SM_UTILIZATION, groups
 from tests.tools import find
 
 _OURS = re.compile(r"\bgpuslice_[a-z_]+")
@@ -281,3 +281,40 @@ def test_what_scales_is_what_the_adapter_offers() -> None:
     (metric,) = autoscaler()["spec"]["metrics"]
     offered = {rule["name"]["as"] for rule in adapter_values()["rules"]["custom"]}
     assert metric["pods"]["metric"]["name"] in offered
+
+
+@pytest.mark.parametrize(
+    ("containers", "percent"),
+    [
+        ({"a": 0, "b": 0}, 100),  # two containers on one card
+        ({"a": 0}, 50),
+        ({"a": (0, 1)}, 50),  # one on two cards, both half busy
+        ({}, None),  # nobody knows: neither 0 nor anything else
+    ],
+)
+def test_a_pod_is_as_busy_as_its_containers_together(
+    containers: dict[str, Any], percent: float | None, tmp_path: Path
+) -> None:
+    held = [
+        (name, card) for name, on in containers.items() for card in (on if isinstance(on, tuple) else (on,))
+    ]
+    labels = 'node="n1",namespace="default",pod="infer-6d4cf56db6-x2x7k"'
+    series = [
+        {
+            "series": f'{SM_UTILIZATION.name}{{{labels},container="{name}",gpu_uuid="{card}"}}',
+            "values": "0.5x10",
+        }
+        for name, card in held
+    ]
+    (trigger,) = scaled_object()["spec"]["triggers"]
+    rule = adapter_values()["rules"]["custom"][0]["metricsQuery"]
+    asked = rule.replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'namespace="default"')
+    of_pod = [{"labels": '{pod="infer-6d4cf56db6-x2x7k"}', "value": percent}]
+    of_all = [{"labels": "{}", "value": percent}]
+    cases = [(asked, of_pod), (trigger["metadata"]["query"], of_all)]
+    wanted = [
+        {"expr": query, "eval_time": "2m", "exp_samples": found if percent is not None else []}
+        for query, found in cases
+    ]
+    assert_promtool_finds({"interval": "15s", "input_series": series, "promql_expr_test": wanted}, tmp_path)
+    assert trigger["metadata"]["ignoreNullValues"] == "false"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.core.advice import Peak, advise, emptied_cards
+from gpuslice.core.advice import SETTLED_S, Peak, advise, emptied_cards
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.units import limit_mib
 from tests.builders import make_node, make_pod
@@ -26,6 +28,20 @@ def test_who_used_little_is_told_how_much_would_do_and_the_namespace_what_it_cou
     (resize,) = found.resizes
     assert (resize.pod.name, resize.units, resize.suggested_units, resize.more) == ("p0", 10, 3, False)
     assert found.given_back == {"default": 7}
+
+
+def test_who_has_just_started_is_not_told_to_ask_for_less() -> None:
+    """It may still be loading; who was refused memory is told at once."""
+    started_s = 1_000_000.0
+    ledger = cluster([])
+    for number, card in enumerate((0, 1)):
+        pod = make_pod(f"p{number}", 4, node="n0", card=card)
+        ledger.apply_pod(replace(pod, assume_time_ns=int(started_s * 1e9)))
+    peaks = {"uid-p0": Peak(100), "uid-p1": Peak(100, refused=True)}
+    found = advise(ledger, peaks, now_s=started_s + SETTLED_S - 1)
+    assert ([each.pod.name for each in found.resizes], found.young, found.given_back) == (["p1"], 1, {})
+    found = advise(ledger, peaks, now_s=started_s + SETTLED_S)
+    assert ([each.pod.name for each in found.resizes], found.young) == (["p1", "p0"], 0)
 
 
 def test_who_was_refused_memory_comes_first_and_gives_nothing_back() -> None:

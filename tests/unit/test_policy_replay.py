@@ -52,11 +52,13 @@ def test_a_pod_line_becomes_a_shape() -> None:
         ("a,1,1,1,-5,,LS", 't.csv:2 gpu_milli is "-5", must be a number that is not negative'),
         ("a,1,1,1,0,,LS", 't.csv:2 gpu_milli is "0", must be 1 to 1000'),
         ("a,1", 't.csv:2 num_gpu is "", must be a whole number'),
+        ("a,1,1,0.5,1000,,LS", 't.csv:2 num_gpu is "0.5", must be a whole number'),
+        ("\n\na,1,1,1,0.5,,LS", 't.csv:4 gpu_milli is "0.5", must be a whole number'),
     ],
 )
 def test_a_bad_line_is_named(line: str, message: str) -> None:
     with pytest.raises(ContractError, match=message):
-        read_pods([HEADER, line], "t.csv")
+        read_pods([HEADER, *line.splitlines(keepends=True)], "t.csv")
 
 
 def test_a_trace_without_pods_or_nodes_is_an_error() -> None:

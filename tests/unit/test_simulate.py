@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpuslice.apps.cli.chart import Chart, Line, round_step, round_up, svg
 from gpuslice.apps.cli.main import command
+from gpuslice.apps.cli.trace_files import load_pods
 from gpuslice.core.policy import FleetNode, Shape
 from gpuslice.core.simulation.capacity import cards_needed, explain, mixed, place_all
 from tests.unit.fleets import make_fleet, make_fleet_node
@@ -241,6 +242,15 @@ def test_a_share_that_is_none_is_told_with_its_line(tmp_path: Path, milli: str) 
     told = CliRunner().invoke(command, ["simulate", "--trace", str(pods), "--nodes", str(NODES)])
     assert told.exit_code != 0
     assert "pods.csv:3 gpu_milli" in told.output + str(told.exception)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_file_as_a_spreadsheet_writes_it_is_read(tmp_path: Path, separator: str) -> None:
+    """With a mark of its encoding, other separators and ends of lines, other spelling, fractions of a MiB."""
+    lines = ["Num_GPU, GPU_milli, CPU_milli, Memory_MiB", "1.0,500,4000,8192.4", "", "2,1000,4000.0,1024"]
+    pods = tmp_path / "pods.csv"
+    pods.write_text("\r\n".join(lines).replace(",", separator), encoding="utf-8-sig", newline="")
+    assert load_pods(pods).shapes == (Shape(500, 1, 4000, 8193), Shape(1000, 2, 4000, 1024))
 
 
 def written(folder: Path, pods: str, nodes: str = "n1,64000,262144,8,V100") -> list[str]:

@@ -5,6 +5,7 @@ Nothing here knows the future: a peak is that of the time measured, and who take
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from gpuslice.core.sizing import suggested_size
 
 MOST_CARDS = 100
 """So many cards are advised to be emptied at most: nobody moves more pods than that at once."""
+SETTLED_S = 600.0
+"""A pod that was placed less than this ago may still be loading: nobody tells it to ask for less."""
 MOST_MOVES = 4  # of pods on one card: who must move more gains little
 SIZE_RISK = (
     "A peak is that of the time measured, with a tenth more: a pod that loads more one day is refused memory."
@@ -67,12 +70,14 @@ class EmptyCard:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`given_back`: units by namespace that smaller sizes would leave to others; `measured` pods in all."""
+    """`given_back`: units by namespace that smaller sizes would leave to others. `measured` pods in all, and
+    `young` ones that may need less and were not measured for long enough to say so."""
 
     resizes: tuple[Resize, ...]
     given_back: Mapping[str, int]
     cards: tuple[EmptyCard, ...]
     measured: int = 0
+    young: int = 0
 
 
 def card_of(ledger: Ledger, pod: Pod) -> Card | None:
@@ -84,13 +89,15 @@ def card_of(ledger: Ledger, pod: Pod) -> Card | None:
     return next((card for card in cards if card.index == index and card.memory_mib), None)
 
 
-def advise(ledger: Ledger, peaks: Mapping[str, Peak], claims: Ledger | None = None) -> Advice:
+def advise(
+    ledger: Ledger, peaks: Mapping[str, Peak], claims: Ledger | None = None, *, now_s: float = math.inf
+) -> Advice:
     """`peaks` by uid of the pod. Who asks for too little comes first, then who could give back most.
 
-    `claims`: who has what of nodes of claims. No card of these is emptied: kube-scheduler, which places their
-    pods, does not look at cards in use.
+    `now_s`: since the epoch, for the age of what was measured. `claims`: who has what of nodes of claims. No
+    card of these is emptied: kube-scheduler, which places their pods, does not look at cards in use.
     """
-    resizes = []
+    resizes, young = [], 0
     for uid, peak in peaks.items():
         of = claims if claims is not None and uid in claims.pods else ledger
         pod = of.pods.get(uid)
@@ -105,7 +112,11 @@ def advise(ledger: Ledger, peaks: Mapping[str, Peak], claims: Ledger | None = No
             peak_mib=peak.peak_mib,
             refused=peak.refused,
         )
-        if better is not None:
+        if better is None:
+            continue
+        if not better.more and now_s - pod.assume_time_ns / 1e9 < SETTLED_S:
+            young += 1
+        else:
             resizes.append(Resize(pod, units, better.units, better.limit_mib, peak.peak_mib, better.more))
     resizes.sort(key=lambda each: (not each.more, each.suggested_units - each.units, each.pod.key))
     given_back: dict[str, int] = defaultdict(int)
@@ -113,7 +124,7 @@ def advise(ledger: Ledger, peaks: Mapping[str, Peak], claims: Ledger | None = No
         if not each.more:
             given_back[each.pod.namespace] += each.units - each.suggested_units
     ordered = dict(sorted(given_back.items(), key=lambda pair: (-pair[1], pair[0])))
-    return Advice(tuple(resizes), ordered, tuple(emptied_cards(ledger)), len(peaks))
+    return Advice(tuple(resizes), ordered, tuple(emptied_cards(ledger)), len(peaks), young)
 
 
 def emptied_cards(ledger: Ledger) -> Iterable[EmptyCard]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,7 +40,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
 
     Also shows which cards could be emptied by moving which pods. A suggested size is the peak of a container
     plus 10 %: since its start, from the exporters, or over some days, from Prometheus. If memory was refused,
-    it is larger. -n NAMESPACE limits it to the pods of one namespace. Nothing is changed.
+    it is larger; a smaller one is suggested only from ten minutes after the start. -n NAMESPACE limits it to the pods of one namespace. Nothing is changed.
 
     \b
     Examples:
@@ -81,7 +82,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
         usage = ClusterSource(connection).read()
     containers = usage.of_namespace(flags.namespace).containers
     peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], containers)
-    found = advise(ledger, peaks, claims)
+    found = advise(ledger, peaks, claims, now_s=time.time())
     for problem in usage.problem_lines:
         complain(f"Warning: {problem}")
     if output == "table":
@@ -93,7 +94,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
 def text(found: Advice) -> str:
     """The advice for people: sizes, what namespaces could give back, cards to empty, and the risk."""
     from gpuslice.apps.cli.table import aligned, row
-    from gpuslice.core.advice import MOVE_RISK, SIZE_RISK
+    from gpuslice.core.advice import MOVE_RISK, SETTLED_S, SIZE_RISK
     from gpuslice.core.words import counted
 
     parts = []
@@ -117,6 +118,11 @@ def text(found: Advice) -> str:
                 rows.append(row(place, move.pod.key, move.units, f"{move.node}, card {move.card}"))
         parts.append(aligned("".join(rows)) + _rest(len(found.cards)))
         parts.append(f"{MOVE_RISK}\n")
+    if found.young:
+        minutes = round(SETTLED_S / 60)
+        parts.append(
+            f"{counted(found.young, 'pod')} may need less: ask again {minutes} minutes after the start.\n"
+        )
     if not parts:
         known = f"the peak of {counted(found.measured, 'pod')} is known"
         return f"Nothing to advise: {known}, and no card in use could be emptied.\n"

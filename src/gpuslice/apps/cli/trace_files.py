@@ -34,7 +34,7 @@ def load_nodes(path: Path) -> list[FleetNode]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[TextIO]:
-    with path.open(encoding="utf-8", newline="") as lines:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
         try:
             yield lines
         except (UnicodeDecodeError, csv.Error) as error:

@@ -197,7 +197,7 @@ class Console:
         containers = [each for pod in self.usage.containers.values() for each in pod]
         seen = [each for each in containers if viewer.sees(each.namespace)]
         peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], seen)
-        document = advice_document(advise(ledger, peaks, claims))
+        document = advice_document(advise(ledger, peaks, claims, now_s=now_s()))
         if not (viewer.everything and viewer.nodes):
             document["cards"] = []
         return await packed(msgspec.json.encode({**document, "problem": self.usage.problem}), request)

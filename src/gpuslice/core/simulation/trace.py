@@ -7,7 +7,8 @@ card has 1000 milli, `gpu_spec` lists allowed models as `A|B`. Further columns a
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuslice.core.errors import ContractError
@@ -34,14 +35,13 @@ def read_pods(lines: Iterable[str], name: str) -> Trace:
     """The pods of a CSV file; ContractError names the line and field that cannot be read."""
     known: dict[Shape, Shape] = {}
     shapes = []
-    for number, row in enumerate(csv.DictReader(lines), start=2):
-        where = f"{name}:{number}"
+    for where, row in _rows(lines, name):
         cards = _whole(row, "num_gpu", where)
         shape = Shape(
             units=_whole(row, "gpu_milli", where) if cards else 0,
             cards=cards,
-            cpu_milli=_whole(row, "cpu_milli", where),
-            memory_mib=_whole(row, "memory_mib", where),
+            cpu_milli=_whole(row, "cpu_milli", where, rounded=True),
+            memory_mib=_whole(row, "memory_mib", where, rounded=True),
             models=frozenset(model for model in (row.get("gpu_spec") or "").split("|") if model),
         )
         if cards and not 0 < shape.units <= CARD_MILLI:
@@ -55,10 +55,9 @@ def read_pods(lines: Iterable[str], name: str) -> Trace:
 def read_nodes(lines: Iterable[str], name: str) -> list[FleetNode]:
     """The nodes of a CSV file that have cards; ContractError names the line and field that cannot be read."""
     nodes = []
-    for number, row in enumerate(csv.DictReader(lines), start=2):
-        where = f"{name}:{number}"
+    for where, row in _rows(lines, name):
         cards = _whole(row, "gpu", where, MOST_CARDS)
-        cpu, memory = _whole(row, "cpu_milli", where), _whole(row, "memory_mib", where)
+        cpu, memory = (_whole(row, field, where, rounded=True) for field in ("cpu_milli", "memory_mib"))
         size = (CARD_MILLI,) * cards
         model = row.get("model") or ""
         node = FleetNode(row.get("sn") or where, size, size, (), model, cpu, memory, cpu, memory)
@@ -77,17 +76,31 @@ def fleet_of(nodes: Sequence[FleetNode]) -> Fleet:
     return fleet
 
 
-def _whole(row: dict[str, str], field: str, where: str, most: int = MOST) -> int:
+def _rows(lines: Iterable[str], name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each line of a file, and where it is. Columns may have any case; what divides them is found out."""
+    rest = iter(lines)
+    header = next(rest, "")
+    separator = max(",;\t", key=header.count)
+    columns = [column.strip().lower() for column in next(csv.reader([header], delimiter=separator), [])]
+    reader = csv.DictReader(rest, columns, delimiter=separator)
+    for row in reader:
+        yield f"{name}:{reader.line_num + 1}", row
+
+
+def _whole(row: dict[str, str], field: str, where: str, most: int = MOST, *, rounded: bool = False) -> int:
+    """`rounded`: a fraction is rounded up, and else refused: half a card is 500 of `gpu_milli`."""
     if field not in row:
         columns = ", ".join(map(str, row))
         raise ContractError(f"{where.rpartition(':')[0]} columns", columns, f"one named {field}")
     value = row[field] or ""  # None where the line is too short
     try:
-        number = int(float(value))
+        number = math.ceil(float(value))
     except (ValueError, OverflowError):
         raise ContractError(f"{where} {field}", value, "a whole number") from None
     if number < 0:
         raise ContractError(f"{where} {field}", value, "a number that is not negative")
     if number > most:
         raise ContractError(f"{where} {field}", value, f"at most {most}")
+    if number != float(value) and not rounded:
+        raise ContractError(f"{where} {field}", value, "a whole number")
     return number
