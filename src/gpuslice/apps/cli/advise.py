@@ -40,7 +40,8 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
 
     Also shows which cards could be emptied by moving which pods. A suggested size is the peak of a container
     plus 10 %: since its start, from the exporters, or over some days, from Prometheus. If memory was refused,
-    it is larger; a smaller one is suggested only from ten minutes after the start. -n NAMESPACE limits it to the pods of one namespace. Nothing is changed.
+    it is larger; a smaller one is suggested only from ten minutes after the start. -n NAMESPACE limits it to
+    the pods of one namespace. Nothing is changed.
 
     \b
     Examples:
