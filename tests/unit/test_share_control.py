@@ -138,8 +138,8 @@ def test_beside_neighbours_that_tell_nobody_pays_for_their_turns(
 ) -> None:
     """Nor for those that cut its kernels in two; changing from one to another takes an H100 137 us."""
     boxes = [Party(share, (in_blocks(190 * US, 52),), reading) for share in mix]
-    for switch_ns, part in ((0, 0.97), (137 * US, 0.95)):
-        for seen in play(arithmetic, boxes, 4, slice_ns=SLICE, switch_ns=switch_ns, meet=True):
+    for switch_ns, part in ((0, 0.97), (137 * US, 0.95)):  # for so long that a block is a tenth of a point
+        for seen in play(arithmetic, boxes, 12, slice_ns=SLICE, switch_ns=switch_ns, meet=True):
             assert part * seen.share <= seen.mean(2) <= seen.share + 1
 
 

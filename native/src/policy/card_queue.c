@@ -238,16 +238,24 @@ static uint64_t turn_left_ns(const struct gs_queue *queue, const struct gs_batch
     return turn_ns > ran ? turn_ns - ran : 0;
 }
 
-/* Neighbours that were at work meanwhile had their turns in between, as even as the card gives them; but none in its own first
- * turn, nor while it still waited for the card, or had ended unseen. */
+/* How long neighbours were at work beside it, of all the time since it could have begun: not while it still waited for the
+ * card. It ended now if that was awaited; else nobody knows how long ago, and they may have been at work at any time. */
+static double beside_ns(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
+{
+    uint64_t others = queue->others_ns - batch->others_ns, since = now_ns - lesser(ready_ns(batch), now_ns);
+    uint64_t outside = since > took_ns ? since - took_ns : 0;
+    if (queue->awaited_ns == now_ns)
+        return others > outside ? (double)(others - outside) : 0;
+    return (double)others * (double)took_ns / ((double)(took_ns + outside) + 1);
+}
+
+/* They had their turns in between, as even as the card gives them; but none in its own first turn. */
 static double even_part(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns,
                         struct gs_own_part part)
 {
-    uint64_t others = queue->others_ns - batch->others_ns, ready = ready_ns(batch);
-    uint64_t outside = now_ns > ready + took_ns ? now_ns - ready - took_ns : 0;
-    uint64_t whole = lesser(took_ns, turn_left_ns(queue, batch, part.turn_ns));
-    double divided = (double)(took_ns - whole), beside = others > outside + whole ? (double)(others - outside - whole) : 0;
-    return ((double)whole + divided * divided / (divided + beside + 1)) / ((double)took_ns + 1);
+    double whole = (double)lesser(took_ns, turn_left_ns(queue, batch, part.turn_ns)), divided = (double)took_ns - whole;
+    double beside = beside_ns(queue, batch, took_ns, now_ns) - whole;
+    return (whole + divided * divided / (divided + (beside > 0 ? beside : 0) + 1)) / ((double)took_ns + 1);
 }
 
 /* But work takes no less than it is known to. */
