@@ -13,7 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "system/at_fork.h"
 #include "system/elf.h"
+
+#define TICKS 100 /* a second, of times in /proc, on our platforms */
 
 /* Of linux/futex.h, which not every libc brings. */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
@@ -127,6 +130,21 @@ void gs_unmap(void *address, size_t bytes)
     errno = saved;
 }
 
+/* The n-th blank-separated field of text as a number, the first being 0. */
+static uint64_t field(const char *text, int n)
+{
+    while (n-- > 0) {
+        while (*text && *text != ' ')
+            text++;
+        while (*text == ' ')
+            text++;
+    }
+    uint64_t number = 0;
+    while (*text >= '0' && *text <= '9')
+        number = number * 10 + (uint64_t)(*text++ - '0');
+    return number;
+}
+
 typedef int (*clock_function)(clockid_t, struct timespec *);
 
 static int ask_kernel(clockid_t clock, struct timespec *now) { return (int)syscall(SYS_clock_gettime, clock, now); }
@@ -152,9 +170,68 @@ static uint64_t clock_ns(clockid_t clock)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-uint64_t gs_monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+/* ---- time namespaces: what others read of ours must be told by one clock ---- */
+
+static struct {
+    bool known;
+    int64_t monotonic_ns, boot_ticks; /* how far this process's clocks are ahead of the machine's */
+} ahead;
+
+static void forget_clocks(void) { ahead.known = false; } /* a child may be in another time namespace */
+GS_AT_FORK(forget_clocks);
+
+/* "monotonic <seconds> <nanoseconds>", in a line of its own; 0 without. */
+static int64_t offset_ns(const char *text, const char *clock)
+{
+    const char *at = strstr(text, clock);
+    if (!at)
+        return 0;
+    for (at += strlen(clock); *at == ' '; at++)
+        ;
+    bool before = *at == '-';
+    int64_t seconds = (int64_t)field(at + before, 0);
+    return (before ? -seconds : seconds) * 1000000000 + (int64_t)field(at, 1);
+}
+
+static bool same_link(const char *one, const char *other)
+{
+    char a[64] = "", b[64] = "";
+    return syscall(SYS_readlinkat, AT_FDCWD, one, a, sizeof a - 1) > 0 &&
+           syscall(SYS_readlinkat, AT_FDCWD, other, b, sizeof b - 1) > 0 && strcmp(a, b) == 0;
+}
+
+/* The file tells of the namespace that children get, which is ours unless we have just made another for them. Twice by two
+ * threads does no harm: both read the same. */
+static void learn_clocks(void)
+{
+    int saved = errno;
+    char text[256];
+    bool ours = same_link("/proc/self/ns/time", "/proc/self/ns/time_for_children");
+    long bytes = ours ? gs_read_file("/proc/self/timens_offsets", text, sizeof text - 1) : 0;
+    text[bytes > 0 ? bytes : 0] = 0;
+    __atomic_store_n(&ahead.monotonic_ns, offset_ns(text, "monotonic"), __ATOMIC_RELAXED);
+    __atomic_store_n(&ahead.boot_ticks, offset_ns(text, "boottime") / (1000000000 / TICKS), __ATOMIC_RELAXED);
+    __atomic_store_n(&ahead.known, true, __ATOMIC_RELEASE);
+    errno = saved;
+}
+
+static uint64_t machine_ns(clockid_t clock)
+{
+    if (__builtin_expect(!__atomic_load_n(&ahead.known, __ATOMIC_ACQUIRE), 0))
+        learn_clocks();
+    return clock_ns(clock) - (uint64_t)__atomic_load_n(&ahead.monotonic_ns, __ATOMIC_RELAXED);
+}
+
+static uint64_t machine_start(uint64_t ticks)
+{
+    if (!__atomic_load_n(&ahead.known, __ATOMIC_ACQUIRE))
+        learn_clocks();
+    return ticks - (uint64_t)__atomic_load_n(&ahead.boot_ticks, __ATOMIC_RELAXED);
+}
+
+uint64_t gs_monotonic_ns(void) { return machine_ns(CLOCK_MONOTONIC); }
 uint64_t gs_realtime_us(void) { return clock_ns(CLOCK_REALTIME) / 1000; }
-uint64_t gs_coarse_ns(void) { return clock_ns(CLOCK_MONOTONIC_COARSE); }
+uint64_t gs_coarse_ns(void) { return machine_ns(CLOCK_MONOTONIC_COARSE); }
 
 void gs_sleep_ns(uint64_t ns)
 {
@@ -186,21 +263,6 @@ char *gs_append_number(char *at, uint32_t number)
     return at;
 }
 
-/* The n-th blank-separated field of text as a number, the first being 0. */
-static uint64_t field(const char *text, int n)
-{
-    while (n-- > 0) {
-        while (*text && *text != ' ')
-            text++;
-        while (*text == ' ')
-            text++;
-    }
-    uint64_t number = 0;
-    while (*text >= '0' && *text <= '9')
-        number = number * 10 + (uint64_t)(*text++ - '0');
-    return number;
-}
-
 static bool exists(uint32_t pid)
 {
     int saved = errno;
@@ -228,7 +290,7 @@ struct gs_process gs_process(uint32_t pid)
     bool alive = state == 'Z' ? field(behind + 2, 20 - 3) > 1 : state != 'X' && state != 'x';
     uint64_t stack = field(behind + 2, 28 - 3);
     return (struct gs_process){.alive = alive,
-                               .start_time = field(behind + 2, 22 - 3),
+                               .start_time = machine_start(field(behind + 2, 22 - 3)),
                                .start_stack = stack > 1 ? stack : 0};
 }
 
