@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.adapters.region.living import living
+
 from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, SIM, Container, Worker, container
 from .sequence_players import first_child
 
@@ -37,6 +39,13 @@ def test_a_process_with_a_clock_of_its_own_keeps_what_it_holds(tmp_path: Path) -
         inside.ok("free 0")
         outside.ok(f"alloc 0 plain {400 * MIB}")
         assert box.card().used_bytes == box.machine.used()
+
+
+def test_readers_outside_know_a_process_with_a_clock_of_its_own(tmp_path: Path) -> None:
+    """It tells its start, and all times, by the machine's clocks."""
+    with container(tmp_path) as box, worker_in(box, *TIME) as inside:
+        inside.ok("start 0")
+        assert [process.pid for process in living(box.card().processes)] == [first_child(inside.pid)]
 
 
 def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ static bool is_whole(const struct gpuslice_figures *of, long bytes)
     return (size_t)bytes >= expected && of->check == check_of(of, expected);
 }
 
-/* Under the lock. Times of another clock, as in a time namespace, are stale or to come. */
+/* Under the lock. Times of another clock, as after a reboot, are stale or to come. */
 static bool are_fresh(void)
 {
     uint64_t now = gs_monotonic_ns();
