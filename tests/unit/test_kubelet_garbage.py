@@ -93,7 +93,8 @@ async def test_a_question_that_cannot_be_read_is_refused_and_the_next_is_answere
     decoder, said = Decoder(), dict[str, str]()
     async with asyncio.timeout(HANG_S):
         while "grpc-status" not in said:
-            said |= decoder.decode((await next_head(reader)).data)
+            head_said = decoder.decode((await next_head(reader)).data)
+            said |= {str(name): str(value) for name, value in head_said}
     assert said["grpc-status"] == str(Status.INTERNAL.value)
     assert "the request cannot be read" in said["grpc-message"]
     async with unix_channel(folder / "p.sock") as channel:
