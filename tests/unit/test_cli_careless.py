@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm_start
+from tests import HANG_S, warm_start
 
 PROGRAM = "from gpuslice.apps.cli.main import main; main()"
 KUBECONFIG = """\
@@ -234,6 +235,25 @@ def test_a_reader_that_has_read_enough_is_no_error() -> None:
             [sys.executable, "-c", PROGRAM, "version"], stdout=closed, stderr=subprocess.PIPE, check=False
         )
     assert (told.returncode, told.stderr) == (1, b"")
+
+
+def test_a_terminal_that_cannot_draw_gets_lines_in_place_of_the_live_view() -> None:
+    ours, theirs = os.openpty()
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "top", "--exporter", "http://127.0.0.1:1/metrics"],
+        env={**os.environ, "TERM": "dumb"},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=HANG_S,
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # nobody else writes: Linux ends so
+        shown = os.read(ours, 1 << 16)
+    os.close(ours)
+    assert told.returncode == 1, "it comes to its end"
+    assert b"\x1b" not in shown + told.stderr
 
 
 def test_a_terminal_without_the_characters_gets_others() -> None:

@@ -53,7 +53,8 @@ def _check_namespace(cluster: Cluster, resource: Resource, obj: Object) -> None:
         why = f"unable to create new content in namespace {name} because it is being terminated"
         error = forbidden(resource.plural, resource.group, obj["metadata"]["name"], why)
         cause = Cause("metadata.namespace", "NamespaceTerminating", f"namespace {name} is being terminated")
-        raise ApiError(403, "Forbidden", error.message, error.details | {"causes": [cause.to_dict()]})
+        details = {**(error.details or {}), "causes": [cause.to_dict()]}
+        raise ApiError(403, "Forbidden", error.message, details)
 
 
 def _default_class(cluster: Cluster) -> str:

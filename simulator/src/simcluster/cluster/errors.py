@@ -28,7 +28,7 @@ class ApiError(Exception):
         self.code = code
         self.reason = reason
         self.message = message
-        self.details = details or {}
+        self.details = details
 
     def status(self) -> Object:
         status: Object = {
@@ -40,13 +40,13 @@ class ApiError(Exception):
         }
         if self.reason:
             status["reason"] = self.reason
-        if self.details:
+        if self.details is not None:
             status["details"] = self.details
         return status | {"code": self.code}
 
     def response(self) -> Response:
         answer = json_response(self.status(), self.code)
-        after_s = self.details.get("retryAfterSeconds")
+        after_s = (self.details or {}).get("retryAfterSeconds")
         return (
             replace(answer, headers={**answer.headers, "retry-after": str(after_s)})
             if after_s is not None
@@ -69,7 +69,8 @@ def not_found(plural: str, group: str, name: str) -> ApiError:
 
 
 def no_such_path() -> ApiError:
-    return ApiError(404, "NotFound", "the server could not find the requested resource")
+    """As client-go puts it; `kubectl debug` ends with a panic where the details are not there at all."""
+    return ApiError(404, "NotFound", "the server could not find the requested resource", {})
 
 
 def already_exists(plural: str, group: str, name: str) -> ApiError:

@@ -69,7 +69,8 @@ def command(
     from gpuslice.apps.diagnosis import usage
 
     source = usage.UrlSource(urls) if urls else usage.ClusterSource(connection_of(flags))
-    if output == "table" and not once and sys.stdout.isatty():
+    draws = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    if output == "table" and not once and draws:
         from gpuslice.apps.cli.top_app import TopApp
 
         explain = None if urls else lambda name: explained(flags, name)
