@@ -96,8 +96,13 @@ def svg(chart: Chart) -> str:
         _text(LEFT, 45, chart.note, soft=True),
         _text(LEFT + AREA[2] / 2, HEIGHT - 12, chart.across, anchor="middle"),
         f'<g transform="rotate(-90 16 {middle})">{_text(16, middle, chart.up, anchor="middle")}</g>',
-        *_grid(scale),
     ]
+    for x in _ticks(scale.start, scale.most_x):
+        parts.append(f'<path d="M{scale.x(x):.1f} {TOP}V{HEIGHT - BOTTOM}" {_kind(x, scale)}/>')
+        parts.append(_text(scale.x(x), HEIGHT - BOTTOM + 18, f"{x:g}", anchor="middle"))
+    for y in _ticks(scale.start, scale.most_y):
+        parts.append(f'<path d="M{LEFT} {scale.y(y):.1f}H{WIDTH - RIGHT}" {_kind(y, scale)}/>')
+        parts.append(_text(LEFT - 8, scale.y(y) + 4, f"{y:g}", anchor="end"))
     for line in reversed(chart.lines):  # the first on top
         points = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
         parts.append(
@@ -141,17 +146,6 @@ def round_up(most: float) -> float:
     """The end of an axis: a whole number of round steps."""
     step = round_step(most)
     return ceil(most / step - 1e-9) * step
-
-
-def _grid(scale: _Scale) -> list[str]:
-    parts = []
-    for x in _ticks(scale.start, scale.most_x):
-        parts.append(f'<path d="M{scale.x(x):.1f} {TOP}V{HEIGHT - BOTTOM}" {_kind(x, scale)}/>')
-        parts.append(_text(scale.x(x), HEIGHT - BOTTOM + 18, f"{x:g}", anchor="middle"))
-    for y in _ticks(scale.start, scale.most_y):
-        parts.append(f'<path d="M{LEFT} {scale.y(y):.1f}H{WIDTH - RIGHT}" {_kind(y, scale)}/>')
-        parts.append(_text(LEFT - 8, scale.y(y) + 4, f"{y:g}", anchor="end"))
-    return parts
 
 
 def _ticks(start: float, most: float) -> list[float]:

@@ -91,7 +91,13 @@ class TokenAccess:
             while len(self._known) > MOST_TOKENS:
                 self._known.popitem(last=False)
         if not known.viewer.everything:
-            await self._ask_namespaces(known, namespaces)
+            slots, user, allowed = asyncio.Semaphore(AT_ONCE), known.user, known.viewer.namespaces
+
+            async def ask(namespace: str) -> None:
+                async with slots:
+                    allowed[namespace] = await self._may_list(user, "pods", namespace)
+
+            await asyncio.gather(*(ask(each) for each in sorted(set(namespaces) - allowed.keys())))
         return known.viewer
 
     async def _review(self, token: str) -> _Known | None:
@@ -100,15 +106,6 @@ class TokenAccess:
             return None
         everything, nodes = await asyncio.gather(self._may_list(user, "pods"), self._may_list(user, "nodes"))
         return _Known(Viewer(user["user"], everything, nodes), user, self._clock())
-
-    async def _ask_namespaces(self, known: _Known, namespaces: Iterable[str]) -> None:
-        slots, allowed = asyncio.Semaphore(AT_ONCE), known.viewer.namespaces
-
-        async def one(namespace: str) -> None:
-            async with slots:
-                allowed[namespace] = await self._may_list(known.user, "pods", namespace)
-
-        await asyncio.gather(*(one(each) for each in sorted(set(namespaces) - allowed.keys())))
 
     async def _may_list(self, user: dict[str, Any], resource: str, namespace: str = "") -> bool:
         attributes = {"verb": "list", "resource": resource, "version": "v1"}

@@ -11,7 +11,6 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -131,7 +130,17 @@ class PreparedClaims:
             "devices": [
                 {
                     "name": cdi_device(uid, each.request).partition("=")[2],
-                    "containerEdits": _container_edits(each),
+                    "containerEdits": {
+                        "env": [f"{name}={value}" for name, value in each.environment.items()],
+                        "mounts": [
+                            {
+                                "hostPath": mount.host_path,
+                                "containerPath": mount.container_path,
+                                "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
+                            }
+                            for mount in each.mounts
+                        ],
+                    },
                 }
                 for each in edits
             ],
@@ -191,17 +200,3 @@ def _unlink_with_drafts(path: Path) -> None:
     for draft in path.parent.glob(f".{path.name}.*"):
         draft.unlink(missing_ok=True)
     path.unlink(missing_ok=True)
-
-
-def _container_edits(edits: CdiEdits) -> dict[str, Any]:
-    return {
-        "env": [f"{name}={value}" for name, value in edits.environment.items()],
-        "mounts": [
-            {
-                "hostPath": each.host_path,
-                "containerPath": each.container_path,
-                "options": ["rbind", "nosuid", "nodev", "ro" if each.read_only else "rw"],
-            }
-            for each in edits.mounts
-        ],
-    }
