@@ -208,6 +208,25 @@ def made(random: Random) -> Iterator[Named]:
     yield of("large requests first", Pods(), usual, large_first)
     yield of("in waves", Pods(), usual, in_waves)
     yield from of_sizes(random)
+    yield from of_odd_shares(random)
+
+
+def of_odd_shares(random: Random) -> Iterator[Named]:
+    """Shares that fill a card exactly in few ways, or in none: 400 cards, no pods of whole cards."""
+
+    def of(name: str, pods: Pods, where: list[FleetNode]) -> Named:
+        return name, lambda: Workload(where, pods.drawn(random))
+
+    yield of(
+        "thirds that fill a card", Pods(share=1.0, sizes={333: 2, 400: 2, 267: 1, 600: 1}), nodes(50)
+    )
+    for size, cards, weights in (
+        (80, 8, {7: 2, 11: 3, 17: 5, 23: 5, 27: 5, 41: 4}),
+        (24, 4, {2: 3, 5: 5, 7: 5, 9: 5, 11: 2, 13: 4}),
+    ):
+        amounts = {(units, 1): float(weight) for units, weight in weights.items()}
+        name = f"odd shares of {size}"
+        yield of(name, Sized(cpu=0.2, memory=0.2, amounts=amounts), nodes(400 // cards, cards, name, size))
 
 
 def of_sizes(random: Random) -> Iterator[Named]:

@@ -89,6 +89,15 @@ def test_without_shares_in_the_mix_only_a_whole_free_card_is_worth_something() -
     assert values.tolist() == [0.0] * 15 + [1.0]
 
 
+@pytest.mark.parametrize("size", [1000, 16_130, 81_559])
+def test_what_fills_a_card_exactly_fills_it_in_parts(size: int) -> None:
+    card = layout_of(fleet_of([make_fleet_node(cards=(size,))])).classes[0]
+    for count in range(1, 101):  # equal pieces, as many as fit in truth
+        assert card.parts // card.pieces(size // count) >= count
+    pieces = [size * 333 // 1000, size * 267 // 1000, size * 4 // 10]
+    assert sum(card.pieces(units) for units in pieces) <= card.parts
+
+
 def test_cards_are_valued_by_their_size() -> None:
     layout = layout_of(fleet_of([make_fleet_node("a", (10,)), make_fleet_node("b", (30,))]))
     values = card_values(layout, demand_of({}), {})

@@ -80,16 +80,14 @@ def _add_pattern(program: highspy.Highs, pieces: dict[int, int]) -> None:
 
 def best_pattern(length: int, sizes: Ints, values: Floats) -> tuple[float, dict[int, int]]:
     """The most valuable pieces that fit `length`: their value, and how many of each size by its position."""
-    best, last = _knapsack(length, sizes, values)
+    best = _knapsack(length, sizes, values)
     pattern: dict[int, int] = {}
     space = length
-    while space > 0:
-        piece = last[space]
-        if piece < 0:
-            space -= 1
-        else:
-            pattern[piece] = pattern.get(piece, 0) + 1
-            space -= int(sizes[piece])
+    while best[space] > 0.0:
+        fitting = np.flatnonzero(sizes <= space)
+        piece = int(fitting[(best[space - sizes[fitting]] + values[fitting]).argmax()])
+        pattern[piece] = pattern.get(piece, 0) + 1
+        space -= int(sizes[piece])
     return float(best[length]), dict(sorted(pattern.items()))
 
 
@@ -97,21 +95,15 @@ def value_of_space(length: int, prices: dict[int, float]) -> Floats:
     """What each space 0 … length is worth when it is filled with the dearest pieces."""
     sizes = np.array(sorted(prices), dtype=np.int64)
     values = np.array([prices[int(size)] for size in sizes], dtype=np.float64)
-    return _knapsack(length, sizes, values)[0]
+    return _knapsack(length, sizes, values)
 
 
-def _knapsack(length: int, sizes: Ints, values: Floats) -> tuple[Floats, list[int]]:
-    """Best value for each space, and the piece to cut from it, -1 for none."""
+def _knapsack(length: int, sizes: Ints, values: Floats) -> Floats:
+    """Best value for each space, however many pieces of a size are cut from it (sizes are 1 at least)."""
     best = np.zeros(length + 1)
-    last = [-1] * (length + 1)
-    fitting = np.searchsorted(sizes, np.arange(length + 1), side="right")
-    for space in range(1, length + 1):
-        best[space] = best[space - 1]
-        count = fitting[space]
-        if count:
-            options = best[space - sizes[:count]] + values[:count]
-            piece = int(options.argmax())
-            if options[piece] > best[space]:
-                best[space] = options[piece]
-                last[space] = piece
-    return best, last
+    for size, value in zip(sizes.tolist(), values.tolist(), strict=True):
+        if value > 0.0:
+            for start in range(size, length + 1, size):  # what is one piece shorter is known by then
+                stretch = best[start : start + size]
+                np.maximum(stretch, best[start - size : start][: len(stretch)] + value, out=stretch)
+    return best

@@ -9,8 +9,7 @@ import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 
-FINEST_PARTS = 200  # cards of more units are looked at in hundredths
-COARSE_PARTS = 100
+MOST_PARTS = 1000  # cards of more units are looked at in thousandths
 MOST_SIZES = 12  # of cards that are priced apart; further ones are taken for the nearest
 
 
@@ -23,8 +22,14 @@ class CardClass:
     start: int
 
     def pieces(self, units: int) -> int:
-        """Parts that a request takes, rounded up."""
-        return -(-units * self.parts // self.size)
+        """Parts that a request takes, to the nearest, but as many of it fit as do in truth.
+
+        Rounded up, what fills a card exactly would not: three of a third, or 0.333 + 0.267 + 0.4.
+        """
+        parts = (2 * units * self.parts + self.size) // (2 * self.size)
+        if 0 < units <= self.size:
+            parts = min(parts, self.parts // (self.size // units))
+        return max(1, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ def layout_of(fleet: Fleet) -> Layout:
     common = np.sort(sizes[np.argsort(-numbers, kind="stable")[:MOST_SIZES]]).tolist() or [1]
     found, start = [], 0
     for size in common:
-        fineness = size if size <= FINEST_PARTS else COARSE_PARTS
+        fineness = min(size, MOST_PARTS)
         found.append(CardClass(size, fineness, start))
         start += fineness + 1
     classes = tuple(found)

@@ -25,6 +25,7 @@ from gpuslice.core.policy.slot_price import SlotDemand
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
 NEWS_PART = 0.2  # of what a new workload says about packing; the rest stays, as do the pods packed so far
+LARGE_DEARER = 0.3  # more for a whole card, in proportion for a part of one: see `PackedValue`
 NEAR_SLOT = 0.6  # what a slot still to be freed is worth, for each card that keeps it from being one
 WHOLE_FREE = 0.05  # of the room for one whole card, by wholly free cards; the rest by value
 WHOLE_FREE_TURNOVER = 0.5  # the same of that rest, where as many pods leave as come
@@ -188,6 +189,11 @@ class PackedValue:
     Prices jump from one corner of a linear program to another when the workload changes a little; pods packed
     by the old prices stay. So new prices are taken up bit by bit, at first as far as pods were seen. Before
     that every part is worth what it is of a card: of the prior's optimal prices those that favour no size.
+
+    Where several prices explain the demand equally well, or nearly so, the dearer pieces are to be the large
+    ones. With about as many of 51 as of 34 hundredths, half a card for each would do as well as a whole one
+    for the larger and nothing for the smaller. But then two of 34 go together as gladly as one beside one of
+    51, and the third of a card that they leave is lost for good; what is kept for the larger is not.
     """
 
     def __init__(self, parts: int) -> None:
@@ -195,8 +201,9 @@ class PackedValue:
         self._worth: Floats | None = None
 
     def renew(self, pieces: Floats, seen: float) -> Floats:
-        """NodeValue of 0 … parts, as part of a card; `pieces[size]` are asked for, a part of them `seen`."""
-        prices = self._cutter.prices({int(size): float(pieces[size]) for size in np.flatnonzero(pieces)})
+        """Value of 0 … parts, as part of a card; `pieces[size]` are asked for, a part of them `seen`."""
+        asked = pieces * (1.0 + LARGE_DEARER * np.arange(len(pieces)) / self._cutter.length)
+        prices = self._cutter.prices({int(size): float(asked[size]) for size in np.flatnonzero(asked)})
         worth = np.minimum(1.0, value_of_space(self._cutter.length, prices))
         before, news = self._worth, NEWS_PART
         if before is None:
