@@ -128,6 +128,7 @@ def test_a_slot_of_a_process_that_reuses_a_pid_is_emptied(parts: ctypes.CDLL, tm
     mine = layout.RegionSlot.from_buffer_copy(data, start)
     ghost = layout.RegionSlot.from_buffer_copy(bytes(size))
     ghost.owner = mine.owner ^ (1 << layout.PID_BITS)  # the same pid and namespace, another start time
+    ghost.start_time = mine.start_time ^ 1
     ghost.usage[card].used_bytes = 900
     with path.open("r+b") as file:
         file.seek(start + size)

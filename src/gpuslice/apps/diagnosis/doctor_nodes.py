@@ -110,10 +110,10 @@ def _cards(node: Node, where: str) -> Iterator[Finding]:
 
 
 def unwell(facts: Facts) -> Iterator[Finding]:
-    """What a node that shares cards says of itself: it is away, short of something, or lives at another time.
+    """A node that shares cards and reports that it is down, under pressure, or has a different clock.
 
-    A kubelet reports every five minutes by its own clock; whether it is there the control plane knows by its
-    own, so a node that is ready and was last heard of at another time has another clock.
+    A kubelet reports every five minutes by its own clock, and the control plane decides by its own whether it
+    is there: so a node that is ready, with a last report from another time, has a wrong clock.
     """
     for node in facts.nodes:
         if not (facts.is_to_share(node) or amount(node, names_of(node).memory)):
@@ -122,24 +122,20 @@ def unwell(facts: Facts) -> Iterator[Finding]:
         for condition in node.status.conditions or ():
             said = f" ({words})" if (words := condition.message or condition.reason) else ""
             if condition.type == "Ready" and condition.status != "True":
-                what = (
-                    f"is not ready{said}: nothing starts there, and its pods are evicted after five minutes"
-                )
-                yield Finding(Level.ERROR, where, what, "see whether its kubelet runs, and that one's log")
+                what = f"is not ready{said}: no pods start there, and its pods are evicted after five minutes"
+                yield Finding(Level.ERROR, where, what, "check that its kubelet runs, and the kubelet's log")
             elif condition.type.endswith("Pressure") and condition.status == "True":
-                what = (
-                    f"has {condition.type}{said}: kubelet starts no pods there, the device plugin's included"
-                )
-                yield Finding(Level.ERROR, where, what, "free what it is short of, or take the node out")
+                what = f"has {condition.type}{said}: kubelet starts no pods there, not even the device plugin"
+                yield Finding(Level.ERROR, where, what, "free what it is short of, or drain the node")
             elif condition.type == "Ready" and (ahead := _ahead(condition, facts.now)) is not None:
-                way = "ahead of" if ahead > timedelta() else "behind"
-                yield Finding(
-                    Level.WARNING,
-                    where,
-                    f"its clock seems {abs(ahead) // timedelta(minutes=1)} minutes {way} the one here: "
-                    "certificates and tokens are refused where clocks differ",
-                    "see that both keep time (chrony, systemd-timesyncd)",
+                minutes = abs(ahead) // timedelta(minutes=1)
+                what = (
+                    f"its clock seems {minutes} minutes ahead: certificates and tokens may be refused"
+                    if ahead > timedelta()
+                    else f"its clock seems {minutes} minutes behind: certificates and tokens may be refused"
                 )
+                cure = "check its time synchronization (chrony, systemd-timesyncd)"
+                yield Finding(Level.WARNING, where, what, cure)
 
 
 def _ahead(condition: Condition, now: datetime) -> timedelta | None:
