@@ -217,9 +217,7 @@ def of_odd_shares(random: Random) -> Iterator[Named]:
     def of(name: str, pods: Pods, where: list[FleetNode]) -> Named:
         return name, lambda: Workload(where, pods.drawn(random))
 
-    yield of(
-        "thirds that fill a card", Pods(share=1.0, sizes={333: 2, 400: 2, 267: 1, 600: 1}), nodes(50)
-    )
+    yield of("thirds that fill a card", Pods(share=1.0, sizes={333: 2, 400: 2, 267: 1, 600: 1}), nodes(50))
     for size, cards, weights in (
         (80, 8, {7: 2, 11: 3, 17: 5, 23: 5, 27: 5, 41: 4}),
         (24, 4, {2: 3, 5: 5, 7: 5, 9: 5, 11: 2, 13: 4}),
