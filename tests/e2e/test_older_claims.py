@@ -31,6 +31,7 @@ from gpuslice.apps.agent.dra.publisher import NOT_SHARED, SlicePublisher
 from gpuslice.apps.claims.main import TemplateController
 from gpuslice.apps.claims.settings import ClaimsSettings
 from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES
+from gpuslice.core.claim_shape import ClaimShape, template_spec
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS
 from tests import HANG_S, tools
@@ -197,37 +198,56 @@ async def asked(client: KubeClient) -> bool:
     return claiming
 
 
-async def test_every_card_of_a_node_is_filled(tmp_path: Path) -> None:
-    """Before 1.36 kube-scheduler looks no further than the first card; so that must be the emptiest."""
-    flags, held = control_plane.claim_flags(), dict[int, int]()
+@contextlib.asynccontextmanager
+async def allocating(
+    folder: Path, *units: int, held: Mapping[int, int] = MappingProxyType({})
+) -> AsyncIterator[KubeClient]:
+    """A control plane that gives out the cards of one node to claims."""
+    flags = control_plane.claim_flags()
     with (
-        control_plane.api_server(tmp_path, flags=flags) as plane,
+        control_plane.api_server(folder, flags=flags) as plane,
         control_plane.scheduler(plane, [], flags=flags),
         control_plane.controller_manager(plane, "resourceclaim-controller", flags=flags),
     ):
-        async with on(plane) as client, published(client, 15, 15, held=held, spread=OLDER):
+        async with on(plane) as client, published(client, *units, held=held, spread=OLDER):
             selector = {"cel": {"expression": f'device.driver == "{CLAIM_DRIVER}"'}}
             await client.create(
                 DEVICE_CLASSES, {"metadata": {"name": CLAIM_CLASS}, "spec": {"selectors": [selector]}}
             )
-            exactly = {"deviceClassName": CLAIM_CLASS, "capacity": {"requests": {"memory": "5Gi"}}}
-            requests = [{"name": "gpu", "exactly": exactly}]
             await eventually(lambda: devices(client), "the cards are published")
-            for number in range(7):
-                claim: dict[str, Any] = {"metadata": {"name": f"c{number}", "namespace": "default"}}
-                claim["spec"] = {"devices": {"requests": requests}}
-                await client.create(RESOURCE_CLAIMS.as_dict(), claim)
-                pod = submitted(f"p{number}", containers=[{"name": "main", "image": "i"}])
-                pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": f"c{number}"}]
-                await client.create(PODS.as_dict(), pod)
+            yield client
 
-            async def filled() -> bool:
-                given = await allocated(client)
-                held.update({index: 5 * given.count(f"gpu-{index}") for index in (0, 1)})
-                return len(given) == 6
 
-            assert await eventually(filled, "six parts of 5 on two cards of 15")
-            assert sorted(await allocated(client)) == ["gpu-0"] * 3 + ["gpu-1"] * 3
+async def claims(client: KubeClient, number: int, spec: dict[str, Any]) -> None:
+    """A claim, and a pod that uses it."""
+    metadata = {"name": f"c{number}", "namespace": "default"}
+    await client.create(RESOURCE_CLAIMS.as_dict(), {"metadata": metadata, "spec": spec})
+    pod = submitted(f"p{number}", containers=[{"name": "main", "image": "i"}])
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimName": f"c{number}"}]
+    await client.create(PODS.as_dict(), pod)
+
+
+async def test_every_card_of_a_node_is_filled(tmp_path: Path) -> None:
+    """Before 1.36 kube-scheduler looks no further than the first card; so that must be the emptiest."""
+    held = dict[int, int]()
+    async with allocating(tmp_path, 15, 15, held=held) as client:
+        for number in range(7):
+            await claims(client, number, template_spec(ClaimShape(((5, 0),)), "GiB")["spec"])
+
+        async def filled() -> bool:
+            given = await allocated(client)
+            held.update({index: 5 * given.count(f"gpu-{index}") for index in (0, 1)})
+            return len(given) == 6
+
+        assert await eventually(filled, "six parts of 5 on two cards of 15")
+        assert sorted(await allocated(client)) == ["gpu-0"] * 3 + ["gpu-1"] * 3
+
+
+async def test_a_pod_of_two_cards_gets_two_cards(tmp_path: Path) -> None:
+    """kube-scheduler 1.34 gives the same one twice to a claim that does not forbid it."""
+    async with allocating(tmp_path, 15, 15) as client:
+        await claims(client, 0, template_spec(ClaimShape(((8, 0),), 2), "GiB")["spec"])
+        assert sorted(await eventually(lambda: allocated(client), "it is given cards")) == ["gpu-0", "gpu-1"]
 
 
 async def allocated(client: KubeClient) -> list[str]:

@@ -236,16 +236,6 @@ def test_the_mix_is_the_prior_at_first_and_what_arrived_later() -> None:
     assert mix.renew(fleet)[Shape(4)] == 50 + first[Shape(4)]
 
 
-def test_of_like_prices_the_large_piece_has_the_higher() -> None:
-    """A 34 goes to an empty node, not beside another 34: the third left over would be lost, but what is left
-    beside it waits for a 51."""
-    for more in (0.97, 1.0, 1.03):
-        fleet = make_fleet((100,), (100,))
-        policy = OpportunityCost(fleet, {Shape(51): 100.0, Shape(34): 100.0 * more, Shape(15): 40.0})
-        fleet.take(0, (0,), Shape(34))
-        assert policy.choose(Shape(34)) == 1
-
-
 def test_old_arrivals_fade_and_the_prior_with_them() -> None:
     fleet, mix = make_fleet((10,)), LearnedWorkload()
     for _ in range(20_000):

@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from gpuslice.core.policy.cutting_stock import CuttingStock, best_pattern, value_of_space
 from gpuslice.core.policy.fleet import Floats, Shape
 from gpuslice.core.policy.layout import layout_of
-from gpuslice.core.policy.node_value import card_values, demand_of
+from gpuslice.core.policy.node_value import PackedValue, card_values, demand_of
 from gpuslice.core.simulation.trace import fleet_of
 from tests.unit.fleets import make_fleet_node
 
@@ -87,6 +87,16 @@ def test_more_free_space_is_never_worth_less(size: int, asked: list[tuple[int, i
 def test_without_shares_in_the_mix_only_a_whole_free_card_is_worth_something() -> None:
     values = card_values(layout_of(fleet_of([make_fleet_node(cards=(15,))])), demand_of({Shape(15): 3.0}), {})
     assert values.tolist() == [0.0] * 15 + [1.0]
+
+
+@pytest.mark.parametrize("small", [97.0, 100.0, 103.0])
+def test_of_prices_that_explain_the_demand_alike_the_large_piece_has_the_higher(small: float) -> None:
+    """Else two of 34 would go together as gladly as one beside one of 51, and a third of a card is lost."""
+    pieces = np.zeros(101)
+    pieces[[15, 34, 51]] = 40.0, small, 100.0
+    worth = PackedValue(100).renew(pieces, seen=1.0)
+    assert worth[51] == pytest.approx(1)
+    assert worth[49] == pytest.approx(0)
 
 
 @pytest.mark.parametrize("size", [1000, 16_130, 81_559])
