@@ -84,7 +84,7 @@ class DeviceList:
 
     async def refresh(self) -> None:
         """Where cards are not shared any more, give out nothing but what is held."""
-        only = None if self._state.rules.shared else self._state.ids_of_living()
+        only = None if self._state.rules.shared else self._state.ids_in_use()
         await self._set(self._cards, self._unhealthy, only)
 
     async def _set(
