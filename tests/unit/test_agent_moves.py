@@ -359,19 +359,6 @@ def test_a_pod_is_promised_no_card_that_is_full_of_what_kubelet_forgot() -> None
     assert steps_of(play) == [("p1", "0")]
 
 
-def test_what_runs_stays_in_use_while_a_kubelet_that_has_just_started_lists_nobody() -> None:
-    """It looks at its pods later, and takes none in again whose devices are not healthy then."""
-    play = Play(make_node(cards=(3,)), [2], [0])
-    ids = play.ids_of({0: 0})[0]
-    play.kubelet_gave({0: 0})
-    assert play.state.ids_in_use() == ids
-    play.state.kubelet_came([RunningContainer("f", "uid-p0", DeviceAssignment("default", "p0", "main", ids))])
-    play.kubelet_gave({})
-    assert play.state.ids_in_use() == ids
-    play.state.pod_gone("uid-p0")
-    assert play.state.ids_in_use() == frozenset()
-
-
 def test_annotations_follow_a_container_that_kubelet_forgot() -> None:
     """kubelet lost its checkpoint between giving another card than was meant and the write that says so."""
     play = Play(make_node(cards=(3, 3)), [2], [0])

@@ -365,11 +365,6 @@ class AllocationState:
             *(each.ids for each in self.assignments or () if each.pod_key in holders)
         )
 
-    def ids_in_use(self) -> frozenset[str]:
-        """The same, and of containers that run unlisted: a kubelet that has just started lists nobody yet."""
-        unlisted = (each.assignment.ids for each in self.maybe_forgotten())
-        return self.ids_of_living().union(*unlisted)
-
     def listed_ids(self, uid: str, container: str) -> frozenset[str] | None:
         """What kubelet lists for a container of a living pod; None when it does not list it."""
         pod = self._living(uid)
