@@ -231,7 +231,8 @@ def test_a_container_that_ends_while_no_agent_is_there_starts_again_with_it(clus
 
 
 def end(cluster: Cluster, name: str) -> None:
-    """Let a pod's program end, while kubelet is there: at its start kubelet refuses pods that do not run."""
+    """Let a pod's program end, once kubelet knows it: at its start kubelet refuses pods that do not run."""
+    until(lambda: "SyncLoop ADD" in cluster.kubelet.log(), "kubelet has looked at its pods")
     (status,) = cluster.pod(name)["status"]["containerStatuses"]
     identity = status["containerID"].removeprefix("containerd://")
     ended = node.ctr(cluster.places, "tasks", "kill", "--signal", "SIGTERM", identity)

@@ -83,8 +83,12 @@ class DeviceList:
         await self._set(cards, frozenset(unhealthy), self._only)
 
     async def refresh(self) -> None:
-        """Where cards are not shared any more, give out nothing but what is held."""
-        only = None if self._state.rules.shared else self._state.ids_of_living()
+        """Where cards are not shared any more, give out nothing but what is held.
+
+        Also by those who run unlisted: a kubelet that has just started lists nobody yet.
+        """
+        unlisted = (each.assignment.ids for each in self._state.maybe_forgotten())
+        only = None if self._state.rules.shared else self._state.ids_of_living().union(*unlisted)
         await self._set(self._cards, self._unhealthy, only)
 
     async def _set(
