@@ -13,7 +13,7 @@ import pytest
 from cel_expr_python import cel
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import NODE_GPUS, NODE_LINKS, NODE_TIER
+from gpuslice.core.contract import NAME_SETS, NODE_GPUS, NODE_LINKS, NODE_TIER
 from tests.chart import render
 
 AGENT = "system:serviceaccount:kube-system:gpushare-device-plugin"
@@ -95,8 +95,12 @@ def test_what_an_agent_does_is_let_through(policy: Object) -> None:
     said = dict.fromkeys((NODE_GPUS, NODE_LINKS, NODE_TIER), "")
     noted = changed(NODE, metadata__annotations={"theirs": "x", **said})
     assert denial(policy, "nodes", NODE, noted) == ""
-    counted = changed(NODE, status__capacity={"cpu": "8", "aliyun.com/gpu-count": "2"})
+    amounts = {"cpu": "8"}
+    for names in NAME_SETS.values():
+        amounts |= {names.cards: "2", names.compute: "200"}
+    counted = changed(NODE, status__capacity=amounts)
     assert denial(policy, "nodes/status", NODE, counted) == ""
+    assert denial(policy, "nodes/status", counted, NODE) == "", "other names, or no cards"
     assert denial(policy, "configmaps", None, CONFIG) == ""
     assert denial(policy, "configmaps", CONFIG, changed(CONFIG, data={"gpus": "0,1"})) == ""
 
@@ -127,7 +131,12 @@ KEPT = changed(POD, metadata__finalizers=["stay"], metadata__ownerReferences=[{"
         ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true", "zone": "b"}), "labels"),
         ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true"}), "labels"),
         ("nodes/status", NODE, changed(NODE, metadata__labels={"cgpu": "no", "zone": "a"}), "labels"),
-        ("nodes/status", NODE, changed(NODE, status__conditions=[]), "amounts"),
+        ("nodes/status", NODE, changed(NODE, status__conditions=[]), "amounts only"),
+        ("nodes/status", NODE, changed(NODE, status__daemonEndpoints={"kubeletEndpoint": 1}), "amounts only"),
+        ("nodes/status", NODE, changed(NODE, status__volumesAttached=[{"name": "v"}]), "amounts only"),
+        ("nodes/status", NODE, changed(NODE, status__capacity={"cpu": "80"}), "shared cards"),
+        ("nodes/status", NODE, changed(NODE, status__capacity={}), "shared cards"),
+        ("nodes/status", NODE, changed(NODE, status__allocatable={"example.com/fpga": "9"}), "shared cards"),
     ],
 )
 def test_everything_else_of_its_own_is_refused(
