@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import cast
 
 import pytest
 from hpack import Decoder
-from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, SettingsFrame, WindowUpdateFrame
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    GoAwayFrame,
+    HeadersFrame,
+    PingFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 from gpuslice.adapters.web.frames import Code
 from gpuslice.adapters.web.http2 import MOST_IDLE_FRAMES, MOST_STREAMS
@@ -194,6 +203,26 @@ async def test_sizes_of_the_table_count_as_fields() -> None:
     assert not attacker.transport.closed
     attacker.send(HeadersFrame(3, b"\x20" * 5000, flags=["END_HEADERS"]))
     assert farewell(attacker) == Code.ENHANCE_YOUR_CALM
+
+
+async def test_what_others_hold_does_not_make_each_frame_dearer() -> None:
+    """To add up all that all clients hold takes milliseconds: not for each ping that is answered."""
+
+    def pings_take_s() -> float:
+        attacker.connect()
+        attacker.send(attacker.head(1, FIELDS, ends=True))  # of which the answer waits for leave
+        began_s = time.process_time()
+        for _ in range(500):
+            attacker.send(PingFrame(0, b"12345678"))
+        return time.process_time() - began_s
+
+    attacker = Attacker(lambda _: text_answer("x"), window_bytes=0)
+    attacker.clients.most_bytes = 1 << 30
+    alone_s = pings_take_s()
+    for _ in range(60):
+        attacker.connect()
+        attacker.send(*(attacker.head(stream, FIELDS, ends=True) for stream in range(1, 2 * MOST_STREAMS, 2)))
+    assert pings_take_s() < 10 * alone_s
 
 
 async def test_settings_heard_carry_nothing() -> None:

@@ -266,7 +266,7 @@ class Http2Connection(Client):
         else each of them would stay below its own."""
         self._uncounted_bytes += more_bytes
         if self._uncounted_bytes >> STEP_BITS:
-            if not self._has_room():
+            if not self._clients.makes_room(self, self._loop.time()):
                 return False  # and the next is asked about at once
             self._uncounted_bytes = 0
         return True
@@ -315,7 +315,9 @@ class Http2Connection(Client):
         body = b"" if stream.request.method == "HEAD" else b"".join((answer.body, *answer.more))
         stream.body, stream.rest, stream.held_bytes = bytearray(), memoryview(body), _STREAM_BYTES + len(body)
         self._send(number, stream)
-        if answer.last:
+        if not self._may_hold(_STREAM_BYTES + len(body)):
+            self.abort()
+        elif answer.last:
             self.end_when_idle()
 
     def _send_head(self, number: int, status: int, fields: Iterable[tuple[bytes, bytes]] = ()) -> None:
@@ -363,14 +365,8 @@ class Http2Connection(Client):
             self._to_send.clear()
             self._to_send_bytes = 0
             self._transport.write(data)
-            waits = any(stream.rest is not None for stream in self._streams.values())
-            if (waits or self._transport.get_write_buffer_size()) and not self._has_room():
-                self._transport.abort()
         if self._leaving and not (self._streams or self._answering):
             self._transport.close()
-
-    def _has_room(self) -> bool:
-        return self._clients.makes_room(self, self._loop.time())
 
     # -- ending ----------------------------------------------------------------------------------------------
 
