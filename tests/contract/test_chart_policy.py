@@ -31,6 +31,10 @@ POD: Object = {
     "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "good"}]},
 }
 CONFIG: Object = {"metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}, "data": {"gpus": "0"}}
+EVENT: Object = {
+    "metadata": {"name": "e", "namespace": "default"},
+    "source": {"component": "gpushare-device-plugin", "host": "n1"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +105,8 @@ def test_what_an_agent_does_is_let_through(policy: Object) -> None:
     counted = changed(NODE, status__capacity=amounts)
     assert denial(policy, "nodes/status", NODE, counted) == ""
     assert denial(policy, "nodes/status", counted, NODE) == "", "other names, or no cards"
+    assert denial(policy, "events", None, EVENT) == ""
+    assert denial(policy, "events", EVENT, changed(EVENT, count=2)) == ""
     assert denial(policy, "configmaps", None, CONFIG) == ""
     assert denial(policy, "configmaps", CONFIG, changed(CONFIG, data={"gpus": "0,1"})) == ""
 
@@ -153,10 +159,19 @@ def test_everything_else_of_its_own_is_refused(
         ("nodes/status", changed(NODE, metadata__name="n2")),
         ("configmaps", changed(CONFIG, metadata__name="unhealthy-gpu-n2")),
         ("configmaps", changed(CONFIG, metadata__name="kubeadm-config")),
+        ("events", changed(EVENT, source__host="n2")),
+        ("events", changed(EVENT, source__component="kubelet")),
+        ("events", {"metadata": EVENT["metadata"]}),
     ],
 )
 def test_nothing_of_another_node_may_be_written(policy: Object, what: str, old: Object) -> None:
     assert "own node" in denial(policy, what, old, changed(old))
+
+
+def test_an_event_of_others_does_not_become_ones_own(policy: Object) -> None:
+    others = changed(EVENT, source__component="kubelet")
+    assert "own node" in denial(policy, "events", others, EVENT)
+    assert "own node" in denial(policy, "events", None, others)
 
 
 def test_a_pod_that_no_node_has_yet_is_nobodys(policy: Object) -> None:

@@ -41,6 +41,18 @@ WHERE = {
 Document = dict[str, Any]
 
 
+def event(name: str, component: str, host: str) -> Document:
+    about = {"kind": "Pod", "namespace": "default", "name": "on-n1"}
+    source = {"component": component, "host": host}
+    return {
+        "metadata": {"name": name},
+        "involvedObject": about,
+        "source": source,
+        "reason": "A",
+        "message": "a",
+    }
+
+
 class Thief:
     """Somebody who has the token of the agent of `node`."""
 
@@ -78,6 +90,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
                     "spec": {"nodeName": node, "containers": [{"name": "c", "image": "x"}]},
                 },
             )
+        api.create("namespaces/default/events", event("theirs", "kubelet", "n1"))
         for name in ("unhealthy-gpu-n2", "theirs"):
             api.create("namespaces/kube-system/configmaps", {"metadata": {"name": name}})
         for each in OBJECTS:
@@ -101,6 +114,7 @@ PLACED = {"metadata": {"annotations": {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}}}
 AMOUNTS = {"status": {"capacity": {"aliyun.com/gpu-count": "2"}, "allocatable": {"gpuslice.io/cards": "2"}}}
 OWN_MAP = {"metadata": {"name": "unhealthy-gpu-n1"}, "data": {"gpus": "0"}}
 CONFIG_MAPS = "namespaces/kube-system/configmaps"
+EVENTS = "namespaces/default/events"
 OWN_POD = "namespaces/default/pods/on-n1"
 
 
@@ -111,6 +125,9 @@ def test_what_its_work_needs_it_may_do(thief: Thief) -> None:
         thief.status("PATCH", "nodes/n1", {"metadata": {"annotations": {"gpuslice.io/gpus": "[]"}}})[0] == 200
     )
     assert thief.status("POST", CONFIG_MAPS, OWN_MAP, "application/json")[0] == 201
+    own = event("own", "gpushare-device-plugin", "n1")
+    assert thief.status("POST", EVENTS, own, "application/json")[0] == 201
+    assert thief.status("PATCH", f"{EVENTS}/own", {"count": 2})[0] == 200
 
 
 ATTACKS: dict[str, tuple[str, str, object, str]] = {
@@ -161,6 +178,20 @@ ATTACKS: dict[str, tuple[str, str, object, str]] = {
         "POST",
         f"namespaces/{RELEASE_NAMESPACE}/serviceaccounts/default/token",
         {"spec": {}},
+        "application/json",
+    ),
+    "another's event": ("PATCH", f"{EVENTS}/theirs", {"message": "all is well"}, MERGE_PATCH),
+    "another's event as its own": (
+        "PATCH",
+        f"{EVENTS}/theirs",
+        {"source": {"component": "gpushare-device-plugin"}},
+        MERGE_PATCH,
+    ),
+    "an event in another's name": ("POST", EVENTS, event("b", "kubelet", "n1"), "application/json"),
+    "an event in another node's name": (
+        "POST",
+        EVENTS,
+        event("c", "gpushare-device-plugin", "n2"),
         "application/json",
     ),
     "a taint": ("PATCH", "nodes/n1", {"spec": {"unschedulable": True}}, MERGE_PATCH),

@@ -40,15 +40,20 @@ async def kubelet(path: Path, send: Send) -> AsyncIterator[None]:
         await reader.readexactly(len(PREFACE))
         await next_head(reader)
         writer.write(SettingsFrame(0).serialize() + HeadersFrame(1, head, flags=["END_HEADERS"]).serialize())
+        sending = asyncio.create_task(send(writer))
         with contextlib.suppress(ConnectionError):
-            sending = asyncio.create_task(send(writer))
             while await reader.read(1 << 16):
                 pass
-            sending.cancel()
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
         writer.close()
+        left.set()
 
+    left = asyncio.Event()
     async with await asyncio.start_unix_server(answer, path):
         yield
+        async with asyncio.timeout(HANG_S):
+            await left.wait()
 
 
 async def nothing(_: asyncio.StreamWriter) -> None:
