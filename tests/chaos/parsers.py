@@ -6,6 +6,7 @@ An input begins as something right and is changed: bytes, values of a JSON docum
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import tempfile
@@ -16,29 +17,48 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from google.protobuf.message import DecodeError
+from hpack import Encoder
+from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, SettingsFrame, WindowUpdateFrame
 
 from gpuslice.adapters.cgroup.container import parse_cgroup
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import decode_status
+from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
 from gpuslice.adapters.kube.slim import SlimNode, SlimPod
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.adapters.kubelet.podresources import assignments_of, claims_of
+from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
+from gpuslice.adapters.otlp.spans import parsed
 from gpuslice.adapters.region.layout import MAGIC, REGION_BYTES, VERSION, RegionHead
 from gpuslice.adapters.region.limits import LimitsError, parse_limits
 from gpuslice.adapters.region.reader import RegionError, parse_region
+from gpuslice.adapters.web.clients import READ_BYTES, Client, Clients
+from gpuslice.adapters.web.connection import Connection
+from gpuslice.adapters.web.frames import ConnectionFault, StreamFault
+from gpuslice.adapters.web.heads import Unpacker, request_of
+from gpuslice.adapters.web.http2 import Http2Connection
+from gpuslice.adapters.web.messages import text_answer
+from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
 from gpuslice.adapters.web.scrape import parse as parse_page
 from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.adapters.wire.extender import Questions, decode_binding, decode_preemption
 from gpuslice.adapters.wire.review import decode_review
+from gpuslice.apps.agent.health import excluded_cards
 from gpuslice.apps.cli.trace_files import load_nodes, load_pods
 from gpuslice.apps.exporter import counters, fields
 from gpuslice.apps.exporter.flags import read_upstream_file
 from gpuslice.apps.exporter.settings import parse_address, parse_devices
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import load
+from gpuslice.core.annotations import decode_tiers
+from gpuslice.core.card_links import decode_links
+from gpuslice.core.contract import ANN_TIERS
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.quantity import whole_number
 from tests.builders import api_node, api_pod
+from tests.integration.http2_rig import PREFACE, Memory
 
 Parser = Callable[[bytes], object]
 LONGEST_SENTENCE = 1000
@@ -177,6 +197,100 @@ def parsers_in(folder: Path) -> Mapping[str, tuple[list[bytes], Parser]]:
         "number in a setting": ([b"12345"], setting("port")),
         "seconds in a setting": ([b"1.5"], setting("bind_timeout_s")),
         "switch in a setting": ([b"true"], setting("preemption")),
+        **_of_sockets(),
+        **_of_annotations(),
+    }  # fmt: skip
+
+
+def _of_sockets() -> Mapping[str, tuple[list[bytes], Parser]]:
+    """What strangers send to our servers, and servers to us, byte by byte."""
+    asked = [(":method", "POST"), (":scheme", "https"), (":path", "/bind"), (":authority", "h"), ("x", "y")]
+    head = Encoder().encode(asked)
+    begun = [
+        SettingsFrame(0, {4: 100}),
+        HeadersFrame(1, head, flags=["END_HEADERS"]),
+        DataFrame(1, b"{}" * 9),
+    ]
+    ended = [
+        DataFrame(1, b"{}", pad_length=3, flags=["PADDED", "END_STREAM"]),
+        WindowUpdateFrame(0, 9),
+        GoAwayFrame(0),
+    ]
+    spoken = PREFACE + b"".join(frame.serialize() for frame in (*begun, *ended))
+    older = b"POST /bind?a=%20b HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n{}GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
+    device = pr.ContainerDevices(resource_name="aliyun.com/gpu-mem", device_ids=["GPU-a_-_0"])
+    claim = pr.DynamicResource(
+        claim_name="c", claim_resources=[pr.ClaimResource(driver_name="d", pool_name="p")]
+    )
+    container = pr.ContainerResources(name="c", devices=[device], dynamic_resources=[claim])
+    held = pr.ListPodResourcesResponse(
+        pod_resources=[pr.PodResources(name="p", namespace="n", containers=[container])]
+    )
+
+    def served(kind: type[Client]) -> Parser:
+        async def heard(given: bytes) -> None:
+            clients, transport = Clients(lambda request: text_answer(str(request.query)), 1 << 16), Memory()
+            connection = kind(clients)
+            connection.connection_made(transport)
+            for start in range(0, len(given), READ_BYTES):
+                part = given[start : start + READ_BYTES]
+                clients.buffer[: len(part)] = part
+                if not transport.closed:
+                    connection.buffer_updated(len(part))
+            await asyncio.sleep(0)
+            connection.connection_lost(None)
+
+        return lambda given: asyncio.run(heard(given))
+
+    async def answered(given: bytes) -> object:
+        connection = HttpConnection()
+        connection.connection_made(Memory())
+        connection.send(b"GET / HTTP/1.1\r\n\r\n", b"")
+        connection.data_received(given)
+        connection.connection_lost(None)
+        try:
+            return await connection.whole()
+        except BrokenConnectionError as error:
+            return error
+
+    def unpacked(given: bytes) -> object:
+        try:
+            return request_of(Unpacker(1 << 15).unpack(given))
+        except (ConnectionFault, StreamFault) as fault:
+            return fault
+
+    def holders(given: bytes) -> object:
+        try:
+            found = pr.ListPodResourcesResponse.FromString(given)
+        except DecodeError as error:
+            return error
+        return list(claims_of(found.pod_resources)), list(
+            assignments_of(found.pod_resources, "aliyun.com/gpu-mem")
+        )
+
+    return {
+        "HTTP/2": ([spoken], served(Http2Connection)),
+        "head of HTTP/2": ([head, b"\x3f\xe1\x1f" + head], unpacked),
+        "HTTP/1.1": ([older], served(Connection)),
+        "answer of the API server": ([chunked], lambda given: asyncio.run(answered(given))),
+        "pod-resources": ([held.SerializeToString()], holders),
+    }  # fmt: skip
+
+
+def _of_annotations() -> Mapping[str, tuple[list[bytes], Parser]]:
+    """What anybody writes into a header or an object: text by the time that we see it."""
+
+    def said(parse: Callable[[str], object]) -> Parser:
+        return lambda given: parse(given.decode(errors="replace"))
+
+    return {
+        "Accept": ([b"application/openmetrics-text;version=1.0.0;q=0.9,text/plain;q=0.5,*/*;q=0.1"], said(chosen_format)),
+        "Accept-Encoding": ([b"br;q=1.0, gzip;q=0.8, *;q=0.1"], said(accepts_gzip)),
+        "trace": ([b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"], said(parsed)),
+        "links of cards": ([b"311,11,3"], said(lambda text: decode_links(text, 4))),
+        "tiers of containers": ([b'{"a":"driver"}'], said(lambda text: decode_tiers({ANN_TIERS: text}))),
+        "cards out of use": ([b'{"index":[0,"1"],"uuid":["GPU-a"]}'], lambda given: excluded_cards(given, ())),
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 from cel_expr_python import cel
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import NODE_GPUS, NODE_LINKS, NODE_TIER
+from gpuslice.core.contract import NAME_SETS, NODE_GPUS, NODE_LINKS, NODE_TIER
 from tests.chart import render
 
 AGENT = "system:serviceaccount:kube-system:gpushare-device-plugin"
@@ -31,6 +31,10 @@ POD: Object = {
     "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "good"}]},
 }
 CONFIG: Object = {"metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}, "data": {"gpus": "0"}}
+EVENT: Object = {
+    "metadata": {"name": "e", "namespace": "default"},
+    "source": {"component": "gpushare-device-plugin", "host": "n1"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +99,14 @@ def test_what_an_agent_does_is_let_through(policy: Object) -> None:
     said = dict.fromkeys((NODE_GPUS, NODE_LINKS, NODE_TIER), "")
     noted = changed(NODE, metadata__annotations={"theirs": "x", **said})
     assert denial(policy, "nodes", NODE, noted) == ""
-    counted = changed(NODE, status__capacity={"cpu": "8", "aliyun.com/gpu-count": "2"})
+    amounts = {"cpu": "8"}
+    for names in NAME_SETS.values():
+        amounts |= {names.cards: "2", names.compute: "200"}
+    counted = changed(NODE, status__capacity=amounts)
     assert denial(policy, "nodes/status", NODE, counted) == ""
+    assert denial(policy, "nodes/status", counted, NODE) == "", "other names, or no cards"
+    assert denial(policy, "events", None, EVENT) == ""
+    assert denial(policy, "events", EVENT, changed(EVENT, count=2)) == ""
     assert denial(policy, "configmaps", None, CONFIG) == ""
     assert denial(policy, "configmaps", CONFIG, changed(CONFIG, data={"gpus": "0,1"})) == ""
 
@@ -127,7 +137,12 @@ KEPT = changed(POD, metadata__finalizers=["stay"], metadata__ownerReferences=[{"
         ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true", "zone": "b"}), "labels"),
         ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true"}), "labels"),
         ("nodes/status", NODE, changed(NODE, metadata__labels={"cgpu": "no", "zone": "a"}), "labels"),
-        ("nodes/status", NODE, changed(NODE, status__conditions=[]), "amounts"),
+        ("nodes/status", NODE, changed(NODE, status__conditions=[]), "amounts only"),
+        ("nodes/status", NODE, changed(NODE, status__daemonEndpoints={"kubeletEndpoint": 1}), "amounts only"),
+        ("nodes/status", NODE, changed(NODE, status__volumesAttached=[{"name": "v"}]), "amounts only"),
+        ("nodes/status", NODE, changed(NODE, status__capacity={"cpu": "80"}), "shared cards"),
+        ("nodes/status", NODE, changed(NODE, status__capacity={}), "shared cards"),
+        ("nodes/status", NODE, changed(NODE, status__allocatable={"example.com/fpga": "9"}), "shared cards"),
     ],
 )
 def test_everything_else_of_its_own_is_refused(
@@ -144,10 +159,19 @@ def test_everything_else_of_its_own_is_refused(
         ("nodes/status", changed(NODE, metadata__name="n2")),
         ("configmaps", changed(CONFIG, metadata__name="unhealthy-gpu-n2")),
         ("configmaps", changed(CONFIG, metadata__name="kubeadm-config")),
+        ("events", changed(EVENT, source__host="n2")),
+        ("events", changed(EVENT, source__component="kubelet")),
+        ("events", {"metadata": EVENT["metadata"]}),
     ],
 )
 def test_nothing_of_another_node_may_be_written(policy: Object, what: str, old: Object) -> None:
     assert "own node" in denial(policy, what, old, changed(old))
+
+
+def test_an_event_of_others_does_not_become_ones_own(policy: Object) -> None:
+    others = changed(EVENT, source__component="kubelet")
+    assert "own node" in denial(policy, "events", others, EVENT)
+    assert "own node" in denial(policy, "events", None, others)
 
 
 def test_a_pod_that_no_node_has_yet_is_nobodys(policy: Object) -> None:

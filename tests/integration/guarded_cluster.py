@@ -88,6 +88,9 @@ def _grants(rule: Mapping[str, Any], namespace: str) -> Iterator[Grant]:
                     yield Grant(group, resource, verb, namespace, name)
 
 
+REVIEW = Grant("authorization.k8s.io", "subjectaccessreviews", "create")
+
+
 class GuardedCluster(Cluster):
     """`used` and `refused` are what each account asked for."""
 
@@ -108,7 +111,18 @@ class GuardedCluster(Cluster):
                 return _forbidden(account, wanted)
             self.used[account].add(allowing[0])  # the widest: another one would be needless
         answer: Response = yield from super().steps(request)
-        return answer
+        return self._reviewed(answer) if asked(request) == REVIEW else answer
+
+    def _reviewed(self, answer: Response) -> Response:
+        """An access review of one of the accounts, by what the roles say."""
+        review = msgspec.json.decode(answer.body)
+        *_, namespace, account = review["spec"]["user"].split(":")
+        if namespace == RELEASE_NAMESPACE and (wanted := review["spec"].get("resourceAttributes")):
+            resource = "/".join(filter(None, (wanted["resource"], wanted.get("subresource"))))
+            right = Grant(wanted.get("group", ""), resource, wanted["verb"], wanted.get("namespace", ""))
+            allowed = any(each.allows(right) for each in self._grants.get(account, ()))
+            review["status"] = {"allowed": allowed}
+        return json_response(review, answer.status)
 
 
 def _forbidden(account: str, wanted: Grant) -> Response:

@@ -251,14 +251,14 @@ class Attacker:
     def __init__(self, app: App, *, limit_bytes: int = LIMIT_BYTES, window_bytes: int = 65_535) -> None:
         self.clients = Clients(app, limit_bytes, most_bytes=MOST_BYTES)
         self.connections: list[Http2Connection] = []
-        self._made: list[tuple[Memory, Http2Connection]] = []
+        self.made: list[tuple[Memory, Http2Connection]] = []
         self._window_bytes = window_bytes
         self.connect()
 
     def connect(self) -> None:
         self.transport, self.connection = Memory(), Http2Connection(self.clients)
         self.connections.append(self.connection)
-        self._made.append((self.transport, self.connection))
+        self.made.append((self.transport, self.connection))
         self.connection.connection_made(self.transport)
         self._encoder = H2Connection(H2Configuration()).encoder
         self.send(PREFACE, SettingsFrame(0, {SettingsFrame.INITIAL_WINDOW_SIZE: self._window_bytes}))
@@ -275,4 +275,4 @@ class Attacker:
 
     def held_bytes(self) -> int:
         """Of all that were not sent away, as those are that began more than a second ago."""
-        return sum(each.held_bytes for at, each in self._made if not at.closed)
+        return sum(each.held_bytes for at, each in self.made if not at.closed)

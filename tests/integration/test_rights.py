@@ -32,7 +32,9 @@ from gpuslice.apps.claims.main import TemplateController
 from gpuslice.apps.claims.settings import ClaimsSettings
 from gpuslice.apps.console.main import Console
 from gpuslice.apps.console.settings import ConsoleSettings
-from gpuslice.apps.diagnosis.doctor_facts import read_facts
+from gpuslice.apps.diagnosis import doctor_plugins
+from gpuslice.apps.diagnosis.doctor_facts import Facts, read_facts
+from gpuslice.apps.diagnosis.rights import PLUGIN_RIGHTS
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.apps.exporter.device_grants import NVIDIA_DRIVER, DeviceSlices
 from gpuslice.apps.exporter.node_pods import NodePods, follow_api
@@ -44,7 +46,14 @@ from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, eventually, uuid
 from tests.integration.claims_rig import claim_node, result
 from tests.integration.extender_rig import Api, rig, until
-from tests.integration.guarded_cluster import IMPERSONATE, Grant, GuardedCluster, grants_of, rendered
+from tests.integration.guarded_cluster import (
+    IMPERSONATE,
+    RELEASE_NAMESPACE,
+    Grant,
+    GuardedCluster,
+    grants_of,
+    rendered,
+)
 
 EXTENDER, AGENT, CLAIMS = "gpushare-schd-extender", "gpushare-device-plugin", "gpuslice-claims"
 EXPORTER, CONSOLE, KEEP_OFF = "gpuslice-exporter", "gpuslice-console", "gpuslice-keep-off"
@@ -255,11 +264,38 @@ async def test_helm_test_uses_all_its_rights(grants: Grants) -> None:
     api.add_node("n1")
     service = {"metadata": {"name": EXTENDER, "namespace": "kube-system"}, "spec": {"ports": [{"port": 1}]}}
     api.call("POST", "/api/v1/namespaces/kube-system/services", service)
-    async with ApiServer(cluster) as server:
-        connection = Connection(server=server.url, headers=as_account(TEST))
-        with closing(SyncTransport(connection)) as transport:
-            await asyncio.to_thread(read_facts, SyncClient(transport))
+    add_plugin(api)
+    await looked_at(cluster, TEST)
     judge(cluster, TEST, grants[TEST])
+
+
+def add_plugin(api: Api) -> None:
+    pod = api_pod("plugin", "0", labels={"name": "gpushare-device-plugin-ds"})
+    pod["metadata"]["namespace"] = RELEASE_NAMESPACE
+    pod["spec"]["serviceAccountName"] = AGENT
+    api.call("POST", f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods", pod)
+
+
+async def looked_at(cluster: Cluster, account: str = "") -> Facts:
+    async with ApiServer(cluster) as server:
+        headers = as_account(account) if account else {}
+        with closing(SyncTransport(Connection(server=server.url, headers=headers))) as transport:
+            return await asyncio.to_thread(read_facts, SyncClient(transport))
+
+
+async def test_doctor_finds_what_a_device_plugin_may_not_do(grants: Grants) -> None:
+    cluster = GuardedCluster(grants | {AGENT: grants[AGENT] - {Grant("", "nodes/status", "patch")}})
+    whole = GuardedCluster(grants)
+    for each in (cluster, whole):
+        api = Api(each)
+        api.add_node("n1")
+        add_plugin(api)
+    (found,) = doctor_plugins.rights(await looked_at(cluster))
+    assert found.where == f"account kube-system/{AGENT}"
+    assert found.what == "runs the device plugin and may not patch nodes/status"
+    assert list(doctor_plugins.rights(await looked_at(whole))) == []
+    granted = {(each.resource, each.verb, each.namespace) for each in grants[AGENT] if not each.group}
+    assert granted == set(PLUGIN_RIGHTS), "doctor asks for what the chart grants"
 
 
 def test_these_are_all_who_have_rights(grants: Grants) -> None:

@@ -126,9 +126,9 @@ async def test_leave_to_send_that_is_taken_back_in_the_same_breath(breath: list[
     attacker = Attacker(lambda _: HttpResponse(b"x" * 300_000), window_bytes=0)
     attacker.send(attacker.head(1, FIELDS, ends=True))
     attacker.send(*breath)
-    gone = any(isinstance(frame, GoAwayFrame) for frame in breath)
-    assert attacker.transport.closed is gone
-    assert gone or attacker.connection.held_bytes == 0
+    taken_back = any(isinstance(frame, RstStreamFrame) for frame in breath)
+    assert (attacker.connection.held_bytes == 0) is taken_back
+    assert attacker.transport.closed is (taken_back and isinstance(breath[-1], GoAwayFrame))
 
 
 @pytest.mark.parametrize("requests", [1, 100])
@@ -137,6 +137,8 @@ async def test_requests_and_goodbye_in_one_breath(requests: int) -> None:
     heads = [attacker.head(2 * each + 1, FIELDS, ends=True) for each in range(requests)]
     begun: list[Frame] = [attacker.head(2 * requests + 1, FIELDS), DataFrame(2 * requests + 1, b"x")]
     attacker.send(*heads, *begun, GoAwayFrame(0))
+    assert not attacker.transport.closed
+    attacker.send(DataFrame(2 * requests + 1, b"x", flags=["END_STREAM"]))
     assert attacker.transport.closed
 
 

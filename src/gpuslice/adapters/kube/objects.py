@@ -79,6 +79,7 @@ class PodSpec(_Object):
     scheduling_gates: list[dict[str, Any]] | None = None
     scheduling_group: dict[str, Any] | None = None
     restart_policy: str = ""
+    service_account_name: str = "default"
     resource_claims: list[PodClaim] | None = None
 
 

@@ -59,6 +59,9 @@ DICT: type[dict[str, Any]] = dict
 NAMESPACES = Resource("v1", "namespaces", "Namespace", DICT, namespaced=False)
 SERVICES = Resource("v1", "services", "Service", DICT)
 SECRETS = Resource("v1", "secrets", "Secret", DICT)
+ACCESS_REVIEWS = Resource(
+    "authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview", DICT, namespaced=False
+)
 
 # of dynamic resource allocation, GA in Kubernetes 1.34
 RESOURCE_CLAIMS = Resource("resource.k8s.io/v1", "resourceclaims", "ResourceClaim", objects.ResourceClaim)

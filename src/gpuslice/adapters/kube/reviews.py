@@ -11,12 +11,9 @@ from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.adapters.kube.resources import DICT, Resource
+from gpuslice.adapters.kube.resources import ACCESS_REVIEWS, DICT, Resource
 
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "tokenreviews", "TokenReview", DICT, namespaced=False)
-ACCESS_REVIEWS = Resource(
-    "authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview", DICT, namespaced=False
-)
 LASTS_S = 60.0
 """So long an answer of the API server holds: a right that was taken away is gone after it."""
 MOST_ANSWERS = 1000

@@ -85,10 +85,11 @@ class Clients:
         task.add_done_callback(self.answering.discard)
 
     def welcome(self, connection: Client, now: float) -> None:
-        """A new client. Of too many the one that has been silent longest goes: each is an open file."""
+        """A new client. Each is an open file: of too many the one that has been silent longest goes, but
+        nobody who showed a certificate before those who did not."""
         self.connections.add(connection)
         if len(self.connections) > self.most:
-            max(self.connections, key=lambda each: each.silent_s(now)).abort()
+            max(self.connections, key=lambda each: (not each.known, each.silent_s(now))).abort()
 
     def held_bytes(self) -> int:
         """Of bodies that are on their way or being answered, and of answers that are not taken."""

@@ -148,7 +148,8 @@ class FrameReader:
         self._head_begun: tuple[int, int] | None = None  # the flags and the stream of that one
         self._parts = 0
         self._data = (0, 0)  # the flags and the stream of data that is coming
-        self._data_left_bytes = 0
+        self._data_left_bytes = 0  # with its padding, which comes last
+        self._padding_bytes = 0
 
     @property
     def held_bytes(self) -> int:
@@ -163,29 +164,33 @@ class FrameReader:
             if self._data_left_bytes:
                 if at == len(heard):
                     break
-                frame = self._more_data(heard[at:], 0)
-                at += len(frame.body)
-                yield frame
+                part = heard[at : at + self._data_left_bytes]
+                at += len(part)
+                yield self._more_data(part, 0)
                 continue
             if len(heard) - at < HEAD_BYTES:
                 break
             length, kind, flags = int.from_bytes(heard[at : at + 3]), heard[at + 3], heard[at + 4]
             stream = int.from_bytes(heard[at + 5 : at + HEAD_BYTES]) & LARGEST_WINDOW_BYTES
-            self._check(kind, flags, stream, length)
+            self._check(kind, stream, length)
             begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
-            if kind == Kind.DATA and not flags & PADDED:
-                self._data, self._data_left_bytes = (flags, stream), length
-                frame = self._more_data(heard[begin:], length)
-                at = begin + len(frame.body)
-                yield frame
+            if kind == Kind.DATA:
+                is_padded = bool(flags & PADDED)  # and says first by how much
+                if len(heard) < begin + is_padded:
+                    break
+                self._padding_bytes = heard[begin] if is_padded else 0
+                if is_padded and self._padding_bytes >= length:
+                    raise ConnectionFault(Code.PROTOCOL_ERROR)
+                self._data, self._data_left_bytes = (flags, stream), length - is_padded
+                part = heard[begin + is_padded : end]
+                at = begin + is_padded + len(part)
+                yield self._more_data(part, length)
             elif len(heard) < end:
                 break
             else:
                 at = end
                 frame = Frame(kind, flags, stream, heard[begin:end], length)
-                if kind == Kind.DATA:
-                    yield Frame(kind, flags, stream, unpadded(flags, frame.body), length)
-                elif kind not in (Kind.HEADERS, Kind.CONTINUATION):
+                if kind not in (Kind.HEADERS, Kind.CONTINUATION):
                     yield frame
                 elif (whole := self._more_head(frame)) is not None:
                     yield whole
@@ -200,20 +205,20 @@ class FrameReader:
         self._greeted = len(heard) >= len(PREFACE)
         return len(PREFACE) if self._greeted else None
 
-    def _check(self, kind: int, flags: int, stream: int, length: int) -> None:
-        in_parts = kind == Kind.DATA and not flags & PADDED
-        if length > (LARGEST_DATA_BYTES if in_parts else _LARGEST_BYTES):
+    def _check(self, kind: int, stream: int, length: int) -> None:
+        if length > (LARGEST_DATA_BYTES if kind == Kind.DATA else _LARGEST_BYTES):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR)
         goes_on = self._head_begun is not None and (kind, stream) == (Kind.CONTINUATION, self._head_begun[1])
         if goes_on != (kind == Kind.CONTINUATION or self._head_begun is not None):
             raise ConnectionFault(Code.PROTOCOL_ERROR)
 
-    def _more_data(self, heard: memoryview, length: int) -> Frame:
-        """What has come of the data; only its last part ends the stream."""
+    def _more_data(self, part: memoryview, length: int) -> Frame:
+        """What has come of the data, without its padding; only its last part ends the stream."""
         flags, stream = self._data
-        part = heard[: self._data_left_bytes]
         self._data_left_bytes -= len(part)
-        return Frame(Kind.DATA, 0 if self._data_left_bytes else flags, stream, part, length)
+        padding_bytes = max(0, self._padding_bytes - self._data_left_bytes)
+        body = part[: max(0, len(part) - padding_bytes)]
+        return Frame(Kind.DATA, 0 if self._data_left_bytes else flags, stream, body, length)
 
     def _more_head(self, frame: Frame) -> Frame | None:
         """The head, once it is whole. What it says of priority is not heeded (RFC 9113, 5.3.2)."""
@@ -256,9 +261,9 @@ def number(body: memoryview) -> int:
     return int.from_bytes(body) & LARGEST_WINDOW_BYTES
 
 
-def settings_said(body: memoryview) -> dict[int, int]:
-    """The last word on each, checked where we heed it."""
-    if len(body) % _SETTING.size:
+def settings_said(flags: int, body: memoryview) -> dict[int, int]:
+    """The last word on each, checked where we heed it; none where the client says that it has heard ours."""
+    if len(body) % _SETTING.size or (flags & ACK and body):
         raise ConnectionFault(Code.FRAME_SIZE_ERROR)
     said = dict(_SETTING.iter_unpack(body))
     if said.get(Setting.ENABLE_PUSH, 0) > 1:

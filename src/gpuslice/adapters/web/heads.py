@@ -25,6 +25,9 @@ _FIRST_LINE = {b":method", b":scheme", b":path", b":authority"}
 _STATUS_200 = b"\x88"  # the eighth of the fields that both sides know
 _STATUS = b"\x08"  # its name, with another value
 _LITERAL = b"\x00"
+NO_TABLE = b"\x20"
+"""What our first head on a connection begins with. We have the client remember nothing; and one that allows a
+smaller table than the usual wants to be told that ours is no larger (RFC 7541, 4.2)."""
 
 
 class Field(NamedTuple):
@@ -67,6 +70,9 @@ class Unpacker:
                         raise ConnectionFault(Code.COMPRESSION_ERROR)
                     self._table_limit_bytes = limit_bytes
                     self._forget(0)
+                    size_bytes += _OVERHEAD_BYTES  # else a head of these alone could be as long as any
+                    if size_bytes > self._most_bytes:
+                        raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
                     continue
                 else:
                     field, at = self._literal(block, at, remember=bool(first & 0x40))

@@ -8,16 +8,15 @@ Source of the rules: RFC 9113; ours is what a client may take: memory, streams a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 
 from gpuslice.adapters.web import frames, heads
 from gpuslice.adapters.web.clients import STEP_BITS, Client, Clients, too_large
-from gpuslice.adapters.web.connection import HEAD_LIMIT_BYTES, Connection
+from gpuslice.adapters.web.connection import HEAD_LIMIT_BYTES
 from gpuslice.adapters.web.frames import Code, ConnectionFault, Frame, Kind, Setting, StreamFault
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, fields_of, json_answer
 
-NAME = "h2"  # in the TLS handshake (ALPN)
 MOST_STREAMS = 128  # requests of one client at once: more than the binds that an extender lets begin
 MOST_RESETS = 256  # taken back before their answer, more than answered: that is no client, it is an attack
 MOST_IDLE_FRAMES = 1_000
@@ -47,20 +46,6 @@ class _Stream:
     rest: memoryview | None = None
 
 
-class ByAlpn(asyncio.Protocol):
-    """A client that has shaken hands, and said there which HTTP it speaks."""
-
-    def __init__(self, clients: Clients) -> None:
-        self._clients = clients
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        session = transport.get_extra_info("ssl_object")
-        kind = Http2Connection if session.selected_alpn_protocol() == NAME else Connection
-        connection = kind(self._clients)
-        transport.set_protocol(connection)
-        connection.connection_made(transport)
-
-
 class Http2Connection(Client):
     """One client that speaks HTTP/2."""
 
@@ -76,6 +61,9 @@ class Http2Connection(Client):
         self._frame_bytes = frames.SMALLEST_FRAME_BYTES  # that the client takes
         self._window_grew = False
         self._to_send: list[bytes | memoryview] = []
+        self._to_send_bytes = 0  # of bodies
+        self._before_head = heads.NO_TABLE
+        self._begun = 0  # requests in what is being read
         self._uncounted_bytes = 0  # held since it was last looked whether there is room
         self._resets = 0
         self._idle_frames = 0
@@ -101,6 +89,7 @@ class Http2Connection(Client):
         self._streams.clear()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self._begun = 0
         try:
             for frame in self._reader.read(self._clients.buffer[:nbytes]):
                 if self._transport is None or self._transport.is_closing():
@@ -163,9 +152,9 @@ class Http2Connection(Client):
             raise ConnectionFault(Code.PROTOCOL_ERROR)
         is_ack = bool(frame.flags & frames.ACK)
         if frame.kind == Kind.GOAWAY:
-            self._end()
+            self.end_when_idle()  # it takes no requests from us; its own it wants answered
         elif frame.kind == Kind.SETTINGS:
-            said = frames.settings_said(frame.body)
+            said = frames.settings_said(frame.flags, frame.body)
             if not is_ack:
                 self._heed(said)
         elif len(frame.body) != frames.PING_BYTES:
@@ -220,9 +209,11 @@ class Http2Connection(Client):
             self._idle_frames += 1
 
     def _begin(self, number: int, fields: list[heads.Field], *, ends: bool) -> None:
-        # a request that was taken back may still be worked on, so the streams that are open are not all
-        if self._leaving or max(len(self._answering), len(self._streams)) >= MOST_STREAMS:
+        # A request that was taken back may still be worked on, so the streams that are open are not all. Nor
+        # can the client know of any that ended in this read: to it they are open.
+        if self._leaving or max(len(self._answering), len(self._streams), self._begun) >= MOST_STREAMS:
             raise StreamFault(Code.REFUSED_STREAM)  # that is: try again elsewhere
+        self._begun += 1
         method, target, headers = heads.request_of(fields)
         request = HttpRequest(method, target, headers, known=self.known, local=self.local)
         allowed = self._clients.body_limit(request)
@@ -237,19 +228,25 @@ class Http2Connection(Client):
             self._answer(number, _BUSY)
         elif ends:
             self._ask(number)
+        elif request.headers.get("expect", "").lower() == "100-continue":
+            self._send_head(number, 100)
 
     def _take_data(self, frame: Frame) -> None:
         """What it brings counts, whatever becomes of its stream: the client has spent its leave to send.
         That leave is not what bounds how much we hold, see `Clients`."""
         number = frame.stream
         self._check_opened(number)
-        self._idle_frames += frame.length < _IDLE_DATA_BYTES and len(frame.body) == frame.length
+        self._idle_frames += frame.length < _IDLE_DATA_BYTES and (frame.length > 0 or not frame.body)
         self._came_bytes += frame.length
         if self._came_bytes > _CONNECTION_WINDOW_BYTES // 2:
             self._to_send.append(frames.leave_to_send(0, self._came_bytes))
             self._came_bytes = 0
         stream = self._streams.get(number)
         if stream is None or not stream.receiving:
+            return
+        if stream.rest is not None:
+            if frame.ends_stream:
+                self._ask(number)
             return
         stream.came_bytes += frame.length
         if stream.came_bytes > _STREAM_WINDOW_BYTES // 2 and not frame.ends_stream:
@@ -269,13 +266,16 @@ class Http2Connection(Client):
         else each of them would stay below its own."""
         self._uncounted_bytes += more_bytes
         if self._uncounted_bytes >> STEP_BITS:
-            if not self._has_room():
+            if not self._clients.makes_room(self, self._loop.time()):
                 return False  # and the next is asked about at once
             self._uncounted_bytes = 0
         return True
 
     def _ask(self, number: int) -> None:
         stream = self._streams[number]
+        stream.receiving = False
+        if stream.rest is not None:
+            return  # it has been answered before it was whole
         request = stream.request
         said = request.headers.get("content-length")
         if said is not None and int(said) != len(stream.body):
@@ -284,7 +284,6 @@ class Http2Connection(Client):
             return
         request.body = bytes(stream.body)
         stream.body = bytearray()
-        stream.receiving = False
         answer = self._clients.app(request)
         if isinstance(answer, HttpResponse):
             self._answer(number, answer)
@@ -312,16 +311,22 @@ class Http2Connection(Client):
         self._resets = max(0, self._resets - 1)
         accounts_for = _IDLE_FRAMES_EACH + answer.length_bytes // _BYTES_A_FRAME
         self._idle_frames = max(0, self._idle_frames - accounts_for)
-        block = heads.packed(answer.status, fields_of(answer))
-        self._to_send += (frames.frame_head(len(block), Kind.HEADERS, frames.END_HEADERS, number), block)
+        self._send_head(number, answer.status, fields_of(answer))
         body = b"" if stream.request.method == "HEAD" else b"".join((answer.body, *answer.more))
         stream.body, stream.rest, stream.held_bytes = bytearray(), memoryview(body), _STREAM_BYTES + len(body)
         self._send(number, stream)
-        if answer.last:
+        if not self._may_hold(_STREAM_BYTES + len(body)):
+            self.abort()
+        elif answer.last:
             self.end_when_idle()
 
+    def _send_head(self, number: int, status: int, fields: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        block = self._before_head + heads.packed(status, fields)
+        self._before_head = b""
+        self._to_send += (frames.frame_head(len(block), Kind.HEADERS, frames.END_HEADERS, number), block)
+
     def _send(self, number: int, stream: _Stream) -> None:
-        """As much of an answer as the client takes."""
+        """As much of an answer as the client takes. What is left of one keeps all of it in memory."""
         rest = stream.rest
         assert rest is not None
         while True:
@@ -329,12 +334,13 @@ class Http2Connection(Client):
             part = rest[: max(0, window_bytes)]
             ends = len(part) == len(rest)
             if not part and not ends:
-                stream.rest, stream.held_bytes = rest, _STREAM_BYTES + len(rest)
+                stream.rest = rest
                 return
             flags = frames.END_STREAM if ends else 0
             self._to_send += (frames.frame_head(len(part), Kind.DATA, flags, number), part)
             stream.may_send_bytes -= len(part)
             self._may_send_bytes -= len(part)
+            self._to_send_bytes += len(part)
             if ends:
                 break
             rest = rest[len(part) :]
@@ -343,6 +349,8 @@ class Http2Connection(Client):
             self._reset(number, Code.NO_ERROR)
         else:
             del self._streams[number]
+        if self._to_send_bytes >> STEP_BITS:  # answers of one read would be any number of bytes
+            self._flush()
 
     def _reset(self, number: int, code: Code) -> None:
         self._streams.pop(number, None)
@@ -355,15 +363,10 @@ class Http2Connection(Client):
             # together: each piece would be a record of TLS, work for both sides
             data = b"".join(self._to_send)
             self._to_send.clear()
+            self._to_send_bytes = 0
             self._transport.write(data)
-            waits = any(stream.rest is not None for stream in self._streams.values())
-            if (waits or self._transport.get_write_buffer_size()) and not self._has_room():
-                self._transport.abort()
         if self._leaving and not (self._streams or self._answering):
             self._transport.close()
-
-    def _has_room(self) -> bool:
-        return self._clients.makes_room(self, self._loop.time())
 
     # -- ending ----------------------------------------------------------------------------------------------
 

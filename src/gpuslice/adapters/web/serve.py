@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuslice.adapters.web.clients import Admit, App, Clients
+from gpuslice.adapters.web.clients import Admit, App, Client, Clients
 from gpuslice.adapters.web.connection import Connection
 from gpuslice.core.errors import GpusliceError, words_of
 
@@ -28,6 +28,7 @@ BACKLOG = 1024
 MOST_HANDSHAKES = 64  # at a time: each takes some 50 KiB before anything is known of the client
 ACCEPT_AGAIN_S = 0.1  # after too many open files
 SWEEP_EVERY_S = 1.0
+HTTP2 = "h2"  # in the TLS handshake (ALPN)
 FIRST_INHERITED = 3  # the number of the first socket from systemd
 
 
@@ -143,9 +144,24 @@ def _protocols(clients: Clients, listen: Listen) -> Callable[[], asyncio.BasePro
     """Makes the protocol of a new client that speaks TLS."""
     if not listen.http2:
         return partial(Connection, clients)
-    from gpuslice.adapters.web.http2 import ByAlpn  # 3 MiB that most processes need not have
+    from gpuslice.adapters.web.http2 import Http2Connection  # 3 MiB that most processes need not have
 
-    return partial(ByAlpn, clients)
+    return partial(_ByAlpn, clients, Http2Connection)
+
+
+class _ByAlpn(asyncio.Protocol):
+    """A client that has shaken hands, and said there which HTTP it speaks."""
+
+    def __init__(self, clients: Clients, http2: type[Client]) -> None:
+        self._clients = clients
+        self._http2 = http2
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        session = transport.get_extra_info("ssl_object")
+        kind = self._http2 if session.selected_alpn_protocol() == HTTP2 else Connection
+        connection = kind(self._clients)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
 
 
 async def _accept(
@@ -278,7 +294,7 @@ def _tls_context(listen: Listen) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = listen.oldest_tls
     if listen.http2:
-        context.set_alpn_protocols(["h2", "http/1.1"])
+        context.set_alpn_protocols([HTTP2, "http/1.1"])
     context.num_tickets = 0  # kube-scheduler and Prometheus do not resume: a write less in each handshake
     try:
         context.load_cert_chain(listen.certificate, listen.key or None)

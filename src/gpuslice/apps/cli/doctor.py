@@ -66,9 +66,9 @@ def command(
 ) -> None:
     """Find problems in a cluster that shares cards, and say how to fix them.
 
-    Checks labels and resources of nodes, the device plugin, annotations of pods, pods that wait, never fit or
-    keep failing, over-committed cards, the extender, the scheduler's configuration if it can be read, the
-    webhook and its certificates.
+    Checks labels and resources of nodes, the device plugin and its rights, annotations of pods, pods that
+    wait, never fit or keep failing, over-committed cards, the extender, the scheduler's configuration if it
+    can be read, the webhook and its certificates.
 
     Exits with 0 if nothing is wrong (notes do not count), with 3 for warnings and errors, and with 1 if the
     cluster cannot be read. `helm test` runs it in the cluster.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
 from gpuslice.adapters.kube.objects import ConfigMap, Node, Pod
 from gpuslice.adapters.kube.resources import (
+    ACCESS_REVIEWS,
     CONFIG_MAPS,
     DICT,
     NODES,
@@ -25,6 +26,7 @@ from gpuslice.adapters.kube.resources import (
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
+from gpuslice.apps.diagnosis.rights import Right, missing_rights
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of, wants_agent
@@ -73,6 +75,8 @@ class Facts:
     nodes: Sequence[Node] = ()
     pods: Sequence[Pod] = ()
     plugins: Sequence[Pod] = ()  # pods of the device plugin
+    missing_rights: Mapping[tuple[str, str], Sequence[Right]] = field(default_factory=dict)
+    """Of the device plugin's accounts, by their namespace and name."""
     schedulers: Sequence[Object] = ()  # pods of the cluster's own kube-scheduler
     config_maps: Sequence[ConfigMap] = ()
     services: Sequence[Object] = ()  # the extender's
@@ -138,16 +142,16 @@ class _Reader:
         self.unreadable: list[str] = []
 
     def list(self, resource: Resource[T], namespace: str = "", **selectors: str) -> list[T]:
-        return self._try(
+        return self.asked(
             _where(resource, namespace), lambda: self._client.list(resource, namespace, **selectors), []
         )
 
     def get(self, resource: Resource[T], name: str, namespace: str) -> T | None:
-        return self._try(
+        return self.asked(
             f"{resource.kind} {namespace}/{name}", lambda: self._client.get(resource, name, namespace), None
         )
 
-    def _try(self, what: str, read: Callable[[], T], otherwise: T) -> T:
+    def asked(self, what: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
         except UnauthorizedError:
@@ -197,10 +201,12 @@ def read_facts(
     wanted |= {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
     secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
+    plugins = reader.list(PODS, labels=PLUGIN_LABELS)
     return Facts(
         nodes=nodes,
         pods=pods,
-        plugins=reader.list(PODS, labels=PLUGIN_LABELS),
+        plugins=plugins,
+        missing_rights=reader.asked(ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins), {}),
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
         config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
         services=services,

@@ -86,6 +86,17 @@ def updates(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def rights(facts: Facts) -> Iterator[Finding]:
+    """A plugin without them runs, and neither its node nor its pods hear of it."""
+    for (namespace, name), missing in facts.missing_rights.items():
+        yield Finding(
+            Level.ERROR,
+            f"account {namespace}/{name}",
+            f"runs the device plugin and may not {', '.join(map(str, missing))}",
+            "have the chart grant it (rbac.create=true), or grant the same yourself",
+        )
+
+
 def _reason(pod: Pod) -> str:
     """`: ImagePullBackOff: …`, or nothing where kubelet gives no reason."""
     return "".join(f": {text}" for text in _waiting(pod) if text)
