@@ -165,6 +165,11 @@ def _of_owner(
             f"{each.reason}: {printable(each.message)}" for each in _events(client, namespace, fields)
         ]
         problems += [*resource_hints(asked)]
+        if owner.get("spec", {}).get("suspend"):
+            problems.append(
+                f"{kind} {name} is suspended: it gets its pods once it is resumed, as Kueue does when its "
+                "queue has room"
+            )
         problems = problems or [f"{kind} {name} has no pods: kubectl -n {namespace} describe {kind} {name}"]
     return Explanations(
         f"{kind} {namespace}/{name}", tuple(_explained(client, pods)), single=False, problems=tuple(problems)

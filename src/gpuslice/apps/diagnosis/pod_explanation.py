@@ -13,7 +13,7 @@ from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core import kai
 from gpuslice.core.annotations import decode_tiers
-from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
+from gpuslice.core.contract import EITHER_MEMORY, EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
 from gpuslice.core.explanation import (
     NOT_SHARED,
@@ -29,6 +29,7 @@ from gpuslice.core.explanation import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
+from gpuslice.core.mode import rules_of
 from gpuslice.core.model import Node, Pod, Request, Tier
 from gpuslice.core.sizing import suggested_size
 from gpuslice.core.units import MIB
@@ -93,6 +94,8 @@ def explained(
     if claims is not None and claimed is not None:
         answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node))
         return replace(answered, hints=(*claimed.hints, *answered.hints))
+    if view.request is None and not view.problem and not view.node:
+        return replace(begun, hints=tuple(_of_others(found, ledger, nodes)))
     if view.node or view.request is None:
         return _on_its_node(begun, found, ledger, nodes.get(view.node))
     return _waiting(begun, found, ledger, places)
@@ -113,18 +116,45 @@ def _waiting(
     hints += about_group
     if set(view.gates) - {GATE_POD_GROUP}:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
-    conditions = pod.status.conditions or ()
-    seen = any(each.type == "PodScheduled" and each.reason for each in conditions)
-    if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
-        hints.append(
-            f"It waits for scheduler {pod.spec.scheduler_name}: make sure that a scheduler of that name runs."
-        )
+    hints += _about_scheduler(pod)
     if not (about_group and explanation.fits):  # room for itself is not what a member waits for
         hints += explanation.hints
     hints += room_in_the_making(ledger, view)
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
     return replace(begun, explanation=explanation, hints=tuple(hints))
+
+
+def _of_others(pod: objects.Pod, ledger: Ledger, nodes: Mapping[str, objects.Node]) -> Iterator[str]:
+    """What a pod that asks for no part of a card waits for, as far as the nodes show it."""
+    yield from _none_of_ours(pod)
+    yield from _label_hints(pod)
+    yield from _about_scheduler(pod)
+    if not _wants_whole_cards(pod) or any(
+        (node.status.allocatable or {}).get(EXCLUSIVE_GPU, "0") != "0" for node in nodes.values()
+    ):
+        return
+    if any(_shares_cards(ledger, node) for node in nodes.values()):
+        yield (
+            "No node offers whole cards, because those with cards share them: ask for a part of one "
+            f"({EITHER_MEMORY}), or label a node cgpu=false."
+        )
+    else:
+        yield f"No node offers {EXCLUSIVE_GPU}: see that NVIDIA's device plugin runs on the nodes with cards."
+
+
+def _shares_cards(ledger: Ledger, node: objects.Node) -> bool:
+    state = ledger.state(node.metadata.name)
+    return (state is not None and state.node.divides_cards) or rules_of(node.metadata.labels or {}).claims
+
+
+def _about_scheduler(pod: objects.Pod) -> Iterator[str]:
+    """A scheduler that has not said anything about the pod, and may not exist."""
+    seen = any(each.type == "PodScheduled" and each.reason for each in pod.status.conditions or ())
+    if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
+        yield (
+            f"It waits for scheduler {pod.spec.scheduler_name}: make sure that a scheduler of that name runs."
+        )
 
 
 def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
@@ -223,16 +253,7 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     if view.problem:
         return [] if view.node else ["Nothing places a pod like this: correct the field and recreate it."]
     if view.request is None:
-        whole = _wants_whole_cards(pod)
-        kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
-        nothing = [f"{kind}, so gpuslice does not decide where it goes."]
-        theirs = [name for name in kai.ANNOTATIONS if name in (pod.metadata.annotations or {})]
-        if theirs and not whole:
-            nothing = [
-                f"Its annotation {theirs[0]} is KAI-Scheduler's, which gpuslice leaves alone unless the "
-                "webhook translates it (chart value webhook.kai.enabled)."
-            ]
-        return resource_hints(resources_of(pod)) or nothing
+        return _none_of_ours(pod)
     if view.placement is None:
         return [
             "No annotation says which card it holds, so it counts against every card of its node. "
@@ -241,6 +262,20 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     if not view.assigned and pod.status.phase == "Running":
         return ["The node's agent has not confirmed the card yet: see that it runs on that node."]
     return []
+
+
+def _none_of_ours(pod: objects.Pod) -> Sequence[str]:
+    whole = _wants_whole_cards(pod)
+    theirs = [name for name in kai.ANNOTATIONS if name in (pod.metadata.annotations or {})]
+    if hints := resource_hints(resources_of(pod)):
+        return hints
+    if theirs and not whole:
+        return [
+            f"Its annotation {theirs[0]} is KAI-Scheduler's, which gpuslice leaves alone unless the "
+            "webhook translates it (chart value webhook.kai.enabled)."
+        ]
+    kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
+    return [f"{kind}, so gpuslice does not decide where it goes."]
 
 
 def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -> Iterator[str]:
