@@ -219,10 +219,10 @@ async def test_an_unknown_pod_names_the_nearest(shell: Shell) -> None:
     assert 'there is no pod "trian-0" in namespace default; did you mean train-0?' in told.err
 
 
-def asking(name: str, resource: str, amount: str = "4") -> dict[str, Any]:
+def asking(name: str, resource: str, amount: str = "4", **spec: Any) -> dict[str, Any]:
     """A pod with a limit of any resource."""
     limits = {"limits": {resource: amount}}
-    return api_pod(name, containers=[{"name": "main", "image": "image", "resources": limits}])
+    return api_pod(name, containers=[{"name": "main", "image": "image", "resources": limits}], **spec)
 
 
 async def test_what_was_meant_in_place_of_a_pod_is_named(shell: Shell) -> None:
@@ -423,13 +423,8 @@ async def test_a_namespace_of_claims_is_told_as_any_other(shell: Shell) -> None:
     assert "Its claim waits for ResourceClaimTemplate default/gpuslice-9" in told.out
 
 
-def whole_card_pod(name: str, **spec: Any) -> dict[str, Any]:
-    limits = {"limits": {"nvidia.com/gpu": "1"}}
-    return api_pod(name, containers=[{"name": "a", "image": "a", "resources": limits}], **spec)
-
-
 async def test_a_pod_that_wants_a_whole_card_where_all_are_shared_is_told_what_to_do(shell: Shell) -> None:
-    await shell.has([node("n1", 8)], [whole_card_pod("whole")])
+    await shell.has([node("n1", 8)], [asking("whole", "nvidia.com/gpu", "1")])
     told = (await shell("gpuslice", "explain", "whole")).out
     assert "No node offers whole cards, because those with cards share them: ask for a part of one" in told
     assert "or label a node cgpu=false." in told
@@ -440,7 +435,7 @@ async def test_a_pod_that_wants_a_whole_card_where_some_are_offered_is_left_to_i
 ) -> None:
     whole = node("n2")
     whole["status"]["allocatable"] = {"nvidia.com/gpu": "1"}
-    await shell.has([node("n1", 8), whole], [whole_card_pod("whole")])
+    await shell.has([node("n1", 8), whole], [asking("whole", "nvidia.com/gpu", "1")])
     assert "No node offers" not in (await shell("gpuslice", "explain", "whole")).out
 
 
@@ -448,13 +443,20 @@ async def test_a_pod_that_wants_a_whole_card_where_nobody_gives_any_out_is_told_
     shell: Shell,
 ) -> None:
     plain = {"metadata": {"name": "n1", "labels": {}}, "status": {"allocatable": {"cpu": "4"}}}
-    await shell.has([plain], [whole_card_pod("whole")])
+    await shell.has([plain], [asking("whole", "nvidia.com/gpu", "1")])
     told = (await shell("gpuslice", "explain", "whole")).out
     assert "No node offers nvidia.com/gpu: see that NVIDIA's device plugin runs" in told
 
 
+async def test_a_pod_that_wants_a_mig_device_is_told_whose_that_is(shell: Shell) -> None:
+    await shell.has([node("n1", 8)], [asking("mig", "nvidia.com/mig-3g.20gb", "1")])
+    told = (await shell("gpuslice", "explain", "mig")).out
+    assert "It asks for nvidia.com/mig-3g.20gb of NVIDIA's device plugin, so gpuslice does not decide" in told
+    assert "No node offers nvidia.com/mig-3g.20gb" in told
+
+
 async def test_the_scheduler_of_a_pod_that_is_none_of_ours_is_named_as_well(shell: Shell) -> None:
-    await shell.has([node("n1", 8)], [whole_card_pod("theirs", schedulerName="kai-scheduler")])
+    await shell.has([node("n1", 8)], [asking("theirs", "nvidia.com/gpu", "1", schedulerName="kai-scheduler")])
     assert "It waits for scheduler kai-scheduler" in (await shell("gpuslice", "explain", "theirs")).out
 
 

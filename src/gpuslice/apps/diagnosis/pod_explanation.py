@@ -28,7 +28,7 @@ from gpuslice.core.explanation import (
     why_there,
 )
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.lookalikes import pod_label_hints, resource_hints
+from gpuslice.core.lookalikes import pod_label_hints, resource_hint, resource_hints
 from gpuslice.core.mode import rules_of
 from gpuslice.core.model import Node, Pod, Request, Tier
 from gpuslice.core.sizing import suggested_size
@@ -109,7 +109,7 @@ def _waiting(
     assert view.request is not None
     wish = wish_of(pod, view.request)
     explanation = explain(ledger, places, wish)
-    if _wants_whole_cards(pod):
+    if EXCLUSIVE_GPU in _of_nvidia(pod):
         return replace(begun, explanation=explanation, hints=(BOTH.format(asked=view.request.names.memory),))
     hints = [*resource_hints(resources_of(pod)), *_label_hints(pod)]
     about_group = tuple(_about_group(view, ledger))
@@ -130,17 +130,17 @@ def _of_others(pod: objects.Pod, ledger: Ledger, nodes: Mapping[str, objects.Nod
     yield from _none_of_ours(pod)
     yield from _label_hints(pod)
     yield from _about_scheduler(pod)
-    if not _wants_whole_cards(pod) or any(
-        (node.status.allocatable or {}).get(EXCLUSIVE_GPU, "0") != "0" for node in nodes.values()
-    ):
-        return
-    if any(_shares_cards(ledger, node) for node in nodes.values()):
+    offered = [node.status.allocatable or {} for node in nodes.values()]
+    for name in _of_nvidia(pod):
+        if any(each.get(name, "0") != "0" for each in offered):
+            continue
+        if name != EXCLUSIVE_GPU or not any(_shares_cards(ledger, node) for node in nodes.values()):
+            yield f"No node offers {name}: see that NVIDIA's device plugin runs on the nodes with cards."
+            continue
         yield (
             "No node offers whole cards, because those with cards share them: ask for a part of one "
             f"({EITHER_MEMORY}), or label a node cgpu=false."
         )
-    else:
-        yield f"No node offers {EXCLUSIVE_GPU}: see that NVIDIA's device plugin runs on the nodes with cards."
 
 
 def _shares_cards(ledger: Ledger, node: objects.Node) -> bool:
@@ -265,17 +265,22 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
 
 
 def _none_of_ours(pod: objects.Pod) -> Sequence[str]:
-    whole = _wants_whole_cards(pod)
-    theirs = [name for name in kai.ANNOTATIONS if name in (pod.metadata.annotations or {})]
     if hints := resource_hints(resources_of(pod)):
         return hints
-    if theirs and not whole:
+    asked = _of_nvidia(pod)
+    if EXCLUSIVE_GPU in asked:
+        return [f"It asks for whole cards ({EXCLUSIVE_GPU}), so gpuslice does not decide where it goes."]
+    if asked:
         return [
-            f"Its annotation {theirs[0]} is KAI-Scheduler's, which gpuslice leaves alone unless the "
-            "webhook translates it (chart value webhook.kai.enabled)."
+            f"It asks for {asked[0]} of NVIDIA's device plugin, so gpuslice does not decide where it goes."
         ]
-    kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
-    return [f"{kind}, so gpuslice does not decide where it goes."]
+    for name in kai.ANNOTATIONS:
+        if name in (pod.metadata.annotations or {}):
+            return [
+                f"Its annotation {name} is KAI-Scheduler's, which gpuslice leaves alone unless the "
+                "webhook translates it (chart value webhook.kai.enabled)."
+            ]
+    return ["It asks for no part of a card, so gpuslice does not decide where it goes."]
 
 
 def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -> Iterator[str]:
@@ -377,10 +382,12 @@ def resources_of(pod: objects.Pod) -> list[str]:
     return [name for each in given for name in {**(each.limits or {}), **(each.requests or {})}]
 
 
-def _wants_whole_cards(pod: objects.Pod) -> bool:
+def _of_nvidia(pod: objects.Pod) -> list[str]:
+    """What it asks for of NVIDIA's device plugin: whole cards, MIG devices, renamed time slices."""
     containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
     limits = [each.resources.limits or {} for each in containers if each.resources]
-    return any(each.get(EXCLUSIVE_GPU, "0") != "0" for each in limits)
+    asked = dict.fromkeys(name for each in limits for name, amount in each.items() if amount != "0")
+    return [name for name in asked if name.startswith("nvidia.com/") and not resource_hint(name)]
 
 
 def event_time(event: objects.Event) -> str:
