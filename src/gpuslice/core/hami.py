@@ -45,6 +45,7 @@ WITHOUT_EFFECT = {
     "hami.io/device-scoring-weights": "cards are chosen by the placement policy of the extender",
 }
 """Wishes about where, not about what: a pod runs as well without them, so its author is only told."""
+ANNOTATIONS = (USE_TYPE, NO_TYPE, *UNTRANSLATED, *WITHOUT_EFFECT)
 FOREIGN = "hami.io/"
 SCHEDULER = "hami-scheduler"
 OPT_OUT = "hami.io/webhook"
@@ -122,7 +123,7 @@ def remarks(pod: PodForm) -> Iterator[str]:
 
 def _of_whole_cards(pod: PodForm) -> Iterator[str]:
     why = f'limits["{EXCLUSIVE_GPU}"] without {MEMORY} asks for whole cards, which NVIDIA\'s plugin chooses'
-    for name in (USE_TYPE, NO_TYPE, *UNTRANSLATED, *WITHOUT_EFFECT):
+    for name in ANNOTATIONS:
         if given := pod.annotations.get(name):
             yield f'metadata.annotations["{name}"] "{given}" has no effect: {why}'
 
