@@ -24,6 +24,7 @@ SAYING = (
     *(f"core/{name}.py" for name in ("explanation", "lookalikes", "placement", "request", "claim_shape")),
     *(f"apps/diagnosis/doctor_{name}.py" for name in ("nodes", "pods", "plugins", "claims", "services")),
     "apps/diagnosis/pod_explanation.py",
+    "apps/diagnosis/other_pods.py",
     "apps/diagnosis/claims.py",
     "apps/console/usage_reader.py",
 )

@@ -25,6 +25,7 @@ from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import read_decision
+from gpuslice.apps.diagnosis.other_pods import resources_of
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
     alike,
@@ -32,7 +33,6 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     explained,
     kind_of,
     place_of,
-    resources_of,
 )
 from gpuslice.apps.diagnosis.usage import read_containers
 from gpuslice.core.contract import LABEL_GROUP_NAME, SYSTEM_NAMESPACE

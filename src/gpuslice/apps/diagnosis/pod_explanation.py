@@ -10,10 +10,17 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import Decision
+from gpuslice.apps.diagnosis.other_pods import (
+    about_scheduler,
+    label_hints,
+    none_of_ours,
+    of_nvidia,
+    of_others,
+    resources_of,
+)
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.core import kai
 from gpuslice.core.annotations import decode_tiers
-from gpuslice.core.contract import EITHER_MEMORY, EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
+from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
 from gpuslice.core.explanation import (
     NOT_SHARED,
@@ -28,8 +35,7 @@ from gpuslice.core.explanation import (
     why_there,
 )
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.lookalikes import pod_label_hints, resource_hint, resource_hints
-from gpuslice.core.mode import rules_of
+from gpuslice.core.lookalikes import resource_hints
 from gpuslice.core.model import Node, Pod, Request, Tier
 from gpuslice.core.sizing import suggested_size
 from gpuslice.core.units import MIB
@@ -95,7 +101,7 @@ def explained(
         answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node))
         return replace(answered, hints=(*claimed.hints, *answered.hints))
     if view.request is None and not view.problem and not view.node:
-        return replace(begun, hints=tuple(_of_others(found, ledger, nodes)))
+        return replace(begun, hints=tuple(of_others(found, ledger, nodes)))
     if view.node or view.request is None:
         return _on_its_node(begun, found, ledger, nodes.get(view.node))
     return _waiting(begun, found, ledger, places)
@@ -109,52 +115,20 @@ def _waiting(
     assert view.request is not None
     wish = wish_of(pod, view.request)
     explanation = explain(ledger, places, wish)
-    if EXCLUSIVE_GPU in _of_nvidia(pod):
+    if EXCLUSIVE_GPU in of_nvidia(pod):
         return replace(begun, explanation=explanation, hints=(BOTH.format(asked=view.request.names.memory),))
-    hints = [*resource_hints(resources_of(pod)), *_label_hints(pod)]
+    hints = [*resource_hints(resources_of(pod)), *label_hints(pod)]
     about_group = tuple(_about_group(view, ledger))
     hints += about_group
     if set(view.gates) - {GATE_POD_GROUP}:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
-    hints += _about_scheduler(pod)
+    hints += about_scheduler(pod)
     if not (about_group and explanation.fits):  # room for itself is not what a member waits for
         hints += explanation.hints
     hints += room_in_the_making(ledger, view)
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
     return replace(begun, explanation=explanation, hints=tuple(hints))
-
-
-def _of_others(pod: objects.Pod, ledger: Ledger, nodes: Mapping[str, objects.Node]) -> Iterator[str]:
-    """What a pod that asks for no part of a card waits for, as far as the nodes show it."""
-    yield from _none_of_ours(pod)
-    yield from _label_hints(pod)
-    yield from _about_scheduler(pod)
-    offered = [node.status.allocatable or {} for node in nodes.values()]
-    for name in _of_nvidia(pod):
-        if any(each.get(name, "0") != "0" for each in offered):
-            continue
-        if name != EXCLUSIVE_GPU or not any(_shares_cards(ledger, node) for node in nodes.values()):
-            yield f"No node offers {name}: see that NVIDIA's device plugin runs on the nodes with cards."
-            continue
-        yield (
-            "No node offers whole cards, because those with cards share them: ask for a part of one "
-            f"({EITHER_MEMORY}), or label a node cgpu=false."
-        )
-
-
-def _shares_cards(ledger: Ledger, node: objects.Node) -> bool:
-    state = ledger.state(node.metadata.name)
-    return (state is not None and state.node.divides_cards) or rules_of(node.metadata.labels or {}).claims
-
-
-def _about_scheduler(pod: objects.Pod) -> Iterator[str]:
-    """A scheduler that has not said anything about the pod, and may not exist."""
-    seen = any(each.type == "PodScheduled" and each.reason for each in pod.status.conditions or ())
-    if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
-        yield (
-            f"It waits for scheduler {pod.spec.scheduler_name}: make sure that a scheduler of that name runs."
-        )
 
 
 def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
@@ -231,7 +205,7 @@ def _on_its_node(
         )
     else:
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
-        hints += _label_hints(pod)
+        hints += label_hints(pod)
         hints += _about_size(view, state.node if state else None, begun.usage)
         hints += why_there(state, view) if state and not begun.ends else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
@@ -245,15 +219,11 @@ def _on_its_node(
     return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints), tiers=tiers)
 
 
-def _label_hints(pod: objects.Pod) -> list[str]:
-    return [f"Its {hint}" for hint in pod_label_hints(pod.metadata.labels or {})]
-
-
 def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     if view.problem:
         return [] if view.node else ["Nothing places a pod like this: correct the field and recreate it."]
     if view.request is None:
-        return _none_of_ours(pod)
+        return none_of_ours(pod)
     if view.placement is None:
         return [
             "No annotation says which card it holds, so it counts against every card of its node. "
@@ -262,25 +232,6 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     if not view.assigned and pod.status.phase == "Running":
         return ["The node's agent has not confirmed the card yet: see that it runs on that node."]
     return []
-
-
-def _none_of_ours(pod: objects.Pod) -> Sequence[str]:
-    if hints := resource_hints(resources_of(pod)):
-        return hints
-    asked = _of_nvidia(pod)
-    if EXCLUSIVE_GPU in asked:
-        return [f"It asks for whole cards ({EXCLUSIVE_GPU}), so gpuslice does not decide where it goes."]
-    if asked:
-        return [
-            f"It asks for {asked[0]} of NVIDIA's device plugin, so gpuslice does not decide where it goes."
-        ]
-    for name in kai.ANNOTATIONS:
-        if name in (pod.metadata.annotations or {}):
-            return [
-                f"Its annotation {name} is KAI-Scheduler's, which gpuslice leaves alone unless the "
-                "webhook translates it (chart value webhook.kai.enabled)."
-            ]
-    return ["It asks for no part of a card, so gpuslice does not decide where it goes."]
 
 
 def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -> Iterator[str]:
@@ -373,21 +324,6 @@ def wish_of(pod: objects.Pod, request: Request, *, claims: bool = False) -> Wish
         for each in pod.spec.tolerations or ()
     )
     return Wish(request, claims, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
-
-
-def resources_of(pod: objects.Pod) -> list[str]:
-    """Names of what its containers have limits of, or request."""
-    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
-    given = [each.resources for each in containers if each.resources is not None]
-    return [name for each in given for name in {**(each.limits or {}), **(each.requests or {})}]
-
-
-def _of_nvidia(pod: objects.Pod) -> list[str]:
-    """What it asks for of NVIDIA's device plugin: whole cards, MIG devices, renamed time slices."""
-    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
-    limits = [each.resources.limits or {} for each in containers if each.resources]
-    asked = dict.fromkeys(name for each in limits for name, amount in each.items() if amount != "0")
-    return [name for name in asked if name.startswith("nvidia.com/") and not resource_hint(name)]
 
 
 def event_time(event: objects.Event) -> str:
