@@ -48,6 +48,15 @@ async def test_the_scheduler_of_a_pod_that_is_none_of_ours_is_named_as_well(shel
     assert "It waits for scheduler kai-scheduler" in (await shell("gpuslice", "explain", "theirs")).out
 
 
+async def test_a_pod_with_kais_annotation_is_among_those_of_its_namespace(shell: Shell) -> None:
+    plain = [{"name": "main", "image": "image"}]
+    pod = api_pod("theirs", containers=plain, annotations={"gpu-fraction": "0.5"})
+    await shell.has([node("n1", 8)], [pod, api_pod("web", containers=plain)])
+    told = (await shell("gpuslice", "explain")).out
+    assert "Its annotation gpu-fraction is KAI-Scheduler's" in told
+    assert "default/web" not in told
+
+
 async def test_a_job_that_a_queue_holds_back_is_told_to_be_suspended(shell: Shell) -> None:
     job = deployment("queued") | {"apiVersion": "batch/v1", "kind": "Job"}
     job["spec"] = {"suspend": True, "template": job["spec"]["template"]}

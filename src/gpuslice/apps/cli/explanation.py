@@ -25,7 +25,7 @@ from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import read_decision
-from gpuslice.apps.diagnosis.other_pods import resources_of
+from gpuslice.apps.diagnosis.other_pods import means_a_part
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
     alike,
@@ -115,7 +115,7 @@ def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
     """Its pods that ask for a part of a card, or that seem to mean one."""
     listed = client.list(PODS, namespace)
     by_claims = {pod.metadata.name for pod in listed if pod.spec.resource_claims}
-    pods = [pod for pod in listed if may_hold(pod) or resource_hints(resources_of(pod))]
+    pods = [pod for pod in listed if may_hold(pod) or means_a_part(pod)]
     explanations = [  # claims may be of something else than cards
         each
         for each in _explained(client, pods)

@@ -55,13 +55,21 @@ def none_of_ours(pod: objects.Pod) -> Sequence[str]:
         return [
             f"It asks for {asked[0]} of NVIDIA's device plugin, so gpuslice does not decide where it goes."
         ]
-    for name in kai.ANNOTATIONS:
-        if name in (pod.metadata.annotations or {}):
-            return [
-                f"Its annotation {name} is KAI-Scheduler's, which gpuslice leaves alone unless the "
-                "webhook translates it (chart value webhook.kai.enabled)."
-            ]
+    if theirs := _of_kai(pod):
+        return [
+            f"Its annotation {theirs[0]} is KAI-Scheduler's, which gpuslice leaves alone unless the "
+            "webhook translates it (chart value webhook.kai.enabled)."
+        ]
     return ["It asks for no part of a card, so gpuslice does not decide where it goes."]
+
+
+def means_a_part(pod: objects.Pod) -> bool:
+    """Whether it asks for a part of a card in a name that is nearly ours, or in another system's."""
+    return bool(resource_hints(resources_of(pod)) or _of_kai(pod))
+
+
+def _of_kai(pod: objects.Pod) -> list[str]:
+    return [name for name in kai.ANNOTATIONS if name in (pod.metadata.annotations or {})]
 
 
 def label_hints(pod: objects.Pod) -> list[str]:
