@@ -15,6 +15,7 @@ from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.agent.command import keep_off as keep_off_command
 from gpuslice.apps.agent.command import switch as switch_command
 from gpuslice.apps.webhook.command import command as webhook_command
+from gpuslice.core import hami
 from gpuslice.core.mode import wants_agent
 from tests.chart import CHART, KUBE_SCHEDULER, NAMED, WEBHOOKS, render
 
@@ -109,6 +110,14 @@ def test_kais_annotations_are_sent_to_the_webhook_where_it_takes_them(helm: str)
         assert ("'gpu-fraction'" in condition) is asked
         (container,) = objects["Deployment", "gpuslice-webhook"]["spec"]["template"]["spec"]["containers"]
         assert ({"--accept-kai", "--kai-card-units=80"} <= set(container["args"])) is asked
+
+
+def test_hamis_annotations_beside_whole_cards_are_sent_to_the_webhook_that_warns_of_them(helm: str) -> None:
+    for words, asked in (((), False), (("--set", "webhook.hami.enabled=true"), True)):
+        objects = render(helm, "--set", "webhook.enabled=true", *words)
+        hook = objects["MutatingWebhookConfiguration", "gpuslice-mutate"]["webhooks"][0]
+        condition = hook["matchConditions"][0]["expression"]
+        assert [f"'{name}'" in condition for name in hami.ANNOTATIONS] == [asked] * len(hami.ANNOTATIONS)
 
 
 def test_what_your_own_scheduler_is_told_is_what_the_second_one_has(helm: str) -> None:

@@ -217,10 +217,10 @@ async def test_an_unknown_pod_names_the_nearest(shell: Shell) -> None:
     assert 'there is no pod "trian-0" in namespace default; did you mean train-0?' in told.err
 
 
-def asking(name: str, resource: str, amount: str = "4") -> dict[str, Any]:
+def asking(name: str, resource: str, amount: str = "4", **spec: Any) -> dict[str, Any]:
     """A pod with a limit of any resource."""
     limits = {"limits": {resource: amount}}
-    return api_pod(name, containers=[{"name": "main", "image": "image", "resources": limits}])
+    return api_pod(name, containers=[{"name": "main", "image": "image", "resources": limits}], **spec)
 
 
 async def test_what_was_meant_in_place_of_a_pod_is_named(shell: Shell) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -33,6 +34,18 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [PROGRAM, "demo", "--dir", str(folder), *arguments],
         env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(folder / "nowhere")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def start_below(folder: str) -> subprocess.Popen[str]:
+    """A demo that makes itself a temporary folder there."""
+    return subprocess.Popen(
+        [PROGRAM, "demo"],
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": folder},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -95,12 +108,34 @@ def test_a_cluster_to_try_things_on_has_pods_of_every_fate_and_ends_with_ctrl_c(
     assert guard.marked(mark_of(folder)) == []
 
 
+@needs_build
+def test_a_ctrl_c_while_it_still_loads_leaves_no_folder_behind() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        process = start_below(folder)
+        deadline = time.monotonic() + HANG_S
+        while not os.listdir(folder) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.03)  # more than the start of the guard takes, less than loading the rest
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=HANG_S)
+        assert process.returncode == 130
+        assert os.listdir(folder) == []
+
+
+@needs_build
+def test_a_temporary_folder_too_deep_for_sockets_is_taken_away_again(folder: Path) -> None:
+    (deep := folder / ("x" * 30)).mkdir()
+    output, _ = start_below(str(deep)).communicate(timeout=HANG_S)
+    assert "unix sockets below it allow 46: choose another with --dir" in output
+    assert os.listdir(deep) == []
+
+
 def test_the_stories_have_nodes_of_their_own() -> None:
     told = subprocess.run(
         [PROGRAM, "demo", "--story", "pools", "--nodes", "3"], capture_output=True, text=True, check=False
     )
     assert told.returncode == 2
-    assert "--nodes and --cards are for --keep without --story" in told.stderr
+    assert "--nodes and --cards are for --keep without --story or --dra" in told.stderr
 
 
 @needs_build

@@ -127,6 +127,23 @@ def test_an_annotation_that_changes_nothing_is_let_through_and_its_author_is_tol
 
 
 @pytest.mark.parametrize(
+    "annotation",
+    [
+        "nvidia.com/use-gputype",
+        "nvidia.com/nouse-gpuuuid",
+        "nvidia.com/vgpu-mode",
+        "hami.io/gpu-scheduler-policy",
+    ],
+)
+def test_an_annotation_beside_whole_cards_is_let_through_and_its_author_is_told(annotation: str) -> None:
+    (warning,) = told(hami_pod({annotation: "x"}, gpu="1"))
+    assert (
+        f'metadata.annotations["{annotation}"] "x" has no effect: limits["nvidia.com/gpu"] without' in warning
+    )
+    assert told(api_pod(containers=[api_container(cpu="1")], annotations={annotation: "x"})) == []
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "CUDA_DISABLE_CONTROL",

@@ -60,6 +60,18 @@ def test_the_container_is_the_one_that_is_named() -> None:
     assert (limits(pod, 0), limits(pod, 1)) == ({}, {GPU_MEM: "1"})
 
 
+def test_the_container_may_be_an_init_container_but_only_where_it_is_named() -> None:
+    warm = api_container(name="warm", cpu="1")
+    named, unnamed = (
+        kai_pod(gpu_memory="1024", **more) for more in ({"gpu_fraction_container_name": "warm"}, {})
+    )
+    for pod in (named, unnamed):
+        pod["spec"]["initContainers"] = [warm]
+    assert translated(named)["spec"]["initContainers"][0]["resources"]["limits"][GPU_MEM] == "1"
+    assert limits(translated(named)) == {}
+    assert limits(translated(unnamed)) == {GPU_MEM: "1"}
+
+
 def test_amounts_are_in_the_names_that_nodes_offer_and_the_scheduler_is_ours() -> None:
     rules = AdmissionRules(scheduler="gpuslice-scheduler", names=NEUTRAL_NAMES)
     pod = translated(kai_pod(gpu_memory="1024"), rules)

@@ -24,6 +24,7 @@ SAYING = (
     *(f"core/{name}.py" for name in ("explanation", "lookalikes", "placement", "request", "claim_shape")),
     *(f"apps/diagnosis/doctor_{name}.py" for name in ("nodes", "pods", "plugins", "claims", "services")),
     "apps/diagnosis/pod_explanation.py",
+    "apps/diagnosis/other_pods.py",
     "apps/diagnosis/claims.py",
     "apps/console/usage_reader.py",
 )
@@ -47,9 +48,6 @@ PIECES = {
     "best joined and {}",
     "As things stand it is on the {} {} room for it, and would be put there again.",
     "Its {}",
-    "It asks for whole cards ({})",
-    "It asks for no part of a card",
-    "{}, so gpuslice does not decide where it goes.",
     "kubectl label node {} --overwrite {}=true, {}",
     "which has cards",
     "where NODE is one with cards",

@@ -53,20 +53,19 @@ def command(story: str | None, keep: bool, nodes: int | None, cards: int | None,
     """
     if (nodes or cards) and (story or not keep):
         raise click.UsageError(
-            "--nodes and --cards are for --keep without --story: the stories have their own"
+            "--nodes and --cards are for --keep without --story or --dra: the stories have their own"
         )
     places = find_places(folder)
-    import asyncio  # and all that is simulated: not for the help
+    with _guarded(places):  # first: a Ctrl-C while the rest is loaded would leave the folder behind
+        import asyncio  # and all that is simulated: not for the help
 
-    from gpuslice_demo.playing import play
-    from gpuslice_demo.stories.playground import playground
+        from gpuslice_demo.playing import play
+        from gpuslice_demo.stories.playground import playground
 
-    if keep and story is None:
-        stories: tuple[Story, ...] = (playground(nodes or 2, cards or 2),)
-    else:
-        stories = tuple(STORIES.values()) if story in (None, "all") else (STORIES[story],)
-
-    with _guarded(places):
+        if keep and story is None:
+            stories: tuple[Story, ...] = (playground(nodes or 2, cards or 2),)
+        else:
+            stories = tuple(STORIES.values()) if story in (None, "all") else (STORIES[story],)
         sys.exit(asyncio.run(play(places, stories, keep=keep)))
 
 
@@ -75,7 +74,9 @@ def _guarded(places: Places) -> Iterator[None]:
     """A second process ends everything, should this one be killed; it does the last cleaning anyhow."""
     folder = str(places.folder) if places.temporary else ""
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, places.mark, folder], stdin=subprocess.PIPE
+        [sys.executable, "-I", "-S", guard.__file__, places.mark, folder],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # no Ctrl-C reaches it, not even before it ignores them
     )
     try:
         yield

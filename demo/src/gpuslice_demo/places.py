@@ -89,10 +89,20 @@ def find_places(folder: str = "") -> Places:
         programs=Path(sys.executable).parent,
         temporary=not folder,
     )
+    try:
+        _check(places)
+    except DemoError:
+        if places.temporary:
+            place.rmdir()
+        raise
+    return places
+
+
+def _check(places: Places) -> None:
     if len(str(places.folder)) > LONGEST_FOLDER:
         raise DemoError(
-            f"--dir {places.folder} has {len(str(places.folder))} characters; unix sockets below it allow "
-            f"{LONGEST_FOLDER}"
+            f"folder {places.folder} has {len(str(places.folder))} characters; unix sockets below it allow "
+            f"{LONGEST_FOLDER}: choose another with --dir"
         )
     for path in (places.driver / "libcuda.so.1", places.driver / "nvidia-smi", places.library):
         if not path.exists():
@@ -101,4 +111,3 @@ def find_places(folder: str = "") -> Places:
         raise DemoError(f"{places.programs / 'kubectl'} is not there: install it with `make setup`")
     if not places.examples.is_dir():
         raise DemoError(f"{places.examples} is not there: the demo runs from a checkout")
-    return places

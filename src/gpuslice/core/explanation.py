@@ -25,6 +25,7 @@ from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
 from gpuslice.core.preemption import eviction
+from gpuslice.core.units import UNIT_MIB
 from gpuslice.core.words import counted
 
 ROOM = "Has room now"
@@ -303,6 +304,7 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
         yield f"Cards are free on nodes that lack something else: {best.detail}."
     elif refused and all(each.never for each in shared):
         yield _too_large(shared, request)
+        yield from _meant_in_mib(shared, request)
     else:
         yield from _pieces(refused, request)
 
@@ -328,6 +330,15 @@ def _too_large(shared: Sequence[_Found], request: Request) -> str:
         f"{request.card_count} cards of one node, and no node has more than {most} that large. Ask for fewer "
         "cards."
     )
+
+
+def _meant_in_mib(shared: Sequence[_Found], request: Request) -> Iterable[str]:
+    """No card has a thousand GiB, and hardly one as few MiB: so large a request mistook the unit."""
+    largest = max(gpu.units for each in shared if each.state for gpu in each.state.node.cards)
+    asked, gib = request.units_per_card, UNIT_MIB["GiB"]
+    if largest < gib <= asked:
+        units = counted(-(-asked // gib), "unit")
+        yield f"If that is in MiB: a unit is one GiB here, and {asked} MiB are {units}."
 
 
 def why_there(state: NodeState, pod: Pod) -> Iterable[str]:

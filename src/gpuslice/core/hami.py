@@ -45,6 +45,7 @@ WITHOUT_EFFECT = {
     "hami.io/device-scoring-weights": "cards are chosen by the placement policy of the extender",
 }
 """Wishes about where, not about what: a pod runs as well without them, so its author is only told."""
+ANNOTATIONS = (USE_TYPE, NO_TYPE, *UNTRANSLATED, *WITHOUT_EFFECT)
 FOREIGN = "hami.io/"
 SCHEDULER = "hami-scheduler"
 OPT_OUT = "hami.io/webhook"
@@ -98,6 +99,8 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
 def remarks(pod: PodForm) -> Iterator[str]:
     """What of a pod that asks in HAMi's names is left out without changing what it gets."""
     if all(set(PARTS).isdisjoint(each.limits) for each in pod.containers):
+        if any(EXCLUSIVE_GPU in each.limits for each in pod.containers):
+            yield from _of_whole_cards(pod)
         return
     for name, why in WITHOUT_EFFECT.items():
         if given := pod.annotations.get(name):
@@ -116,6 +119,13 @@ def remarks(pod: PodForm) -> Iterator[str]:
         for name in (entry.get("name", "") for entry in container.env):
             if why := next((why for known, why in ENVIRONMENT.items() if name.startswith(known)), ""):
                 yield f'container "{container.name}": env {name} has no effect: {why}'
+
+
+def _of_whole_cards(pod: PodForm) -> Iterator[str]:
+    why = f'limits["{EXCLUSIVE_GPU}"] without {MEMORY} asks for whole cards, which NVIDIA\'s plugin chooses'
+    for name in ANNOTATIONS:
+        if given := pod.annotations.get(name):
+            yield f'metadata.annotations["{name}"] "{given}" has no effect: {why}'
 
 
 def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:

@@ -3,7 +3,8 @@
     annotation gpu-memory: "M"                  MiB of a card, rounded up to whole units
     annotation gpu-fraction: "0.5"              part of a card; needs the size of the cards as a setting
     annotation gpu-fraction-num-devices: "N"    N cards, each with that amount
-    annotation gpu-fraction-container-name: C   the container that gets it; the first one without
+    annotation gpu-fraction-container-name: C   the container that gets it, an init container too; without,
+                                                the first app container
 
 The annotations are taken off the pod, so that nobody translates it twice, and it leaves KAI's scheduler. What
 of KAI's a pod goes without (queues) its author is told: `remarks`. A pod that asks KAI for whole cards
@@ -53,10 +54,12 @@ def translate(pod: PodForm, rules: KaiRules) -> PodForm:
     if not asks(pod):
         return pod
     chosen = pod.annotations.get(CONTAINER, "")
-    apps = [each for each in pod.containers if each.shelf == "containers"]
-    container = next((each for each in apps if chosen in ("", each.name)), None)
+    named = (each for each in pod.containers if each.name == chosen)
+    container = next(
+        named if chosen else (each for each in pod.containers if each.shelf == "containers"), None
+    )
     if container is None:
-        must_be = f"the name of a container of the pod: {', '.join(each.name for each in apps)}"
+        must_be = f"the name of a container of the pod: {', '.join(each.name for each in pod.containers)}"
         raise InvalidRequestError(f'metadata.annotations["{CONTAINER}"]', chosen, must_be)
     for name in (*AMOUNT_NAMES, EXCLUSIVE_GPU):
         if name in container.limits:

@@ -47,6 +47,8 @@ class ImageRegistry:
             **names,
             **dict.fromkeys(shells, shell),
             "python": python,
+            "cuda": shell,  # nvidia/cuda and nvcr.io/nvidia/cuda; nvidia-smi is every container's
+            "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0": _python_image("vector_add.py"),
             f"{SEEDS}/cuda-malloc:3G": Image(("cuda_malloc", "3G"), programs=cuda_malloc),
             f"{SEEDS}/cuda-malloc:6G": Image(("cuda_malloc", "6G"), programs=cuda_malloc),
             f"{SEEDS}/tensorflow-gpu-mem:10.0-runtime-centos7": _python_image("tensorflow_gpu_mem.py"),

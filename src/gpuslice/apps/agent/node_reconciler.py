@@ -98,8 +98,8 @@ class NodeReconciler:
             self._waits = ""
         elif self.read.is_set() and not self._hot:
             self._waits = (
-                f"its labels say {rules.mode} now; that holds for new containers once the pod of the device "
-                "plugin on it was deleted and came again"
+                f"its labels say {rules.mode} now; new containers follow them once the pod of the device "
+                "plugin on this node has been replaced or removed"
             )
             _log.warning("node labels changed; the agent follows them after its restart")
         else:

@@ -25,6 +25,7 @@ from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import read_decision
+from gpuslice.apps.diagnosis.other_pods import means_a_part
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
     alike,
@@ -32,7 +33,6 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     explained,
     kind_of,
     place_of,
-    resources_of,
 )
 from gpuslice.apps.diagnosis.usage import read_containers
 from gpuslice.core.contract import LABEL_GROUP_NAME, SYSTEM_NAMESPACE
@@ -115,7 +115,7 @@ def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
     """Its pods that ask for a part of a card, or that seem to mean one."""
     listed = client.list(PODS, namespace)
     by_claims = {pod.metadata.name for pod in listed if pod.spec.resource_claims}
-    pods = [pod for pod in listed if may_hold(pod) or resource_hints(resources_of(pod))]
+    pods = [pod for pod in listed if may_hold(pod) or means_a_part(pod)]
     explanations = [  # claims may be of something else than cards
         each
         for each in _explained(client, pods)
@@ -165,6 +165,11 @@ def _of_owner(
             f"{each.reason}: {printable(each.message)}" for each in _events(client, namespace, fields)
         ]
         problems += [*resource_hints(asked)]
+        if owner.get("spec", {}).get("suspend"):
+            problems.append(
+                f"{kind} {name} is suspended: it gets its pods once it is resumed, as Kueue does when its "
+                "queue has room"
+            )
         problems = problems or [f"{kind} {name} has no pods: kubectl -n {namespace} describe {kind} {name}"]
     return Explanations(
         f"{kind} {namespace}/{name}", tuple(_explained(client, pods)), single=False, problems=tuple(problems)

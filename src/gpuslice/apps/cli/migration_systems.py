@@ -11,7 +11,7 @@ from gpuslice.core import hami, kai
 from gpuslice.core.contract import AMOUNT_NAMES, EXCLUSIVE_GPU, GPU_MEM, LABEL_SCHEDULE
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import PodForm, limit_field, without
-from gpuslice.core.mode import SCHEDULES
+from gpuslice.core.mode import CORE_MEM, SCHEDULES
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.units import UNIT_MIB
 
@@ -204,6 +204,7 @@ SYSTEMS = {
             ),
             remarks=_hami_remarks,
             by_hand=(
+                ("nodes", f"those for pods with {hami.CORES} also need label {LABEL_SCHEDULE}={CORE_MEM}"),
                 ("HAMi", "helm uninstall it at the end"),
                 ("quotas", f"those on limits.nvidia.com/gpumem become quotas on requests.{GPU_MEM}"),
             ),

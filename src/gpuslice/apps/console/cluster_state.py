@@ -19,7 +19,8 @@ from gpuslice.apps.console.observed_client import Interner, ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
-from gpuslice.apps.diagnosis.pod_explanation import place_of, resources_of
+from gpuslice.apps.diagnosis.other_pods import resources_of
+from gpuslice.apps.diagnosis.pod_explanation import place_of
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIMED, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger

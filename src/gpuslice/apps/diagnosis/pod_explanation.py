@@ -10,8 +10,15 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import Decision
+from gpuslice.apps.diagnosis.other_pods import (
+    about_scheduler,
+    label_hints,
+    none_of_ours,
+    of_nvidia,
+    of_others,
+    resources_of,
+)
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.core import kai
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
@@ -28,7 +35,7 @@ from gpuslice.core.explanation import (
     why_there,
 )
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.lookalikes import pod_label_hints, resource_hints
+from gpuslice.core.lookalikes import resource_hints
 from gpuslice.core.model import Node, Pod, Request, Tier
 from gpuslice.core.sizing import suggested_size
 from gpuslice.core.units import MIB
@@ -93,6 +100,8 @@ def explained(
     if claims is not None and claimed is not None:
         answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node))
         return replace(answered, hints=(*claimed.hints, *answered.hints))
+    if view.request is None and not view.problem and not view.node:
+        return replace(begun, hints=tuple(of_others(found, ledger, nodes)))
     if view.node or view.request is None:
         return _on_its_node(begun, found, ledger, nodes.get(view.node))
     return _waiting(begun, found, ledger, places)
@@ -106,19 +115,14 @@ def _waiting(
     assert view.request is not None
     wish = wish_of(pod, view.request)
     explanation = explain(ledger, places, wish)
-    if _wants_whole_cards(pod):
+    if EXCLUSIVE_GPU in of_nvidia(pod):
         return replace(begun, explanation=explanation, hints=(BOTH.format(asked=view.request.names.memory),))
-    hints = [*resource_hints(resources_of(pod)), *_label_hints(pod)]
+    hints = [*resource_hints(resources_of(pod)), *label_hints(pod)]
     about_group = tuple(_about_group(view, ledger))
     hints += about_group
     if set(view.gates) - {GATE_POD_GROUP}:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
-    conditions = pod.status.conditions or ()
-    seen = any(each.type == "PodScheduled" and each.reason for each in conditions)
-    if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
-        hints.append(
-            f"It waits for scheduler {pod.spec.scheduler_name}: make sure that a scheduler of that name runs."
-        )
+    hints += about_scheduler(pod)
     if not (about_group and explanation.fits):  # room for itself is not what a member waits for
         hints += explanation.hints
     hints += room_in_the_making(ledger, view)
@@ -201,7 +205,7 @@ def _on_its_node(
         )
     else:
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
-        hints += _label_hints(pod)
+        hints += label_hints(pod)
         hints += _about_size(view, state.node if state else None, begun.usage)
         hints += why_there(state, view) if state and not begun.ends else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
@@ -215,24 +219,11 @@ def _on_its_node(
     return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints), tiers=tiers)
 
 
-def _label_hints(pod: objects.Pod) -> list[str]:
-    return [f"Its {hint}" for hint in pod_label_hints(pod.metadata.labels or {})]
-
-
 def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     if view.problem:
         return [] if view.node else ["Nothing places a pod like this: correct the field and recreate it."]
     if view.request is None:
-        whole = _wants_whole_cards(pod)
-        kind = f"It asks for whole cards ({EXCLUSIVE_GPU})" if whole else "It asks for no part of a card"
-        nothing = [f"{kind}, so gpuslice does not decide where it goes."]
-        theirs = [name for name in kai.ANNOTATIONS if name in (pod.metadata.annotations or {})]
-        if theirs and not whole:
-            nothing = [
-                f"Its annotation {theirs[0]} is KAI-Scheduler's, which gpuslice leaves alone unless the "
-                "webhook translates it (chart value webhook.kai.enabled)."
-            ]
-        return resource_hints(resources_of(pod)) or nothing
+        return none_of_ours(pod)
     if view.placement is None:
         return [
             "No annotation says which card it holds, so it counts against every card of its node. "
@@ -333,19 +324,6 @@ def wish_of(pod: objects.Pod, request: Request, *, claims: bool = False) -> Wish
         for each in pod.spec.tolerations or ()
     )
     return Wish(request, claims, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
-
-
-def resources_of(pod: objects.Pod) -> list[str]:
-    """Names of what its containers have limits of, or request."""
-    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
-    given = [each.resources for each in containers if each.resources is not None]
-    return [name for each in given for name in {**(each.limits or {}), **(each.requests or {})}]
-
-
-def _wants_whole_cards(pod: objects.Pod) -> bool:
-    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
-    limits = [each.resources.limits or {} for each in containers if each.resources]
-    return any(each.get(EXCLUSIVE_GPU, "0") != "0" for each in limits)
 
 
 def event_time(event: objects.Event) -> str:
