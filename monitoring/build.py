@@ -47,10 +47,10 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "What `gpuslice exporter` shows of its own. It also exports the fields of the counter file under",
+        "The metrics of `gpuslice exporter`. It also exports the fields of the counter file under",
         "dcgm-exporter's names ([replacing dcgm-exporter](dcgm-exporter.md)). A name ends with its base",
         "unit; a `_ratio` is 0 to 1. A value that cannot be read is absent, and `gpuslice_unavailable` says",
-        "why. The alerts have [a page of their own](../operate/alerts.md).",
+        "why. Alerts are described on [a separate page](../operate/alerts.md).",
         "",
     ]
     for group in groups():
@@ -58,7 +58,7 @@ def metrics_page() -> str:
     lines += [
         "## Every process",
         "",
-        "Extender, agent, exporter, webhook, claims controller and console show these as well.",
+        "Extender, agent, exporter, webhook, claims controller and console also export these.",
         "",
         "| metric | type | meaning |",
         "|---|---|---|",
@@ -69,13 +69,13 @@ def metrics_page() -> str:
         "## Formats",
         "",
         "`/metrics` answers in OpenMetrics 1.0.0, in Prometheus' protobuf format or in the text format",
-        "0.0.4, as the client's `Accept` prefers, compressed by gzip if the client takes that. The series",
+        "0.0.4, whichever the client's `Accept` prefers, with gzip if the client accepts it. The series",
         "are the same. In OpenMetrics a counter's name ends in `_total`: counters of the counter file are",
         "of type `unknown` there.",
         "",
-        "Durations are classic histograms. The protobuf format has native buckets too (schema 3). To have",
+        "Durations are classic histograms. The protobuf format also has native buckets (schema 3). To have",
         "Prometheus store them, set `scrape_native_histograms: true` in its scrape configuration (3.8;",
-        "earlier, the feature `native-histograms`), and `always_scrape_classic_histograms: true`: the boards",
+        "earlier, the feature `native-histograms`), and `always_scrape_classic_histograms: true`: dashboards",
         "and alerts use the classic buckets. The chart sets both with `monitoring.nativeHistograms: true`",
         "(prometheus-operator 0.88).",
     ]

@@ -77,6 +77,9 @@ IDIOMS = {
     r"\bwho has what\b": "what each pod holds or uses",
     r"\blets? go of\b": "releases",
     r", but for\b": "except for",
+    r"\bmend(s|ed|ing)?\b": "fix, repair, correct",
+    r"\btake-over\b": "takeover, or failover",
+    r"\bunder way\b": "in progress, in flight",
     r"(^|\. )So (?!far\b)[a-z]": "a sentence that begins with its subject; therefore, if it must be",
 }
 """Word for word from other languages: the pages that a stranger reads first do without them."""
@@ -90,9 +93,41 @@ FIRST_PAGES = (
     *(f"docs/start/{name}.md" for name in ("data-scientist", "platform-team", "at-3-am")),
     *(
         f"docs/operate/{name}.md"
-        for name in ("install", "modes", "upgrade", "troubleshooting", "platforms", "migrate", "alerts")
+        for name in (
+            "install",
+            "modes",
+            "upgrade",
+            "troubleshooting",
+            "platforms",
+            "migrate",
+            "alerts",
+            "release",
+            "console",
+            "webhook",
+            "capacity",
+            "autoscaling",
+            "end-to-end",
+            "threat-model",
+        )
     ),
-    *(f"docs/user/{name}.md" for name in ("requests", "one-machine")),
+    *(f"docs/user/{name}.md" for name in ("requests", "one-machine", "security")),
+    *(f"docs/reference/{path.name}" for path in (ROOT / "docs/reference").glob("*.md")),
+    *(f"docs/adr/{path.name}" for path in (ROOT / "docs/adr").glob("*.md")),
+    *(
+        f"docs/results/{name}.md"
+        for name in (
+            "conformance",
+            "exporter",
+            "extender",
+            "faults",
+            "frameworks",
+            "gpu-isolation",
+            "interposer",
+            "kubernetes",
+            "peers",
+            "placement",
+        )
+    ),
     "examples/README.md",
     "charts/gpuslice/README.md",
     "charts/gpuslice/values.yaml",

@@ -28,22 +28,24 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     node_label: Annotated[
         str,
         about(
-            "Label whose value true makes a node share its cards, as the DaemonSet selects by it. When it is "
-            "gone or false at the agent's end, the agent takes its amounts off the node and says so."
+            "Label whose value true makes a node share its cards; the DaemonSet selects by it. If it is "
+            "absent or false when the agent stops, the agent removes its resources from the node and "
+            "reports that."
         ),
     ] = ""
     new_pods: Annotated[
         bool,
         about(
-            "Give parts of cards to new pods. Off, whatever the node's labels say, beside what gives out "
-            "whole cards: kubelet is then served until the last pod that holds a part has ended."
+            "Give parts of cards to new pods. Turn it off, whatever the node's labels, where something "
+            "else gives out whole cards: kubelet is then served until the last pod that holds a part has "
+            "ended."
         ),
     ] = True
     memory_unit: Annotated[
         str,
         about(
-            "What one aliyun.com/gpu-mem is: GiB or MiB; anything else means GiB. MiB fits small cards only, "
-            "and changing it needs a node without pods that use cards."
+            "Size of one aliyun.com/gpu-mem: GiB or MiB; anything else means GiB. MiB is only for small "
+            "cards, and a change needs a node without pods that use cards."
         ),
     ] = "GiB"
     resource_names: NamesSetting = "aliyun.com"
@@ -65,8 +67,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     install_library: Annotated[
         bool,
         about(
-            "Put the library in place. Without this `gpuslice install-library` of the same version does, and "
-            "the agent gives out nothing until it has."
+            "Install the library. If off, `gpuslice install-library` of the same version has to do it, "
+            "and the agent gives out nothing before that."
         ),
     ] = True
     nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
@@ -81,31 +83,31 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     match_wait_s: Annotated[
         float,
         about(
-            "How long a call of kubelet may wait for the pod that it is for to become known. kubelet stands "
-            "still meanwhile, so keep it short; the pod's annotations are written before kubelet hears of "
-            "it, so what is missing after this is missing for good.",
+            "How long a call from kubelet may wait until its pod is known. kubelet is blocked meanwhile, "
+            "so keep it short. A pod's annotations are written before kubelet sees it, so a pod that is "
+            "unknown after this time stays unknown.",
             unit="s",
             ge=0,
             le=10,
         ),
     ] = 1.0
     reconcile_s: Annotated[
-        float, about("How often kubelet's device assignments are read without cause.", unit="s", ge=0.1)
+        float, about("How often kubelet's device assignments are read.", unit="s", ge=0.1)
     ] = 5.0
     inventory_s: Annotated[
-        float, about("How often the cards are asked whether they still answer.", unit="s", ge=0.1)
+        float, about("How often to check whether the cards still answer.", unit="s", ge=0.1)
     ] = 5.0
     driver_timeout_s: Annotated[float, about("How long the driver may take to answer.", unit="s", ge=0.1)] = (
         10.0
     )
     health_check: Annotated[
-        bool, about("Take cards with critical Xid errors out of use. Lost cards are, in any case.")
+        bool, about("Take cards with critical Xid errors out of use. Lost cards are always out of use.")
     ] = True
     recovery_s: Annotated[
         float,
         about(
-            "How long after a critical Xid error a card is given out again, twice as long each further time; "
-            "0 means not before the agent's restart with an empty ConfigMap.",
+            "How long after a critical Xid error a card is given out again; doubled with each further "
+            "error. 0 means not before the agent restarts with an empty ConfigMap.",
             unit="s",
             ge=0,
         ),
@@ -116,15 +118,15 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     hot_reload_isolation: Annotated[
         bool,
         about(
-            "Follow changes of the isolation label at once, for new containers. Off, because the vendor's "
-            "plugin reads it once at its start."
+            "Apply changes of the isolation label to new containers at once. Off, because the vendor's "
+            "plugin reads it once when it starts."
         ),
     ] = False
     place_unplaced: Annotated[
         bool,
         about(
-            "Give pods that no extender placed the best fitting card, on nodes with several cards too. Off, "
-            "because the extender may have promised that card to somebody else."
+            "Give pods that no extender placed the best fitting card, also on nodes with several cards. "
+            "Off, because the extender may have allocated that card to another pod."
         ),
     ] = False
     legacy_poison_env: Annotated[
@@ -135,17 +137,17 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = False
     cdi_kind: Annotated[
-        str, about('Name cards to the runtime by CDI as well, e.g. "nvidia.com/gpu"; empty for not.')
+        str, about('Also name cards to the runtime by CDI, e.g. "nvidia.com/gpu"; off if empty.')
     ] = ""
     dra_plugins: Annotated[
         str,
         about(
-            "kubelet's folder of the sockets of claims' drivers (plugins below its root), for nodes whose "
-            "cards are given out by claims."
+            "kubelet's folder of DRA driver sockets (plugins below its root), for nodes whose cards are "
+            "given out by claims."
         ),
     ] = "/var/lib/kubelet/plugins"
     dra_registry: Annotated[
-        str, about("kubelet's folder in which it looks for such drivers (plugins_registry below its root).")
+        str, about("Folder in which kubelet looks for such drivers (plugins_registry below its root).")
     ] = "/var/lib/kubelet/plugins_registry"
     cdi_folder: Annotated[
         str,
@@ -155,7 +157,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "/var/run/cdi"
     claim_slots: Annotated[
-        int, about("How many claims may share one card at the most, however little each takes.", ge=1)
+        int, about("How many claims may share one card at most, however small they are.", ge=1)
     ] = 48
     allow_cgpu_disable: Annotated[
         bool,
@@ -167,17 +169,17 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     watchdog: Annotated[
         Literal["off", "warn", "stop"],
         about(
-            "What to do where a container holds more of a card than its limit by the driver's figures: warn "
-            "by an event on its pod, or stop the processes that hold the excess as well (SIGTERM, SIGKILL "
+            "What to do if a container holds more of a card than its limit by the driver's figures: warn "
+            "with an event on its pod, or also stop the processes that hold the excess (SIGTERM, SIGKILL "
             "5 s later). Needs the host's PID namespace."
         ),
     ] = "warn"
     region_file_system: Annotated[
         bool,
         about(
-            "Give each container's region a small file system in memory (nosuid, nodev, noexec), so that "
-            "what it writes there is bounded. Needs CAP_SYS_ADMIN and a root that is mounted with "
-            "Bidirectional propagation; without them the agent does not register and says so."
+            "Give each container's region a small file system in memory (nosuid, nodev, noexec), which "
+            "limits what it can write there. Needs CAP_SYS_ADMIN and a root mounted with Bidirectional "
+            "propagation; without them the agent does not register, and says why."
         ),
     ] = False
     sweep_after_s: Annotated[

@@ -30,7 +30,8 @@ class ConsoleSettings(Settings, frozen=True, kw_only=True):
     kubeconfig: Kubeconfig = ""
     context: Annotated[str, about("Context of the kubeconfig to use.")] = ""
     namespace: Annotated[
-        str, about("Watch the pods of this namespace alone, for who may not list those of all.")
+        str,
+        about("Watch only the pods of this namespace, for users who may not list those of all namespaces."),
     ] = ""
     base_path: Annotated[
         str, about("Path below which an ingress serves the page, as in /gpuslice; empty for the root.")
@@ -40,21 +41,21 @@ class ConsoleSettings(Settings, frozen=True, kw_only=True):
     prometheus_url: Annotated[
         str,
         about(
-            "Prometheus that scrapes the exporters: what is used, and its history, is asked there. Without "
-            "it the exporters are read by the console itself, which keeps an hour in memory."
+            "Prometheus that scrapes the exporters: usage and its history are queried there. Without it "
+            "the console reads the exporters itself, and keeps one hour in memory."
         ),
     ] = ""
     prometheus_token_file: Annotated[
         str,
-        about("File with a bearer token for Prometheus; a user and password may stand in its URL instead."),
+        about(
+            "File with a bearer token for Prometheus; alternatively, put a user and password into its URL."
+        ),
     ] = ""
     prometheus_ca_file: Annotated[
         str,
-        about("PEM file with who signs the certificate of Prometheus; else whom the system trusts."),
+        about("PEM file with the CA of Prometheus' certificate; otherwise the system's CAs."),
     ] = ""
-    usage_interval_s: Annotated[
-        float, about("How often what is used is read.", unit="seconds", ge=1, le=600)
-    ] = 15.0
+    usage_interval_s: Annotated[float, about("How often usage is read.", unit="seconds", ge=1, le=600)] = 15.0
     exporters: Annotated[
         Literal["auto", "direct", "proxy", "off"],
         about(

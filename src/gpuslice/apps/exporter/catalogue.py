@@ -387,7 +387,7 @@ def groups() -> tuple[Group, ...]:
         Group("Card", _starting("gpuslice_gpu_")),
         Group("MIG device", _starting("gpuslice_mig_")),
         Group("Container", (*_starting("gpuslice_container_"), *_starting("gpuslice_pod_"))),
-        Group("Belongs to nobody", (*_starting("gpuslice_unattributed_"), UNAVAILABLE)),
+        Group("Unattributed", (*_starting("gpuslice_unattributed_"), UNAVAILABLE)),
         Group("Exporter", _starting("gpuslice_exporter_")),
     )
 

@@ -31,65 +31,65 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     policy: Annotated[
         Literal["binpack", "spread", "bestfit", "fgd", "opportunity-cost"],
         about(
-            "How nodes and cards are chosen. A node's label ack.node.gpu.placement wins for its own cards. "
-            "Change it to spread where pods should have cards to themselves while there are enough."
+            "How nodes and cards are chosen. A node's label ack.node.gpu.placement takes precedence for "
+            "its own cards. Choose spread if pods should have cards to themselves while there are enough."
         ),
     ] = "opportunity-cost"
     nominate: Annotated[
         bool,
         about(
-            "Nominate the best node for pods that wait in a queue, so that kube-scheduler tries it first and "
-            "need not look at all nodes: a large cluster then schedules several times as many pods a second. "
-            "Not for pods that prefer some nodes, nor where fewer than 100 nodes fit. Turn it off where "
-            "something else nominates nodes for the same pods."
+            "Nominate the best node for queued pods, so that kube-scheduler tries it first and need not "
+            "look at all nodes: a large cluster then schedules several times as many pods per second. Not "
+            "for pods with node preferences, nor if fewer than 100 nodes fit. Turn it off if something "
+            "else nominates nodes for the same pods."
         ),
     ] = True
     nominate_from: Annotated[
         int,
         about(
-            "Nominate only where kube-scheduler has at least this many nodes to look at: a nomination is one "
-            "write more for each pod, which costs more than a look at few nodes.",
+            "Nominate only if kube-scheduler has at least this many nodes to look at: a nomination is one "
+            "more write per pod, which costs more than looking at a few nodes.",
             ge=1,
         ),
     ] = 250
     filter_best: Annotated[
         int,
         about(
-            "How many of the fitting nodes filter lets pass, the best first, so that kube-scheduler need not "
-            "score the others; 0 lets all pass. For a pod that prefers nodes (preferred affinity, spreading "
-            "with ScheduleAnyway) all pass. Set it to 1 where kube-scheduler schedules in batches, which "
-            "skip prioritize, and packing matters most.",
+            "How many of the fitting nodes filter lets pass, the best first, so that kube-scheduler need "
+            "not score the others; 0 lets all pass. For a pod with node preferences (preferred affinity, "
+            "spreading with ScheduleAnyway) all pass. Set it to 1 if kube-scheduler schedules in batches, "
+            "which skip prioritize, and packing matters most.",
             ge=0,
         ),
     ] = 64
     explain_refusals: Annotated[
         bool,
         about(
-            "Append what was asked and what is free to each node's reason. Off, because kube-scheduler "
-            "counts equal reasons into one line; the details are in an event on the pod either way."
+            "Append the request and what is free to each node's reason. Off, because kube-scheduler "
+            "combines equal reasons into one line; an event on the pod has the details either way."
         ),
     ] = False
     preemption: Annotated[
         bool,
         about(
-            "Evict pods of lower priority where that makes room on a card and kube-scheduler, which sees the "
-            "node's sum only, would evict nobody. On, as kube-scheduler's own preemption is. Turn it off "
-            "where that is off, or where nobody may be evicted for a card."
+            "Evict pods of lower priority if that frees enough of a card and kube-scheduler, which sees "
+            "only the node's sum, would evict none. On, like kube-scheduler's own preemption. Turn it off "
+            "if that is off, or if no pod may be evicted for a card."
         ),
     ] = True
     bind_errors_as_500: Annotated[
         bool,
         about(
-            "Answer HTTP 500 when a bind fails, as the open-source gpushare does. Off, because then "
-            "kube-scheduler hides the reason from the user."
+            "Answer HTTP 500 when a bind fails, as the open-source gpushare does. Off, because "
+            "kube-scheduler would then hide the reason from the user."
         ),
     ] = False
     bind_timeout_s: Annotated[
         float,
         about(
-            "How long a bind call waits for the API server before it answers that the outcome is not known "
-            "yet. Long enough for one that is too busy and says ten times in a row to wait a second. Keep it "
-            "below kube-scheduler's httpTimeout.",
+            "How long a bind call waits for the API server before it answers that the outcome is not "
+            "known yet. The default allows for ten answers in a row that ask to retry in a second. Keep "
+            "it below kube-scheduler's httpTimeout.",
             unit="s",
             ge=SHORTEST_ANSWER_S,
         ),
@@ -100,7 +100,7 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     leader_elect: Annotated[
         bool,
         about(
-            "Be ready only while holding the Lease. Required when two replicas may run at once, also "
+            "Be ready only while holding the Lease. Required if two replicas may run at once, including "
             "during an update."
         ),
     ] = False
@@ -108,18 +108,24 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     lease_namespace: Annotated[str, about("Namespace of the Lease.", env=("POD_NAMESPACE",))] = "kube-system"
     lease_identity: Annotated[
         str,
-        about("Who we are in the Lease; the host's name and process when empty.", env=("POD_NAME",)),
+        about("Our identity in the Lease; the host's name and process if empty.", env=("POD_NAME",)),
     ] = ""
     label_leader: Annotated[
         bool,
         about(
-            "Label the own pod gpuslice.io/leader=true while this replica answers, and take the label off "
-            "all others. Wanted where a Service selects by it; --lease-identity is the pod's name then."
+            "Label our own pod gpuslice.io/leader=true while this replica answers, and remove the label "
+            "from all others. Needed if a Service selects by it; --lease-identity must then be the pod's "
+            "name."
         ),
     ] = False
     lease_duration_s: Annotated[
         float,
-        about("How long a lease lives without renewal: the longest a take-over lasts.", unit="s", ge=1),
+        about(
+            "How long a lease is valid without renewal, and so the longest time until another replica "
+            "takes over.",
+            unit="s",
+            ge=1,
+        ),
     ] = 10.0
     tls_certificate: Annotated[
         str, about("PEM file with the server certificate; plain HTTP without it. Renewals are picked up.")
@@ -128,25 +134,25 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     tls_client_ca: Annotated[
         str,
         about(
-            "PEM file with a CA: what kube-scheduler asks is answered only to clients with a certificate of "
-            "it, such as tlsConfig of the extender in its configuration names. Without it anyone who can "
-            "reach the port can bind pods. Probes and /version need none; all else is read with one, or from "
-            "this machine."
+            "PEM file with a CA: kube-scheduler's calls are answered only for clients with a certificate "
+            "of this CA, as set by the extender's tlsConfig in kube-scheduler's configuration. Without "
+            "it, anyone who can reach the port can bind pods. Probes and /version need no certificate; "
+            "everything else needs one, or a call from this machine."
         ),
     ] = ""
     tls_client_names: Annotated[
         tuple[str, ...],
         about(
-            "Names of which a client's certificate must have one, as common name or DNS name. Wanted where "
-            "the CA signs for others too; any certificate of the CA will do when empty."
+            "Names of which a client's certificate must have one, as common name or DNS name. Needed if "
+            "the CA signs for others too; if empty, any certificate of the CA is accepted."
         ),
     ] = ()
     http2: Annotated[
         bool,
         about(
-            "Speak HTTP/2 with clients that want it, as kube-scheduler does: one connection for all, in "
-            "place of a TLS handshake for nearly each bind. Needs --tls-certificate. Turn it off if a proxy "
-            "on the way fails with it."
+            "Offer HTTP/2, which kube-scheduler uses: one connection for all calls, instead of a TLS "
+            "handshake for nearly every bind. Needs --tls-certificate. Turn it off if a proxy in between "
+            "does not support it."
         ),
     ] = True
     anonymous: Annotated[
@@ -157,8 +163,9 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     debug_tokens: Annotated[
         bool,
         about(
-            "Let who shows a bearer token read /debug, if a TokenReview knows it and a SubjectAccessReview "
-            "lets its owner get that path. Only with --tls-certificate: a token is not for plain HTTP."
+            "Accept bearer tokens for /debug, if a TokenReview knows the token and a SubjectAccessReview "
+            "lets its owner get the path. Only with --tls-certificate: tokens must not be sent over plain "
+            "HTTP."
         ),
     ] = False
     otlp_endpoint: OtlpEndpoint = ""

@@ -20,32 +20,32 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     tls_certificate: Annotated[
         str,
         about(
-            "PEM file with the server certificate; plain HTTP without it, which the API server refuses to "
-            "speak. Renewals are picked up."
+            "PEM file with the server certificate; plain HTTP without it, which the API server does not "
+            "support. Renewals are picked up."
         ),
     ] = ""
     tls_key: Annotated[str, about("PEM file with the key of the certificate.")] = ""
     scheduler_name: Annotated[
         str,
         about(
-            "Scheduler that pods get which ask for aliyun.com/gpu-mem and left it to default-scheduler. Set "
-            "it where a second scheduler calls the extender; empty leaves pods as they are."
+            "Scheduler for pods that request aliyun.com/gpu-mem and have the default scheduler. Set it if "
+            "a second scheduler calls the extender; if empty, pods are not changed."
         ),
     ] = ""
     resource_names: NamesSetting = "aliyun.com"
     runtime_class_name: Annotated[
         str,
         about(
-            "Runtime class that pods get which ask for aliyun.com/gpu-mem and name none. Set it where the "
-            "class, and not the runtime's default, brings the driver into containers, as on k3s."
+            "Runtime class for pods that request aliyun.com/gpu-mem and name none. Set it if the class, "
+            "and not the runtime's default, makes the driver available in containers, as on k3s."
         ),
     ] = ""
     annotations_as_env: Annotated[
         Literal["hidden", "always", "never"],
         about(
             "When the pod's own placement annotations are written into its environment. hidden: in "
-            "containers with envFrom, which could bring other values unseen. always: for a device plugin "
-            "that guesses which pod it answers for; gpuslice's own does not."
+            "containers with envFrom, which could contain other values. always: for a device plugin that "
+            "guesses which pod it serves; gpuslice's own does not."
         ),
     ] = "hidden"
     allow_cgpu_disable: Annotated[
@@ -58,38 +58,41 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     hide_cards: Annotated[
         bool,
         about(
-            "Show no card to the containers of a GPU pod that ask for none. Switch it off where sidecars "
-            "watch the cards."
+            "Show no card to containers of a GPU pod that request none. Turn it off if sidecars monitor "
+            "cards."
         ),
     ] = True
     gate_groups: Annotated[
         bool,
         about(
-            "Give members of a pod group (labels pod-group.scheduling.sigs.k8s.io/name, /min-available) the "
-            "scheduling gate gpuslice.io/pod-group, which the extender takes off once it holds cards for the "
-            "whole group. Switch it off where no extender of this version runs."
+            "Give members of a pod group (labels pod-group.scheduling.sigs.k8s.io/name, /min-available) "
+            "the scheduling gate gpuslice.io/pod-group, which the extender removes once it holds cards "
+            "for the whole group. Turn it off if no extender of this version runs."
         ),
     ] = True
     annotation_writers: Annotated[
         tuple[str, ...],
         about(
             "Users who may change a pod's placement annotations, such as "
-            "system:serviceaccount:NAMESPACE:NAME of extender and device plugin; empty lets everybody "
-            "who may change the pod. Group system:masters always may."
+            "system:serviceaccount:NAMESPACE:NAME of extender and device plugin; if empty, everyone who "
+            "may change the pod. Group system:masters always may."
         ),
     ] = ()
     accept_hami: Annotated[
-        bool, about("Translate pods that ask in HAMi's names (nvidia.com/gpumem and others).")
+        bool, about("Translate pods with HAMi's resource names (nvidia.com/gpumem and others).")
     ] = False
     memory_unit: Annotated[
         Literal["GiB", "MiB"],
-        about("What one aliyun.com/gpu-mem is, for HAMi's and KAI's MiB; as the device plugin's."),
+        about(
+            "Size of one aliyun.com/gpu-mem, to convert HAMi's and KAI's MiB; the same as the device "
+            "plugin's."
+        ),
     ] = "GiB"
     hami_card_units: Annotated[
         int,
         about(
-            "Units of every card of the cluster, for HAMi's percentages; 0 refuses them. Only where all "
-            "cards are of one size.",
+            "Units of every card of the cluster, for HAMi's percentages; 0 refuses them. Only if all "
+            "cards have the same size.",
             ge=0,
         ),
     ] = 0
@@ -97,17 +100,18 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         str, about("Node label that holds the model of the node's cards, for HAMi's use-gputype.")
     ] = "nvidia.com/gpu.product"
     hami_models: Annotated[
-        tuple[str, ...], about("The values that label has in this cluster; use-gputype is refused without.")
+        tuple[str, ...],
+        about("The values of that label in this cluster; without them use-gputype is refused."),
     ] = ()
 
     accept_kai: Annotated[
-        bool, about("Translate pods that ask in KAI's annotations (gpu-memory, gpu-fraction).")
+        bool, about("Translate pods with KAI's annotations (gpu-memory, gpu-fraction).")
     ] = False
     kai_card_units: Annotated[
         int,
         about(
-            "Units of every card of the cluster, for KAI's gpu-fraction; 0 refuses it. Only where all cards "
-            "are of one size.",
+            "Units of every card of the cluster, for KAI's gpu-fraction; 0 refuses it. Only if all cards "
+            "have the same size.",
             ge=0,
         ),
     ] = 0
