@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.reviews import ACCESS_REVIEWS, LASTS_S, user_of
+from gpuslice.adapters.kube.resources import ACCESS_REVIEWS
+from gpuslice.adapters.kube.reviews import LASTS_S, user_of
 from gpuslice.adapters.web.messages import HttpRequest
 
 MOST_TOKENS = 1000
