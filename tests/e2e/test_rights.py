@@ -11,8 +11,10 @@ import pytest
 
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import ApiRequest
+from gpuslice.adapters.kube.objects import Metadata, Pod, PodSpec
 from gpuslice.adapters.kube.requests import JSON, expect_success
-from gpuslice.adapters.kube.sync import SyncTransport
+from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+from gpuslice.apps.diagnosis.rights import PLUGIN_RIGHTS, missing_rights
 from tests.e2e.control_plane import ControlPlane, api_server
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api
@@ -73,3 +75,13 @@ def test_an_account_may_do_what_its_roles_say_and_nothing_else(plane: ControlPla
         }
         anybody = rules(plane, NOBODY, namespace)  # to ask about oneself
         assert rules(plane, account, namespace) - anybody == wanted
+
+
+def test_doctor_finds_the_rights_that_a_device_plugin_lacks(plane: ControlPlane) -> None:
+    plugins = [
+        Pod(metadata=Metadata(namespace=RELEASE_NAMESPACE), spec=PodSpec(service_account_name=account))
+        for account in ("gpushare-device-plugin", NOBODY)
+    ]
+    with closing(SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))) as transport:
+        missing = missing_rights(SyncClient(transport), plugins)
+    assert missing == {(RELEASE_NAMESPACE, NOBODY): list(PLUGIN_RIGHTS)}

@@ -77,13 +77,7 @@ async def endless(writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
-async def empty_frames(writer: asyncio.StreamWriter) -> None:
-    while True:
-        writer.write(DataFrame(1, b"").serialize() * 1000)
-        await writer.drain()
-
-
-@pytest.mark.parametrize("send", [nothing, byte_by_byte, endless, empty_frames])
+@pytest.mark.parametrize("send", [nothing, byte_by_byte, endless])
 async def test_an_answer_that_does_not_end_is_a_failed_call_and_holds_up_nobody(
     folder: Path, send: Send
 ) -> None:
