@@ -176,9 +176,9 @@ class FrameReader:
             begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
             if kind == Kind.DATA:
                 is_padded = bool(flags & PADDED)  # and says first by how much
-                if len(heard) < begin + is_padded:
+                if is_padded and length and len(heard) == begin:
                     break
-                self._padding_bytes = heard[begin] if is_padded else 0
+                self._padding_bytes = heard[begin] if is_padded and length else 0
                 if is_padded and self._padding_bytes >= length:
                     raise ConnectionFault(Code.PROTOCOL_ERROR)
                 self._data, self._data_left_bytes = (flags, stream), length - is_padded
