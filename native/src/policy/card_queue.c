@@ -1,4 +1,3 @@
-/* LEAD: read /work/h-shares/LEAD-NOTE-READ-NOW.txt before you change this file; then delete this line */
 /* Work is timed in batches, each on one stream, and batches finish in any order: nobody waits for another stream's
  * kernel. While the oldest batch of any stream runs the process is busy, and is charged as time passes: so long work
  * is charged in full before it ends. */
