@@ -86,7 +86,7 @@ def refuse(state: NodeState, request: Request) -> Refusal:
         )
         reason = NO_CORE.format(name=request.names.compute)
         return Refusal(reason, never=state.node.compute_percent < request.compute_percent, detail=detail)
-    node, each = state.node, request.units_per_card
+    each = request.units_per_card
     large_enough = sum(card.units >= each for card in node.cards)
     never = large_enough < request.card_count
     if request.card_count > 1:
@@ -95,7 +95,14 @@ def refuse(state: NodeState, request: Request) -> Refusal:
             f"much free on {len(roomy)} of {len(node.cards)} cards"
         )
         return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.card_count), never, detail)
-    return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {_most_free(state)}")
+    freest = max(range(len(state.left)), key=lambda slot: state.left[slot])
+    most_free = f"{state.left[freest]} of {node.cards[freest].units} (card {node.cards[freest].index})"
+    largest = max(card.units for card in node.cards)
+    detail = (
+        f"asked for {counted(each, 'unit')} on one card; the most free on one card of {node.name} is "
+        f"{most_free}, its largest card has {largest}"
+    )
+    return Refusal(NO_ROOM, never, detail)
 
 
 def _barred(node: Node, request: Request) -> Refusal | None:
@@ -110,14 +117,6 @@ def _barred(node: Node, request: Request) -> Refusal | None:
         reason = CORE_REQUIRED.format(name=node.names.compute)
         return Refusal(reason, never=True, detail=f"{node.name} divides compute as well as memory")
     return None
-
-
-def _most_free(state: NodeState) -> str:
-    slot = max(range(len(state.left)), key=lambda slot: state.left[slot])
-    gpu = state.node.cards[slot]
-    largest = max(card.units for card in state.node.cards)
-    most = f"{state.left[slot]} of {gpu.units} (card {gpu.index})"
-    return f"the most free on one card of {state.node.name} is {most}, its largest card has {largest}"
 
 
 def _fits(state: NodeState, request: Request, slot: int) -> bool:
