@@ -357,10 +357,10 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
     if enough:
         total, best = max(enough, key=lambda pair: (pair[0], pair[1].name))
         where = "of one card" if request.card_count == 1 else f"on each of {request.card_count} cards"
+        wanted = f"{request.units_per_card} are wanted {where}"
         yield (
             f"The free memory is fragmented: {best.name} has {counted(total, 'unit')} free in all, the most "
-            f"on one card is {best.most}, and {request.units_per_card} are wanted {where}. "
-            "It fits when a pod leaves."
+            f"on one card is {best.most}, and {wanted}. It fits when a pod leaves."
         )
         return
     all_free = sum(total for total, _ in scattered)

@@ -96,13 +96,10 @@ def refuse(state: NodeState, request: Request) -> Refusal:
         )
         return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.card_count), never, detail)
     freest = max(range(len(state.left)), key=lambda slot: state.left[slot])
-    most_free = f"{state.left[freest]} of {node.cards[freest].units} (card {node.cards[freest].index})"
+    room = f"{state.left[freest]} of {node.cards[freest].units} (card {node.cards[freest].index})"
     largest = max(card.units for card in node.cards)
-    detail = (
-        f"asked for {counted(each, 'unit')} on one card; the most free on one card of {node.name} is "
-        f"{most_free}, its largest card has {largest}"
-    )
-    return Refusal(NO_ROOM, never, detail)
+    most_free = f"the most free on one card of {node.name} is {room}, its largest card has {largest}"
+    return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {most_free}")
 
 
 def _barred(node: Node, request: Request) -> Refusal | None:

@@ -126,6 +126,15 @@ def names_of(node: Node) -> ResourceNames:
     return names_offered(node.status.capacity or {})
 
 
+def time_of(text: str | None) -> datetime | None:
+    """A time as the API server writes it, with its zone; None for anything else."""
+    try:
+        time = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None
+
+
 def amount(node: Node, resource: str) -> int:
     """How much of a resource pods may take there."""
     return whole_number((node.status.allocatable or {}).get(resource)) or 0
