@@ -175,8 +175,11 @@ def make_krew(release: Release) -> Made:
 
 
 def krew(uri: str, digest: str) -> dict[str, Any]:
-    """The plugin's manifest. krew links the program as kubectl-NAME, with an underscore for each hyphen of NAME:
-    only a plugin ``inspect`` answers to ``kubectl inspect cgpu``."""
+    """The plugin's manifest.
+
+    krew links the program as kubectl-NAME, with an underscore for each hyphen of NAME: only a plugin
+    ``inspect`` answers to ``kubectl inspect cgpu``.
+    """
     platform = {
         "selector": {"matchLabels": {"os": "linux"}},
         "uri": uri,
@@ -192,7 +195,7 @@ def krew(uri: str, digest: str) -> dict[str, Any]:
             "version": f"v{__version__}",
             "shortDescription": "Show what is allocated on which shared GPU",
             "description": "Lists the shared cards of each node and the pods that hold their memory.",
-            "caveats": "Use it as `kubectl inspect cgpu`. Needs Python 3.11, 3.12 or 3.13 on PATH as python3.",
+            "caveats": "Use it as `kubectl inspect cgpu`. Needs python3 on PATH, 3.11 to 3.13.",
             "platforms": [platform],
         },
     }

@@ -321,8 +321,7 @@ def _too_large(shared: Sequence[_Found], request: Request) -> str:
         cards = f" on each of {request.card_count} cards" if request.card_count > 1 else ""
         return (
             f"It will never fit here: it asks for {counted(request.units_per_card, 'unit')}{cards}, and the "
-            f"largest card of the nodes that share any has {largest}. Ask for less, or spread it over more "
-            "cards."
+            f"largest shared card has {largest}. Ask for less, or spread it over more cards."
         )
     most = max(sum(gpu.units >= request.units_per_card for gpu in node.cards) for node in nodes)
     return (
@@ -361,7 +360,7 @@ def why_there(state: NodeState, pod: Pod) -> Iterable[str]:
         which = "emptiest" if state.node.packing == SPREAD else "fullest"
         what = "card that has" if len(back) == 1 else "cards that have"
         which = f"best joined and {which}" if link is not None else which
-        yield f"As things stand it is on the {which} {what} room for it, and would be put there again."
+        yield f"It is already on the {which} {what} room for it."
 
 
 def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
@@ -376,5 +375,5 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
         return
     all_free = sum(total for total, _ in scattered)
     if all_free:
-        are = f"{counted(all_free, 'unit')} {'is' if all_free == 1 else 'are'}"
-        yield f"{are} free on all these nodes together, on none of them {request.units}."
+        free = counted(all_free, "unit")
+        yield f"These nodes have {free} free in total, but none of them has {request.units}."

@@ -82,7 +82,7 @@ _FULL = (
     Step(
         "… and gpuslice says more.",
         "gpuslice explain app-3g-v1-2",
-        containing("3 units are free on all these nodes together, on none of them 4."),
+        containing("These nodes have 3 units free in total, but none of them has 4."),
     ),
 )
 

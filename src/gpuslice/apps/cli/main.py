@@ -258,8 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def main_by_name() -> None:
     """One file that is all of the programs: what it is called says which.
 
-    krew cannot install a program for two words: it makes ``kubectl inspect-cgpu`` of a plugin inspect-cgpu. So its
-    plugin is ``inspect``, and kubectl passes the second word on.
+    krew cannot install a program for two words: a plugin inspect-cgpu becomes ``kubectl inspect-cgpu``. So
+    its plugin is ``inspect``, and kubectl passes the second word on.
     """
     name = os.path.basename(sys.argv[0])
     if name == "kubectl-inspect":
