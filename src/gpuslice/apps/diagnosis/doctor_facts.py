@@ -24,8 +24,8 @@ from gpuslice.adapters.kube.resources import (
     Resource,
 )
 from gpuslice.adapters.kube.sync import SyncClient
-from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
+from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
 from gpuslice.apps.diagnosis.rights import Right, missing_rights
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
@@ -98,14 +98,7 @@ class Facts:
 
     def ledger(self, *, all_cards: bool = False) -> Ledger:
         """Who holds what, as the extender sees it; `all_cards`: those that are out of use count as well."""
-        views = map(unhealthy_view, () if all_cards else self.config_maps)
-        unhealthy = {view[0]: view[1] for view in views if view is not None}
-        ledger = Ledger()
-        for node in self.nodes:
-            ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
-        for pod in self.pods:
-            ledger.apply_pod(pod_view(pod))
-        return ledger
+        return ledger_of(self.nodes, self.pods, () if all_cards else self.config_maps)
 
     def labelled(self) -> bool:
         """Whether any node is to share its cards."""
