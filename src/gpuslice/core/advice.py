@@ -20,9 +20,7 @@ MOST_CARDS = 100
 SETTLED_S = 600.0
 """A pod that was placed less than this ago may still be loading: nobody tells it to ask for less."""
 MOST_MOVES = 4  # of pods on one card: who must move more gains little
-SIZE_RISK = (
-    "A peak is that of the time measured, with a tenth more: a pod that loads more one day is refused memory."
-)
+SIZE_RISK = "Sizes are the measured peak plus 10 %: a pod that needs more some day will be refused memory."
 MOVE_RISK = (
     "Moving a pod means deleting it and letting it be recreated: its work since the last checkpoint is lost, "
     "and its scheduler may choose another card. Node selectors, affinity and taints are not looked at here."

@@ -314,8 +314,8 @@ def _too_large(shared: Sequence[_Found], request: Request) -> Iterable[str]:
     if largest < asked:
         cards = f" on each of {request.card_count} cards" if request.card_count > 1 else ""
         yield (
-            f"It will never fit here: it asks for {counted(asked, 'unit')}{cards}, and the largest card of "
-            f"the nodes that share any has {largest}. Ask for less, or spread it over more cards."
+            f"It will never fit here: it asks for {counted(asked, 'unit')}{cards}, and the "
+            f"largest shared card has {largest}. Ask for less, or spread it over more cards."
         )
     else:
         most = max(sum(card.units >= asked for card in node.cards) for node in nodes)
@@ -348,7 +348,7 @@ def why_there(state: NodeState, pod: Pod) -> Iterable[str]:
         which = "emptiest" if state.node.packing == SPREAD else "fullest"
         what = "card that has" if len(back) == 1 else "cards that have"
         which = f"best joined and {which}" if link is not None else which
-        yield f"As things stand it is on the {which} {what} room for it, and would be put there again."
+        yield f"It is already on the {which} {what} room for it."
 
 
 def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
@@ -365,5 +365,5 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
         return
     all_free = sum(total for total, _ in scattered)
     if all_free:
-        are = f"{counted(all_free, 'unit')} {'is' if all_free == 1 else 'are'}"
-        yield f"{are} free on all these nodes together, on none of them {request.units}."
+        free = counted(all_free, "unit")
+        yield f"These nodes have {free} free in total, but none of them has {request.units}."

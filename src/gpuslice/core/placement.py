@@ -12,6 +12,7 @@ from gpuslice.core.card_links import closest
 from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
 from gpuslice.core.words import counted
 
+KUBELET_AWAY = "kubelet does not answer on this node, and would refuse the pod when it is back"
 NO_ROOM = "Insufficient GPU Memory in one device"
 NO_ROOM_IN_SEVERAL = "Insufficient GPU Memory in {count} devices"
 NO_CORE = "Insufficient {name} in one device"
@@ -76,6 +77,8 @@ def refuse(state: NodeState, request: Request) -> Refusal:
         return not_shared(node.name)
     if (barred := _barred(node, request)) is not None:
         return barred
+    if node.kubelet_away:
+        return Refusal(KUBELET_AWAY, never=False)
     roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_card]
     if request.compute_percent and roomy:
         most = max(state.compute_left[slot] for slot in roomy)

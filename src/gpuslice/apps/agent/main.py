@@ -110,7 +110,9 @@ class Agent:
         address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         plugin = TracedPlugin(self.plugin, state, self.spans) if self.spans else self.plugin
-        self.server = PluginServer(plugin, address, observe=self.counters.calls.observe)
+        self.server = PluginServer(
+            plugin, address, observe=self.counters.calls.observe, on_kubelet=self.node.kubelet_answers
+        )
         self.claims = ClaimService(
             client, state, folders, self.cards, self.node, settings=settings, obstacle=self._no_claims_yet
         )

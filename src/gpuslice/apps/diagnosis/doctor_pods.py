@@ -135,8 +135,8 @@ def falling_over(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 f"pod {pod.key}",
-                f"container {status.name} was started again {counted(status.restart_count, 'time')}{how}"
-                f"{', and waits: ' + reason if reason else ''}: it keeps its card",
+                f"container {status.name} restarted {counted(status.restart_count, 'time')}{how}"
+                f"{', and is waiting: ' + reason if reason else ''}: it keeps its card",
                 f"kubectl -n {pod.namespace} logs {pod.name} -c {status.name} --previous; gpuslice explain "
                 f"{pod.key}",
             )

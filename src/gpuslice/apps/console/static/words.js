@@ -14,7 +14,7 @@ const WORDS = {
     notPlaced: "Waits for a card", notStarted: "Has its card, and does not run", since: "For", asks: "Asks for", why: "Why",
     wouldHelp: "What would help", never: "never fits", pods: "{0} pods", onePod: "1 pod", showAll: "show all {0}", theSame: "The same in a terminal",
     way: "Its way", created: "created", decided: "decided", bound: "bound", allocatedStep: "allocated", started: "started", notYet: "not yet", done: "done",
-    limit: "limit", peak: "peak", refused: "refused", throttled: "throttled", sm: "SMs", neighbours: "Beside it on its card", nobody: "nobody",
+    limit: "limit", peak: "peak", refused: "refused", throttled: "throttled", sm: "SMs", neighbours: "Other pods on its card", nobody: "nobody",
     toSay: "What there is to say", events: "Events", noEvents: "No events: a cluster keeps them for an hour or so.", lastHour: "Memory in the last hour", noHistory: "Nothing measured yet.",
     fromMemory: "read from the exporters, kept since the console runs", fromPrometheus: "from Prometheus",
     suggested: "Suggested size", suggestedMore: "at least {0}", noSuchPod: "There is no such pod", noSuchPodText: "It has ended, never shared a card, or you may not list it.",
