@@ -18,6 +18,7 @@ from typing import Any
 
 from gpuslice.apps.cli.simulation import Simulation
 from gpuslice.apps.cli.table import aligned, row
+from gpuslice.apps.diagnosis.usage import known
 from gpuslice.core.policy import Shape
 from gpuslice.core.simulation.capacity import Outcome
 from gpuslice.core.words import counted
@@ -49,18 +50,19 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     unplaced = []
     for each in outcome.unplaced:
         shape = each.shape
-        document = {
-            "pods": each.pods,
-            "cards": shape.cards,
-            "unitsPerCard": shape.units or None,
-            "corePercent": shape.compute_percent or None,
-            "cpuMilli": shape.cpu_milli or None,
-            "memoryMiB": shape.memory_mib or None,
-            "models": sorted(shape.models) or None,
-            "reason": each.reason,
-            "never": each.never,
-        }
-        unplaced.append({key: value for key, value in document.items() if value is not None})
+        unplaced.append(
+            known(
+                pods=each.pods,
+                cards=shape.cards,
+                unitsPerCard=shape.units or None,
+                corePercent=shape.compute_percent or None,
+                cpuMilli=shape.cpu_milli or None,
+                memoryMiB=shape.memory_mib or None,
+                models=sorted(shape.models) or None,
+                reason=each.reason,
+                never=each.never,
+            )
+        )
     return {
         "allocatedPercent": round(outcome.allocation_pct, 2),
         "pods": outcome.pods,
