@@ -21,7 +21,7 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
 from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
-from gpuslice.adapters.kube.http import BUSY_TRIES, NO_STRINGS, ApiRequest, ApiResponse
+from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse
 from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
@@ -33,25 +33,10 @@ _HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 class Transport(Protocol):
     """Carries requests. Header names of a `ApiResponse` are lower case; paths start with a slash."""
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
+    async def request(self, request: ApiRequest) -> ApiResponse:
         """The answer, whatever its status; UnavailableError when there was none."""
 
-    def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
+    def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
         """The lines of an endless answer, without line ends; a KubeError when it is no 2xx or breaks off."""
 
 
@@ -84,16 +69,7 @@ class HttpTransport:
         await asyncio.gather(*(line.close() for line in self._lines))
         self._lines.clear()
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
-        request = ApiRequest(method, path, query, headers, body)
+    async def request(self, request: ApiRequest) -> ApiResponse:
         answer = await self._once(request)
         if answer.status == 401 and await self._renewed():
             answer = await self._once(request)
@@ -104,18 +80,10 @@ class HttpTransport:
             answer = await self._once(request)
         return answer
 
-    async def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
-        request = ApiRequest(method, path, query, headers)
+    async def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
         async with self._free:
             line = await self._started(request)
-            lasts_s = float(query.get("timeoutSeconds", "0"))
+            lasts_s = float(request.query.get("timeoutSeconds", "0"))
             end = asyncio.get_running_loop().call_later(
                 lasts_s + _GRACE_S if lasts_s else _FOREVER_S, line.abandon, "no end in time"
             )
@@ -323,30 +291,15 @@ class TimedTransport:
         self._inner = inner
         self._observe = observe
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
+    async def request(self, request: ApiRequest) -> ApiResponse:
         began = time.perf_counter()
         try:
-            return await self._inner.request(method, path, query=query, headers=headers, body=body)
+            return await self._inner.request(request)
         finally:
-            self._observe(time.perf_counter() - began, method, resource_of(path))
+            self._observe(time.perf_counter() - began, request.method, resource_of(request.path))
 
-    def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
-        return self._inner.stream(method, path, query=query, headers=headers)
+    def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
+        return self._inner.stream(request)
 
 
 @lru_cache(maxsize=1024)
