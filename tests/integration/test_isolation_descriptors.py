@@ -13,7 +13,7 @@ CONTEXT_MIB = 121
 
 
 def handed_over(maker: Worker, keeper: Worker, mib: int, number: int = 0) -> int:
-    """Memory that the maker exports and lets go of, but for a descriptor: the keeper's, who never imports it."""
+    """Memory that the maker exports, and its descriptor, which the keeper has then and never imports."""
     maker.ok(f"alloc {number} physical {mib * MIB}")
     pid, file = maker.ok(f"share {number}")
     kept = keeper.ok(f"take {pid} {file}")[1]

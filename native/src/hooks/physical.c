@@ -196,7 +196,7 @@ static void mark_exported(uint64_t object, int descriptor)
         return;
     if (!(entry.kind & GS_EXPORTED)) {
         entry.kind |= GS_EXPORTED;
-        gs_accounts_exported(&gs_accounts, entry.card, entry.bytes);
+        gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
         gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
         gs_table_put(&objects, &entry);
     }
