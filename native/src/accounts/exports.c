@@ -163,6 +163,29 @@ bool gs_export_made(struct gs_exports *exports, struct gpuslice_region *region, 
     return made;
 }
 
+/* Only the kernel's words about a descriptor tell which locks are its own:
+ * "lock:\t1: OFDLCK ADVISORY  READ -1 00:06:123 FIRST LAST". */
+uint64_t gs_export_size(int descriptor)
+{
+    char path[48] = "/proc/thread-self/fdinfo/", text[2048], *at = text;
+    gs_append_number(path + sizeof "/proc/thread-self/fdinfo/" - 1, (uint32_t)descriptor);
+    long length = gs_read_file(path, text, sizeof text - 1);
+    text[length > 0 ? length : 0] = 0;
+    while ((at = strstr(at, "OFDLCK"))) {
+        uint64_t numbers[2] = {0, 0}; /* the last two of the line */
+        for (; *at && *at != '\n'; at++)
+            if (*at == ' ' && at[1] >= '0' && at[1] <= '9') {
+                numbers[0] = numbers[1];
+                numbers[1] = 0;
+                while (at[1] >= '0' && at[1] <= '9')
+                    numbers[1] = numbers[1] * 10 + (uint64_t)(*++at - '0');
+            }
+        if (numbers[0] >> 61 == 1 && numbers[1] >= numbers[0])
+            return (numbers[1] - numbers[0] + 1) << PAGE_SHIFT;
+    }
+    return 0;
+}
+
 bool gs_export_is_open(const struct gs_exports *exports, struct gs_bytes bytes)
 {
     int saved = errno;

@@ -20,6 +20,8 @@ void gs_exports_are_of(struct gs_exports *exports, const char *folder);
  * of a process at a time. */
 bool gs_export_made(struct gs_exports *exports, struct gpuslice_region *region, const struct gpuslice_slot *mine,
                     struct gs_bytes *bytes, uint32_t card, uint64_t size, int descriptor);
+/* How much memory a descriptor stands for, by what its maker locked; 0: not known. */
+uint64_t gs_export_size(int descriptor);
 /* Whether a descriptor of it is open anywhere. What cannot be found out is taken for open: no descriptor is left to ask with,
  * the file is out of sight (chroot) or another. */
 bool gs_export_is_open(const struct gs_exports *exports, struct gs_bytes bytes);
