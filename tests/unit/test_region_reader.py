@@ -32,6 +32,7 @@ STRUCTURES = {
     "gpuslice_card": layout.RegionCard,
     "gpuslice_usage": layout.RegionUsage,
     "gpuslice_slot": layout.RegionSlot,
+    "gpuslice_driver_file": layout.DriverFile,
     "gpuslice_figure": layout.FigureEntry,
     "gpuslice_figures": layout.FiguresHead,
 }
