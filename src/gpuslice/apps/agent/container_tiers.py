@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.region.figures import Figure, write_figures
@@ -99,15 +99,17 @@ def publish(folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]],
             write_figures(folder / "etc" / "figures", own, at_ns)
 
 
-def counted(folders: Folders, names: Iterable[ContainerName]) -> dict[ContainerName, frozenset[Identity]]:
-    """The processes of which the library keeps accounts.
+def counted(
+    folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]]
+) -> dict[ContainerName, frozenset[Identity]]:
+    """The processes of which the library keeps accounts, on the cards of `figures`.
 
     A container whose region cannot be read is left out: nothing is known of it.
     """
     known, found = folders.of_containers(), {}
-    for name in names:
+    for name, own in figures.items():
         with contextlib.suppress(RegionError, OSError, KeyError):
-            reading = read_region(known[name] / "var" / "region")
+            reading = read_region(known[name] / "var" / "region", {each.uuid for each in own})
             processes = (each for card in (reading.cards if reading else ()) for each in card.processes)
             found[name] = frozenset(Identity(each.pid, each.start_time) for each in processes)
     return found
