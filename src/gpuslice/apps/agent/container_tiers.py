@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuslice.adapters.kube.errors import KubeError
@@ -26,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 REASON = "GPULimitHeldByWatchdog"
 
+KEPT_S = 60.0
+"""How long a container counts as one with a process without the library, after the last look that found it.
+The region is the tenant's: accounts that come and go there would have its pod written anew each time."""
+
 ContainerName = tuple[str, str]
 """The pod's uid and the container's name."""
 
@@ -41,7 +46,8 @@ class ContainerTiers:
         self._writer = writer
         self._allow_cgpu_disable = allow_cgpu_disable
         self._without: frozenset[tuple[ContainerName, Figure]] = frozenset()  # processes, at the last look
-        self._loose: dict[ContainerName, Figure] = {}  # containers, with a process that the library is not in
+        self.kept_s = KEPT_S
+        self._loose: dict[ContainerName, float] = {}  # when a process without it was last seen
 
     def tiers(self) -> Iterator[tuple[NodePod, str, Tier]]:
         """Of each container that asks for a part of a card."""
@@ -63,8 +69,10 @@ class ContainerTiers:
             if place in with_account and (each.pid, each.start_time) not in with_account[place]
         }
         loose = {place: without[place, each] for place, each in without if (place, each) in self._without}
-        new = loose.keys() - self._loose.keys()
-        self._without, self._loose = frozenset(without), loose
+        now_s = time.monotonic()
+        kept = {place: seen_s for place, seen_s in self._loose.items() if now_s - seen_s < self.kept_s}
+        new = loose.keys() - kept.keys()
+        self._without, self._loose = frozenset(without), kept | dict.fromkeys(loose, now_s)
         node_tier = Tier.LIBRARY if self._state.rules.isolation else Tier.NONE
         said: dict[str, tuple[NodePod, dict[str, Tier]]] = {}
         for pod, name, tier in self.tiers():
