@@ -370,7 +370,7 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
         total, best = max(enough, key=lambda pair: (pair[0], pair[1].name))
         yield (
             f"The free memory is fragmented: {best.name} has {counted(total, 'unit')} free in all, the most "
-            f"on one card is {best.most}, and {_wanted(request)}. It fits when a pod leaves."
+            f"on one card is {best.most}, and {_wanted(request)}. It will fit when a pod ends."
         )
         return
     all_free = sum(total for total, _ in scattered)
