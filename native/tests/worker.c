@@ -9,11 +9,14 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -924,10 +927,93 @@ static int open_handle(int id, const char *hex)
     return CALL(cuIpcOpenMemHandle_v2, &held[id].value, parse_handle(hex), 1);
 }
 
-/* ---- handles that other processes take from /proc/PID/fd ---- */
+/* ---- descriptors that other processes ask for, by a socket: opened anew in /proc they would stand for nothing ---- */
+
+#define NUMBER_BYTES CMSG_SPACE(sizeof(int))
+
+static struct sockaddr_un counter_of(int pid, socklen_t *length)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX}; /* an abstract one: its name begins with a zero */
+    int used = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "gpuslice-worker-%d", pid);
+    *length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)used);
+    return name;
+}
+
+static void hand_over(int client)
+{
+    int number = -1;
+    union {
+        char bytes[NUMBER_BYTES];
+        struct cmsghdr align;
+    } control = {{0}};
+    struct iovec word = {&number, sizeof number};
+    struct msghdr message = {.msg_iov = &word, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = NUMBER_BYTES};
+    if (read(client, &number, sizeof number) == (ssize_t)sizeof number) {
+        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        head->cmsg_level = SOL_SOCKET;
+        head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(sizeof number);
+        memcpy(CMSG_DATA(head), &number, sizeof number);
+        sendmsg(client, &message, MSG_NOSIGNAL);
+    }
+    close(client);
+}
+
+static void *serve(void *listener)
+{
+    for (;;) {
+        int client = accept4((int)(intptr_t)listener, NULL, NULL, SOCK_CLOEXEC);
+        if (client >= 0)
+            hand_over(client);
+    }
+    return NULL;
+}
+
+static void open_counter(void)
+{
+    static int listener = -1;
+    socklen_t length;
+    struct sockaddr_un name = counter_of((int)getpid(), &length);
+    pthread_t thread;
+    if (listener >= 0)
+        return;
+    int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (made < 0)
+        return;
+    if (bind(made, (struct sockaddr *)&name, length) || listen(made, 8) ||
+        pthread_create(&thread, NULL, serve, (void *)(intptr_t)made)) {
+        close(made);
+        return;
+    }
+    pthread_detach(thread);
+    listener = made;
+}
+
+/* -1 where the other is gone. */
+static int descriptor_of(int pid, int number)
+{
+    socklen_t length;
+    struct sockaddr_un name = counter_of(pid, &length);
+    union {
+        char bytes[NUMBER_BYTES];
+        struct cmsghdr align;
+    } control = {{0}};
+    int descriptor = -1, same = 0;
+    struct iovec word = {&same, sizeof same};
+    struct msghdr message = {.msg_iov = &word, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = NUMBER_BYTES};
+    int socket_there = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(socket_there, (struct sockaddr *)&name, length) == 0 &&
+        write(socket_there, &number, sizeof number) == (ssize_t)sizeof number &&
+        recvmsg(socket_there, &message, MSG_CMSG_CLOEXEC) > 0 && CMSG_FIRSTHDR(&message))
+        memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
+    close(socket_there);
+    return descriptor;
+}
 
 static void tell_descriptor(int result, int descriptor)
 {
+    if (!result)
+        open_counter();
     if (result)
         answer(result);
     else
@@ -947,13 +1033,6 @@ static void share_pool(void)
     int result = PLAIN(int (*)(void *, CUmemoryPool, int, unsigned long long), "cuMemPoolExportToShareableHandle",
                        &descriptor, own_pool, 1, 0);
     tell_descriptor(result, descriptor);
-}
-
-static int descriptor_of(int pid, int number)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, number);
-    return open(path, O_RDWR | O_CLOEXEC);
 }
 
 static int receive_physical(int id, int pid, int number)
@@ -1113,6 +1192,8 @@ static void obey(char *line)
         share_physical(id);
     else if (is(word, "receive") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
         answer(receive_physical(id, (int)bytes, (int)more));
+    else if (is(word, "take") && sscanf(line, "%*s %d %llu", &id, &bytes) == 2) /* and keep, and never import */
+        tell_descriptor(0, descriptor_of(id, (int)bytes));
     else if (is(word, "share-pool"))
         share_pool();
     else if (is(word, "receive-pool") && sscanf(line, "%*s %llu %llu", &bytes, &more) == 2)

@@ -14,8 +14,7 @@ import msgspec
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.http import NO_STRINGS
-from gpuslice.adapters.kube.timed import TimedTransport
-from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport, TimedTransport
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.metrics import api_times
 from gpuslice.apps.extender.settings import ExtenderSettings

@@ -172,14 +172,27 @@ class Story:
         if not player or player.inside or not self._descriptors:
             return False
         descriptor = self._descriptors[b % len(self._descriptors)]
-        if descriptor.player.headless or descriptor.player is player:
-            return False  # /proc shows no descriptors of a first thread that ended
+        if descriptor.player is player:
+            return False
         number = player.number()
         self._tell(player, f"receive {number} from {descriptor}")
         answer = player.worker.ask(f"receive {number} {descriptor.pid} {descriptor.file}")
         assert answer in ("ok", OUT_OF_MEMORY), f"receive: {answer}"
         if answer == "ok":
             player.held[number] = Thing("received", descriptor.card)
+        return True
+
+    def take(self, a: int, b: int, c: int) -> bool:
+        """A copy of a descriptor, which may outlive everybody who has a handle; nobody imports it."""
+        player = self._player(a)
+        if not player or player.inside or not self._descriptors:
+            return False
+        descriptor = self._descriptors[b % len(self._descriptors)]
+        if descriptor.player is player:
+            return False
+        pid, file = player.worker.ok(f"take {descriptor.pid} {descriptor.file}")
+        self._tell(player, f"take {file} from {descriptor}")
+        self._descriptors.append(Descriptor(player, pid, file, descriptor.card))
         return True
 
     def shut(self, a: int, b: int, c: int) -> bool:
@@ -377,6 +390,7 @@ STEPS: Final[dict[str, tuple[Step, bool]]] = {
     "free": (Story.free, True),
     "share": (Story.share, False),
     "receive": (Story.receive, False),
+    "take": (Story.take, False),
     "shut": (Story.shut, True),
     "export": (Story.export, False),
     "open": (Story.open, False),
@@ -388,4 +402,4 @@ STEPS: Final[dict[str, tuple[Step, bool]]] = {
     "sync": (Story.sync, True),
     "info": (Story.info, True),
 }
-WEIGHTS: Final = (6, 40, 25, 6, 8, 5, 5, 5, 5, 1, 1, 1, 2, 2, 2)
+WEIGHTS: Final = (6, 40, 25, 6, 8, 4, 5, 5, 5, 5, 1, 1, 1, 2, 2, 2)

@@ -14,6 +14,7 @@
 #include <stddef.h>
 
 #include "accounts/attach.h"
+#include "accounts/exports.h"
 #include "accounts/slots.h"
 
 /* Who has bytes pending takes negligible time, unless it is stopped just then, or never was: the tenant can
@@ -304,7 +305,7 @@ void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count
     } else {
         gs_subtract(&accounts->mine[card].imports, (uint64_t)-count);
         gs_subtract(&at->slot->usage[card].imports, (uint64_t)-count);
-        gs_slots_forget_orphans(at->region, at->slot);
+        gs_orphans_settle(accounts, at);
     }
 }
 
@@ -317,5 +318,5 @@ void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, ui
     gs_subtract(&accounts->mine[card].exported_bytes, bytes);
     gs_subtract(&at->slot->usage[card].exported_bytes, bytes);
     gs_accounts_return(accounts, card, bytes);
-    gs_slots_forget_orphans(at->region, at->slot);
+    gs_orphans_settle(accounts, at);
 }

@@ -136,19 +136,6 @@ static void empty(struct gpuslice_region *region, struct gpuslice_slot *slot)
     atomic_store(&slot->provisional, 0);
 }
 
-void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine)
-{
-    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
-        uint64_t orphaned = gs_load(&region->cards[card].orphaned_bytes), imports = 0;
-        if (!orphaned)
-            continue;
-        for (uint64_t i = 0; i < gs_slots_high(region, mine); i++)
-            imports += gs_load(&region->slots[i].owner) ? gs_bounded(&region->slots[i].usage[card].imports) : 0;
-        if (!imports)
-            atomic_compare_exchange_strong(&region->cards[card].orphaned_bytes, &orphaned, 0);
-    }
-}
-
 uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine, const char *path)
 {
     uint32_t swept = 0;
@@ -168,7 +155,6 @@ uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_sl
     }
     if (swept)
         atomic_fetch_add(&region->swept, swept);
-    gs_slots_forget_orphans(region, mine);
     return swept;
 }
 

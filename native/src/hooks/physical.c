@@ -200,7 +200,8 @@ static void mark_exported(uint64_t object, int descriptor)
         gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
         gs_table_put(&objects, &entry);
     }
-    gs_descriptor_made(object, entry.card, entry.bytes, descriptor);
+    if (descriptor >= 0)
+        gs_descriptor_made(object, entry.card, entry.bytes, descriptor);
 }
 
 enum { POSIX_FILE_DESCRIPTOR = 1 };

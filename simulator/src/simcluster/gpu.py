@@ -31,6 +31,8 @@ __all__ = [
 
 STATE_VARIABLE: Final = "GPUSLICE_SIM_STATE"
 XID_EVENT: Final = 0x8
+_EXPORT_BYTES: Final = 4096
+"""Of the file of exported descriptors, for each: as `native/sim/state/state.c` has it."""
 """NVML's event type of a critical XID."""
 
 
@@ -204,13 +206,13 @@ class Machine:
         return [(record, alive[record.process]) for record in held]
 
     def _is_exported(self, number: int) -> bool:
-        """Whether a descriptor of that memory is open in any process."""
+        """Whether a descriptor of that memory is open in any process, or on its way to one."""
         try:
-            file = os.open(f"{self.path}.export-{number}", os.O_RDWR)
+            file = os.open(f"{self.path}.exports", os.O_RDWR)
         except FileNotFoundError:
             return False
         try:
-            return _is_locked(file, 0)
+            return _is_locked(file, number * _EXPORT_BYTES)
         finally:
             os.close(file)
 

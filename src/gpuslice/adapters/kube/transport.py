@@ -1,6 +1,7 @@
 """The seam under the Kubernetes client: bytes to the API server and back.
 
-Production uses `HttpTransport`; a test may plug anything that answers like an API server.
+Production uses `HttpTransport`, in a `TimedTransport` where the times of requests are published; a test may
+plug anything that answers like an API server.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -290,17 +292,16 @@ def _as_unavailable(error: BaseException, request: ApiRequest, sent: _Sent) -> U
     return UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False)
 
 
-async def _part(line: HttpConnection, request: ApiRequest) -> bytes:
-    try:
-        return await line.part()
-    except FAILURES as error:
-        raise _as_unavailable(error, request, _Sent(begun=True)) from error
-
-
 async def _lines(line: HttpConnection, request: ApiRequest) -> AsyncGenerator[bytes]:
     """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
-    while part := await _part(line, request):
+    while True:
+        try:
+            part = await line.part()
+        except FAILURES as error:
+            raise _as_unavailable(error, request, _Sent(begun=True)) from error
+        if not part:
+            break
         rest, start = rest + part, 0
         while (end := rest.find(b"\n", start)) >= 0:
             if end > start:
@@ -309,3 +310,50 @@ async def _lines(line: HttpConnection, request: ApiRequest) -> AsyncGenerator[by
         rest = rest[start:]
     if rest.strip():
         yield rest
+
+
+Observe = Callable[[float, str, str], None]
+"""Seconds, method, resource."""
+
+
+class TimedTransport:
+    """`observe` hears of every request when it has been answered or has failed; not of watches."""
+
+    def __init__(self, inner: Transport, observe: Observe) -> None:
+        self._inner = inner
+        self._observe = observe
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = NO_STRINGS,
+        headers: Mapping[str, str] = NO_STRINGS,
+        body: bytes = b"",
+    ) -> ApiResponse:
+        began = time.perf_counter()
+        try:
+            return await self._inner.request(method, path, query=query, headers=headers, body=body)
+        finally:
+            self._observe(time.perf_counter() - began, method, resource_of(path))
+
+    def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] = NO_STRINGS,
+        headers: Mapping[str, str] = NO_STRINGS,
+    ) -> AsyncGenerator[bytes]:
+        return self._inner.stream(method, path, query=query, headers=headers)
+
+
+@lru_cache(maxsize=1024)
+def resource_of(path: str) -> str:
+    """``pods/binding`` of ``/api/v1/namespaces/a/pods/b/binding``: as an RBAC rule writes it."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]  # after the version; groups are one part more
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join(parts[::2])

@@ -94,8 +94,8 @@ def pod_text(explained: PodExplanation) -> str:
             parts.append(f"Its limits are enforced {', '.join(held)}.\n")
         if explained.neighbours:
             others = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
-            cards = "card" if len(pod.placement.slices) == 1 else "cards"
-            parts.append(f"Other pods on its {cards}: {others}.\n")
+            shared = "card" if len(pod.placement.slices) == 1 else "cards"
+            parts.append(f"Other pods on its {shared}: {others}.\n")
     parts += [f"{sentence_of(explained.decision)}\n"] if explained.decision is not None else []
     for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]
