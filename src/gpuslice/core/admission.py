@@ -137,18 +137,8 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     try:
         _check_resources(pod)
         pod_group(pod.labels)
-        asking = pod.containers if pod.request is not None else ()
-        allowed = [from_annotation(name, ann) for name, ann in _FROM_ANNOTATION.items()]
-        for container in (each for each in asking if each.asks):
-            for entry in container.env:
-                name, value = entry.get("name"), entry.get("value", "a reference")
-                field = f'container "{container.name}": env["{name}"]'
-                if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
-                    raise InvalidRequestError(field, value, "left out: " + _WHY)
-                true = "valueFrom" in entry or str(value).lower() in ("true", "1")
-                if name == ENV_NO_ISOLATION and true and not rules.allow_no_isolation:
-                    must_be = "left out: this cluster does not let pods switch their memory limit off"
-                    raise InvalidRequestError(field, value, must_be)
+        if pod.request is not None:
+            _check_environment(pod, rules)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     return Verdict(pod=pod)
@@ -249,6 +239,20 @@ def from_annotation(name: str, annotation: str) -> dict[str, Any]:
     """A variable with the value of one of the pod's own annotations, spelt as the API server stores it."""
     path = f"metadata.annotations['{annotation}']"
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
+    allowed = [from_annotation(name, ann) for name, ann in _FROM_ANNOTATION.items()]
+    for container in (each for each in pod.containers if each.asks):
+        for entry in container.env:
+            name, value = entry.get("name"), entry.get("value", "a reference")
+            field = f'container "{container.name}": env["{name}"]'
+            if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
+                raise InvalidRequestError(field, value, "left out: " + _WHY)
+            true = "valueFrom" in entry or str(value).lower() in ("true", "1")
+            if name == ENV_NO_ISOLATION and true and not rules.allow_no_isolation:
+                must_be = "left out: this cluster does not let pods switch their memory limit off"
+                raise InvalidRequestError(field, value, must_be)
 
 
 _WHY = "the node sets it to the card that the pod was given"
