@@ -100,9 +100,9 @@ def take(pid: int, number: int) -> int:
     return int(descriptor)
 
 
-def import_file(pid: int, number: int, kind: str) -> dict[str, Any]:
+def import_file(whose: tuple[int, int], kind: str) -> dict[str, Any]:
     handle = ctypes.c_uint64()
-    descriptor = take(pid, number)
+    descriptor = take(*whose)
     cu = library_of("cu")
     by_kind = cu.cuMemPoolImportFromShareableHandle if kind == "pool" else cu.cuMemImportFromShareableHandle
     result = by_kind(ctypes.byref(handle), ctypes.c_void_p(descriptor), 1, ctypes.c_uint64(0))
@@ -132,7 +132,7 @@ REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "in_thread": in_thread,
     "ipc": lambda request: open_ipc(bytes.fromhex(request["ipc"])),
     "take": lambda request: {"result": 0, "descriptor": take(*request["take"])},
-    "import": lambda request: import_file(*request["import"], request.get("as", "memory")),
+    "import": lambda request: import_file(request["import"], request.get("as", "memory")),
     "address": address_of,
     "has": lambda request: {"has": hasattr(library_of(request["has"]), request["has"])},
 }
