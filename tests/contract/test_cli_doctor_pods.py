@@ -73,7 +73,7 @@ async def test_a_pod_that_falls_over_again_and_again_is_found(shell: Shell) -> N
     code, found = await findings(shell)
     assert code == 3
     assert found["pod default/p"]["what"] == (
-        "container main was started again 3 times, last with exit code 1, and waits: CrashLoopBackOff: it "
+        "container main restarted 3 times, last with exit code 1, and is waiting: CrashLoopBackOff: it "
         "keeps its card"
     )
     assert "logs p -c main --previous" in found["pod default/p"]["fix"]

@@ -1,4 +1,4 @@
-"""The processes of a sequence (see `sequences`), and what is known of each."""
+"""The processes of a sequence (see `sequences`), what they can hold, and what is known of each."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from .isolation_rig import MIB, Worker
+from .isolation_rig import Worker
 
 NAMESPACE: Final = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 CLOCK: Final = ("unshare", "--time", "--boottime", "5000", "--fork", "--kill-child")
 """Start times in /proc are other ones there."""
-
-PAGE: Final = 2 * MIB
 KINDS: Final = (
     "plain", "plain", "pitch", "managed", "physical", "physical", "mapped", "array", "array3d", "mipmap",
     "async", "async", "pool", "graph", "captured", "group", "tile",
 )  # fmt: skip
 """Contexts and code are not among them: they are measured, not counted, and what of them was given back is
 believed later where shared or managed memory leaves the driver's figure open to doubt."""
-SIZES: Final = (1, 4096, MIB, PAGE, 3 * MIB, 9 * MIB, 33 * MIB, 120 * MIB, 400 * MIB)
+WHOLE: Final = ("plain", "managed", "physical")
+"""Kinds whose bytes are those asked for, in whole pages: of them a refusal can be judged."""
 
 
 @dataclass

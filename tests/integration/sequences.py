@@ -19,14 +19,14 @@ from gpuslice.adapters.region.reader import read_region
 from simcluster import gpu
 
 from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, Container, Worker, make_container, make_machine
-from .sequence_players import CLOCK, KINDS, NAMESPACE, PAGE, SIZES, Descriptor, Player, Thing, first_child
+from .sequence_players import CLOCK, KINDS, NAMESPACE, WHOLE, Descriptor, Player, Thing, first_child
 
 CARDS: Final = 2
 LIMIT_MIB: Final = 1500
-JUDGED: Final = ("plain", "managed", "physical")
-"""Kinds whose bytes are those asked for, in whole pages: of them a refusal can be judged."""
+PAGE: Final = 2 * MIB
 PATIENCE_S: Final = 5.0
 """Bounds a hang; what settles does so within milliseconds."""
+SIZES: Final = (1, 4096, MIB, PAGE, 3 * MIB, 9 * MIB, 33 * MIB, 120 * MIB, 400 * MIB)
 
 
 class Difference(AssertionError):
@@ -114,7 +114,7 @@ class Story:
             return True
         assert answer == OUT_OF_MEMORY, f"alloc {kind} {size}: {answer}"
         pages = (size + PAGE - 1) // PAGE * PAGE
-        if kind in JUDGED and before + pages <= LIMIT_MIB * MIB:
+        if kind in WHOLE and before + pages <= LIMIT_MIB * MIB:
             self._settle()
             if self._accounts()[player.card] + pages <= LIMIT_MIB * MIB:
                 answer = player.worker.ask(f"alloc {number} {kind} {size}")

@@ -100,9 +100,9 @@ def take(pid: int, number: int) -> int:
     return int(descriptor)
 
 
-def import_file(whose: tuple[int, int], kind: str) -> dict[str, Any]:
+def import_file(file: tuple[int, int], kind: str) -> dict[str, Any]:
     handle = ctypes.c_uint64()
-    descriptor = take(*whose)
+    descriptor = take(*file)
     cu = library_of("cu")
     by_kind = cu.cuMemPoolImportFromShareableHandle if kind == "pool" else cu.cuMemImportFromShareableHandle
     result = by_kind(ctypes.byref(handle), ctypes.c_void_p(descriptor), 1, ctypes.c_uint64(0))

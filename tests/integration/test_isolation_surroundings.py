@@ -105,6 +105,40 @@ def test_who_hides_the_drivers_files_counts_what_exported_descriptors_keep(tmp_p
         assert worker.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
 
 
+def test_a_library_that_stands_before_the_list_of_libraries_changes_nothing(tmp_path: Path) -> None:
+    """Tools in front of dl_iterate_phdr find the real one by dlsym, which led back to them without end; and
+    what they show is of some earlier moment."""
+    lister = built(tmp_path, "lister", LISTER, "-ldl")
+    with container(tmp_path) as box:
+        done = box.run(
+            str(BUILD / "tests/conditions"), "plain", LD_PRELOAD=f"{lister}:{box.environ()['LD_PRELOAD']}"
+        )
+    assert (done.returncode, done.stdout) == (0, "14 14 odd 0\n"), done.stderr
+
+
+def built(folder: Path, name: str, source: str, *libraries: str) -> Path:
+    library = folder / f"lib{name}.so"
+    command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(library), *libraries]
+    subprocess.run(command, input=source, text=True, check=True)
+    return library
+
+
+LISTER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <string.h>
+typedef int (*look)(struct dl_phdr_info *, size_t, void *);
+struct asked { look look; void *context; };
+static int show(struct dl_phdr_info *object, size_t size, void *context) {
+    struct asked *asked = context;
+    return strstr(object->dlpi_name, "libcuda") ? 0 : asked->look(object, size, asked->context);
+}
+int dl_iterate_phdr(look look, void *context) {
+    int (*next)() = dlsym(RTLD_NEXT, "dl_iterate_phdr");
+    return next(show, &(struct asked){look, context});
+}
+"""
 TRACER = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -133,10 +167,7 @@ print(given, ctypes.c_int.in_dll(tracer, "calls").value)
 
 def test_a_library_with_functions_of_the_drivers_names_is_asked_and_held(tmp_path: Path) -> None:
     """Who asked it for them got ours; a tracer that had found the driver itself called itself without end."""
-    tracer = tmp_path / "libtracer.so"
-    command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(tracer), "-Wl,--no-as-needed"]
-    command += [f"-L{SIM}", "-l:libcuda.so.1", "-ldl"]
-    subprocess.run(command, input=TRACER, text=True, check=True)
+    tracer = built(tmp_path, "tracer", TRACER, "-Wl,--no-as-needed", f"-L{SIM}", "-l:libcuda.so.1", "-ldl")
     with container(tmp_path) as box:
         done = box.run(sys.executable, "-c", ASKS.format(tracer=tracer))
     assert done.stdout.split() == ["0", "0", "14", "15"], (done.returncode, done.stderr)

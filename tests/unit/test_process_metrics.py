@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from gpuslice.adapters.kube.timed import resource_of
+from gpuslice.adapters.kube.transport import resource_of
 from gpuslice.adapters.web.exposition import Family
 from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.adapters.web.process import ProcessMetrics, stacks

@@ -127,20 +127,20 @@ class Machine:
         held = [0] * layout.CARDS
         for holding in self.holdings():
             held[holding.card] += holding.bytes
-        return tuple(self._reading(index, held[index]) for index in range(self._state.card_count))
-
-    def _reading(self, index: int, used_bytes: int) -> CardReading:
-        card = self._state.cards[index]
-        return CardReading(
-            index=index,
-            name=card.name.decode(),
-            uuid=card.uuid.decode(),
-            parent=card.parent if card.parent >= 0 else None,
-            total_mib=card.total_bytes // MIB,
-            idle_mib=card.idle_bytes // MIB,
-            used_bytes=used_bytes,
-            busy_ns=card.busy_ns,
-            lost=bool(card.lost),
+        cards = enumerate(self._state.cards[: self._state.card_count])
+        return tuple(
+            CardReading(
+                index=index,
+                name=card.name.decode(),
+                uuid=card.uuid.decode(),
+                parent=card.parent if card.parent >= 0 else None,
+                total_mib=card.total_bytes // MIB,
+                idle_mib=card.idle_bytes // MIB,
+                used_bytes=held[index],
+                busy_ns=card.busy_ns,
+                lost=bool(card.lost),
+            )
+            for index, card in cards
         )
 
     def holdings(self, pid: int | None = None) -> tuple[HeldMemory, ...]:

@@ -202,7 +202,12 @@ def claims_of(
             ledger.apply_pod(with_claimed(pod_view(pod), held[pod.metadata.uid]))
     known = None
     if templates is not None:
-        known = {_key(each): msgspec.convert(each["spec"].get("spec") or {}, ClaimSpec) for each in templates}
+        known = {
+            (each["metadata"].get("namespace", ""), each["metadata"]["name"]): msgspec.convert(
+                each["spec"].get("spec") or {}, ClaimSpec
+            )
+            for each in templates
+        }
     unit = unit_of([card for found in cards.values() for card in found])
     by_key = {(each.metadata.namespace, each.metadata.name): each for each in claims}
     return Claims(ledger, slices, unit, by_key, known, held)
@@ -225,7 +230,3 @@ def _listed(client: SyncClient, resource: Resource[T], fields: str = "") -> list
         return client.list(resource, fields=fields)
     except (ForbiddenError, NotFoundError):  # we may not, or the cluster knows no claims
         return None
-
-
-def _key(document: Object) -> Key:
-    return document["metadata"].get("namespace", ""), document["metadata"]["name"]

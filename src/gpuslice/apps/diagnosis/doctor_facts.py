@@ -24,8 +24,8 @@ from gpuslice.adapters.kube.resources import (
     Resource,
 )
 from gpuslice.adapters.kube.sync import SyncClient
-from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
+from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
 from gpuslice.apps.diagnosis.rights import Right, missing_rights
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
@@ -98,14 +98,7 @@ class Facts:
 
     def ledger(self, *, all_cards: bool = False) -> Ledger:
         """Who holds what, as the extender sees it; `all_cards`: those that are out of use count as well."""
-        views = map(unhealthy_view, () if all_cards else self.config_maps)
-        unhealthy = {view[0]: view[1] for view in views if view is not None}
-        ledger = Ledger()
-        for node in self.nodes:
-            ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
-        for pod in self.pods:
-            ledger.apply_pod(pod_view(pod))
-        return ledger
+        return ledger_of(self.nodes, self.pods, () if all_cards else self.config_maps)
 
     def labelled(self) -> bool:
         """Whether any node is to share its cards."""
@@ -124,6 +117,15 @@ class Facts:
 def names_of(node: Node) -> ResourceNames:
     """In which set of names it counts its cards; in its capacity, for all cards may be out of use."""
     return names_offered(node.status.capacity or {})
+
+
+def time_of(text: str | None) -> datetime | None:
+    """A time as the API server writes it, with its zone; None for anything else."""
+    try:
+        time = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None
 
 
 def amount(node: Node, resource: str) -> int:
