@@ -48,6 +48,7 @@ from gpuslice.core.request import names_in
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
 GATE = {"name": GATE_POD_GROUP}
+_WHY = "the node sets it to the card that the pod was given"
 NO_CARDS = "void"  # what the container runtime's hook takes for "no GPU, as if there were none"
 
 
@@ -127,7 +128,17 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     gated = GATE in pod.gates or pod.in_group or pod.node
     if group is not None and rules.gate_groups and ours and not gated:
         changed = replace(changed, gates=(*pod.gates, GATE))
-    return Verdict(pod=changed, warnings=tuple(_warnings(pod, changed, rules)))
+    warnings = []
+    for old, new in zip(pod.containers, changed.containers, strict=True):
+        for entry in (each for each in old.env if each not in new.env):
+            why = _WHY if entry.get("name") != ENV_NO_ISOLATION else "this cluster does not allow it"
+            warnings.append(f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}')
+    if pod.node:
+        warnings.append(
+            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it "
+            "has room, and a node with several refuses the pod"
+        )
+    return Verdict(pod=changed, warnings=tuple(warnings))
 
 
 def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
@@ -249,22 +260,3 @@ def from_annotation(name: str, annotation: str) -> dict[str, Any]:
     """A variable with the value of one of the pod's own annotations, spelt as the API server stores it."""
     path = f"metadata.annotations['{annotation}']"
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-
-
-_WHY = "the node sets it to the card that the pod was given"
-
-
-# -- the rest --------------------------------------------------------------------------------------------
-
-
-def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterator[str]:
-    for old, new in zip(before.containers, after.containers, strict=True):
-        for entry in old.env:
-            if entry not in new.env:
-                why = _WHY if entry.get("name") != ENV_NO_ISOLATION else "this cluster does not allow it"
-                yield f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}'
-    if before.node:
-        yield (
-            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it "
-            "has room, and a node with several refuses the pod"
-        )
