@@ -86,7 +86,7 @@ struct gpuslice_slot {
 
 /* The driver's file of which exported descriptors are: the kernel's locks on it say which are open (src/accounts/exports.c). */
 struct gpuslice_driver_file {
-    _Alignas(64) _Atomic uint64_t inode; /* 0: none was exported yet; 1: of several */
+    _Atomic uint64_t inode; /* 0: none was exported yet; 1: of several */
     _Atomic uint64_t device;
     _Atomic uint64_t check; /* of the others */
     char path[GPUSLICE_DRIVER_PATH_BYTES];

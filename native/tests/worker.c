@@ -493,6 +493,8 @@ static int release(int id)
         return CALL(cuMemFreeAsync, held[id].value, NULL);
     if (is(kind, "managed-pool"))
         return drop_managed_pool(id);
+    if (is(kind, "their-pool"))
+        return CALL(cuMemPoolDestroy, held[id].pointer);
     if (is(kind, "physical"))
         return CALL(cuMemRelease, held[id].value);
     if (is(kind, "mapped"))
@@ -1044,10 +1046,11 @@ static int receive_physical(int id, int pid, int number)
     return result;
 }
 
-static int receive_pool(int pid, int number)
+static int receive_pool(int id, int pid, int number)
 {
     int descriptor = descriptor_of(pid, number);
-    int result = CALL(cuMemPoolImportFromShareableHandle, &own_pool, (void *)(intptr_t)descriptor, 1, 0);
+    strcpy(held[id].kind, "their-pool");
+    int result = CALL(cuMemPoolImportFromShareableHandle, (CUmemoryPool *)&held[id].pointer, (void *)(intptr_t)descriptor, 1, 0);
     close(descriptor);
     return result;
 }
@@ -1059,11 +1062,12 @@ static void share_block(int id)
     tell_bytes(result, &data);
 }
 
-static int receive_block(int id, const char *hex)
+static int receive_block(int id, int pool, const char *hex)
 {
     CUipcMemHandle data = parse_handle(hex);
     strcpy(held[id].kind, "async");
-    return PLAIN(int (*)(CUdeviceptr *, CUmemoryPool, void *), "cuMemPoolImportPointer", &held[id].value, own_pool, &data);
+    return PLAIN(int (*)(CUdeviceptr *, CUmemoryPool, void *), "cuMemPoolImportPointer", &held[id].value, held[pool].pointer,
+                 &data);
 }
 
 /* Moved to and fro, managed memory takes no more. */
@@ -1109,6 +1113,13 @@ static int enter_green(int id)
     CUcontext context = NULL;
     int result = PLAIN(int (*)(CUcontext *, CUgreenCtx), "cuCtxFromGreenCtx", &context, held[id].pointer);
     return result ? result : PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", context);
+}
+
+static int make_pitched(int id, size_t width, size_t height)
+{
+    size_t pitch;
+    strcpy(held[id].kind, "plain");
+    return CALL(cuMemAllocPitch_v2, &held[id].value, &pitch, width, height, 4);
 }
 
 static int make_array_of(int id, unsigned width, unsigned height, unsigned depth, unsigned flags)
@@ -1192,16 +1203,18 @@ static void obey(char *line)
         share_physical(id);
     else if (is(word, "receive") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
         answer(receive_physical(id, (int)bytes, (int)more));
+    else if (is(word, "pitch") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
+        answer(make_pitched(id, bytes, more));
     else if (is(word, "take") && sscanf(line, "%*s %d %llu", &id, &bytes) == 2) /* and keep, and never import */
         tell_descriptor(0, descriptor_of(id, (int)bytes));
     else if (is(word, "share-pool"))
         share_pool();
-    else if (is(word, "receive-pool") && sscanf(line, "%*s %llu %llu", &bytes, &more) == 2)
-        answer(receive_pool((int)bytes, (int)more));
+    else if (is(word, "receive-pool") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
+        answer(receive_pool(id, (int)bytes, (int)more));
     else if (is(word, "share-block") && sscanf(line, "%*s %d", &id) == 1)
         share_block(id);
-    else if (is(word, "receive-block") && sscanf(line, "%*s %d %128s", &id, kind) == 2)
-        answer(receive_block(id, kind));
+    else if (is(word, "receive-block") && sscanf(line, "%*s %d %llu %128s", &id, &bytes, kind) == 3)
+        answer(receive_block(id, (int)bytes, kind));
     else if (is(word, "advise") && sscanf(line, "%*s %d", &id) == 1)
         answer(advise(id));
     else if (is(word, "keep") && sscanf(line, "%*s %llu", &bytes) == 1)

@@ -13,7 +13,7 @@ CONTEXT_MIB = 121
 
 
 def handed_over(maker: Worker, keeper: Worker, mib: int, number: int = 0) -> int:
-    """Memory that the maker exported and freed; its descriptor, never imported, is the keeper's."""
+    """Memory that the maker exports, and its descriptor, which the keeper has then and never imports."""
     maker.ok(f"alloc {number} physical {mib * MIB}")
     pid, file = maker.ok(f"share {number}")
     kept = keeper.ok(f"take {pid} {file}")[1]
@@ -129,3 +129,39 @@ def test_a_descriptor_on_its_way_in_a_socket_counts(tmp_path: Path) -> None:
             there.close()
             newcomer.ok(f"alloc 0 plain {400 * MIB}")
             assert_counted(box, CONTEXT_MIB + 400)
+
+
+def test_who_exports_what_it_imported_counts_it(tmp_path: Path) -> None:
+    """Else the maker frees it, the importer closes it, and the second descriptor keeps it for nobody."""
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as opener, box.worker() as keeper:
+        maker.ok("start 0")
+        opener.ok("start 0")
+        maker.ok(f"alloc 0 physical {300 * MIB}")
+        pid, file = maker.ok("share 0")
+        opener.ok(f"receive 0 {pid} {file}")
+        maker.ok(f"shut {file}")
+        again = opener.ok("share 0")
+        maker.ok("free 0")
+        kept = keeper.ok(f"take {again[0]} {again[1]}")[1]
+        opener.ok(f"shut {again[1]}")
+        opener.ok("free 0")
+        assert_counted(box, 2 * CONTEXT_MIB + 300)
+        opener.kill()
+        maker.ok("info")
+        assert_counted(box, CONTEXT_MIB + 300)
+        assert maker.ask(f"alloc 1 plain {700 * MIB}") == OUT_OF_MEMORY
+        keeper.ok(f"shut {kept}")
+        maker.ok(f"alloc 1 plain {700 * MIB}")
+        assert_counted(box, CONTEXT_MIB + 700)
+
+
+def test_an_export_of_what_was_imported_fits_or_is_refused(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as opener:
+        maker.ok("start 0")
+        opener.ok("start 0")
+        maker.ok(f"alloc 0 physical {500 * MIB}")
+        pid, file = maker.ok("share 0")
+        opener.ok(f"receive 0 {pid} {file}")
+        before = len(os.listdir(f"/proc/{opener.pid}/fd"))
+        assert opener.ask("share 0") == OUT_OF_MEMORY
+        assert len(os.listdir(f"/proc/{opener.pid}/fd")) == before

@@ -124,7 +124,7 @@ def test_the_catalogue_puts_in_everything_that_it_takes_out() -> None:
 
 SAID = {
     "The free memory is fragmented: b1 has 31 units free in all, the most on one card is 19, and 20 are "
-    "wanted of one card. It fits when a pod leaves.": (
+    "wanted of one card. It will fit when a pod ends.": (
         "空闲显存是零散的：b1 共有 31 个单位空闲，单卡最多 19，而需要单卡 20。有 Pod 离开时即可放下。"
     ),
     "waits since 2026-01-01: aliyun.com/gpu-mm is not a resource of gpuslice or NVIDIA: did you "

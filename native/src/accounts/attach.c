@@ -12,7 +12,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "accounts/exports.h"
 #include "accounts/in_flight.h"
 #include "accounts/slots.h"
 
@@ -158,7 +157,7 @@ struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts)
 static bool claim(const struct gs_accounts *accounts, struct gs_attachment *at, uint64_t last)
 {
     gs_slots_sweep(at->region, NULL, accounts->path);
-    gs_orphans_settle(accounts, at);
+    gs_orphans_settle(&accounts->exports, at->region, at->slot);
     struct gpuslice_slot *slot = gs_slot_claim(at->region, last);
     if (slot)
         gs_slot_lock(at->region, slot, accounts->path);
@@ -185,7 +184,7 @@ bool gs_accounts_sweep(struct gs_accounts *accounts)
     gs_lock(&lock);
     struct gs_attachment *at = gs_attached(accounts);
     bool less = at && at->region && gs_slots_sweep(at->region, at->slot, accounts->path);
-    less |= at && at->region && gs_orphans_settle(accounts, at);
+    less |= at && at->region && gs_orphans_settle(&accounts->exports, at->region, at->slot);
     gs_unlock(&lock);
     return less;
 }
@@ -243,7 +242,7 @@ static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
     atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
         write_holding(accounts, next, card);
-    gs_exports_show(accounts, region);
+    gs_exports_show(&accounts->exports, region);
     atomic_store_explicit(&accounts->at, next, memory_order_release);
 }
 

@@ -8,9 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "accounts/attach.h"
 #include "accounts/slots.h"
 #include "system/at_fork.h"
+#include "system/os.h"
 
 /* A place in the file, from the highest bit: 01, container, card, maker, and where among the maker's own. */
 #define CONTAINER_BITS 20
@@ -44,11 +44,11 @@ static uint32_t maker_of(const struct gpuslice_slot *slot)
     return (uint32_t)mixed(gs_load(&slot->owner), gs_load(&slot->start_stack)) & ((1u << MAKER_BITS) - 1);
 }
 
-void gs_exports_are_of(struct gs_accounts *accounts, const char *folder)
+void gs_exports_are_of(struct gs_exports *exports, const char *folder)
 {
     struct stat found;
     if (syscall(SYS_newfstatat, AT_FDCWD, folder, &found, 0) == 0)
-        accounts->container = (uint32_t)mixed(found.st_dev, found.st_ino) & ((1u << CONTAINER_BITS) - 1);
+        exports->container = (uint32_t)mixed(found.st_dev, found.st_ino) & ((1u << CONTAINER_BITS) - 1);
 }
 
 /* ---- the driver's file ---- */
@@ -79,9 +79,9 @@ static bool is_written(const struct gpuslice_driver_file *file)
 }
 
 /* A container whose descriptors are of several files has its own root to thank for that: what it leaves behind counts. */
-void gs_exports_show(const struct gs_accounts *accounts, struct gpuslice_region *region)
+void gs_exports_show(const struct gs_exports *exports, struct gpuslice_region *region)
 {
-    const struct gpuslice_driver_file *own = &accounts->driver_file;
+    const struct gpuslice_driver_file *own = &exports->driver_file;
     struct gpuslice_driver_file *known = &region->driver_file;
     uint64_t inode = gs_load(&own->inode);
     if (!inode || (is_written(known) && gs_load(&known->inode) == inode && gs_load(&known->device) == gs_load(&own->device)))
@@ -95,9 +95,9 @@ void gs_exports_show(const struct gs_accounts *accounts, struct gpuslice_region 
     atomic_store(&known->check, check_of(known));
 }
 
-static bool is_the_file(struct gs_accounts *accounts, int descriptor)
+static bool is_the_file(struct gs_exports *exports, int descriptor)
 {
-    struct gpuslice_driver_file *own = &accounts->driver_file;
+    struct gpuslice_driver_file *own = &exports->driver_file;
     char path[GPUSLICE_DRIVER_PATH_BYTES] = "";
     struct stat file, named;
     if (syscall(SYS_fstat, descriptor, &file) != 0 || !find_path(path, descriptor) ||
@@ -144,30 +144,53 @@ static bool lock_anew(struct gs_bytes *bytes, int64_t base, int64_t pages, int d
     return false;
 }
 
-bool gs_export_made(struct gs_accounts *accounts, struct gs_bytes *bytes, uint32_t card, uint64_t size, int descriptor)
+bool gs_export_made(struct gs_exports *exports, struct gpuslice_region *region, const struct gpuslice_slot *mine,
+                    struct gs_bytes *bytes, uint32_t card, uint64_t size, int descriptor)
 {
     int saved = errno;
-    struct gs_attachment *at = gs_attach_with_slot(accounts);
     int64_t pages = (int64_t)((size + (UINT64_C(1) << PAGE_SHIFT) - 1) >> PAGE_SHIFT);
-    bool made = at && pages > 0 && pages < INT64_C(1) << PLACE_BITS && is_the_file(accounts, descriptor);
+    bool made = mine && pages > 0 && pages < INT64_C(1) << PLACE_BITS && is_the_file(exports, descriptor);
     if (made)
-        gs_exports_show(accounts, at->region);
+        gs_exports_show(exports, region);
     if (made && bytes->count)
         made = gs_lock_bytes(descriptor, *bytes, true);
     else if (made) {
-        int64_t base = FIRST_BYTE | (int64_t)accounts->container << CONTAINER_SHIFT | (int64_t)card << CARD_SHIFT |
-                       (int64_t)maker_of(at->slot) << MAKER_SHIFT;
+        int64_t base = FIRST_BYTE | (int64_t)exports->container << CONTAINER_SHIFT | (int64_t)card << CARD_SHIFT |
+                       (int64_t)maker_of(mine) << MAKER_SHIFT;
         made = lock_anew(bytes, base, pages, descriptor);
     }
     errno = saved;
     return made;
 }
 
-bool gs_export_is_open(const struct gs_accounts *accounts, struct gs_bytes bytes)
+/* Only the kernel's words about a descriptor tell which locks are its own:
+ * "lock:\t1: OFDLCK ADVISORY  READ -1 00:06:123 FIRST LAST". */
+uint64_t gs_export_size(int descriptor)
+{
+    char path[48] = "/proc/thread-self/fdinfo/", text[2048], *at = text;
+    gs_append_number(path + sizeof "/proc/thread-self/fdinfo/" - 1, (uint32_t)descriptor);
+    long length = gs_read_file(path, text, sizeof text - 1);
+    text[length > 0 ? length : 0] = 0;
+    while ((at = strstr(at, "OFDLCK"))) {
+        uint64_t numbers[2] = {0, 0}; /* the last two of the line */
+        for (; *at && *at != '\n'; at++)
+            if (*at == ' ' && at[1] >= '0' && at[1] <= '9') {
+                numbers[0] = numbers[1];
+                numbers[1] = 0;
+                while (at[1] >= '0' && at[1] <= '9')
+                    numbers[1] = numbers[1] * 10 + (uint64_t)(*++at - '0');
+            }
+        if (numbers[0] >> 61 == 1 && numbers[1] >= numbers[0])
+            return (numbers[1] - numbers[0] + 1) << PAGE_SHIFT;
+    }
+    return 0;
+}
+
+bool gs_export_is_open(const struct gs_exports *exports, struct gs_bytes bytes)
 {
     int saved = errno;
     struct gs_bytes found;
-    int file = open_driver_file(&accounts->driver_file);
+    int file = open_driver_file(&exports->driver_file);
     bool open = file < 0 || gs_find_lock(file, bytes, &found) != GS_BYTE_FREE;
     if (file >= 0)
         syscall(SYS_close, file);
@@ -215,45 +238,46 @@ static bool add_up(int file, uint32_t container, const uint64_t living[WORDS], u
 }
 
 /* By card. False where that cannot be found out. */
-static bool left_by_the_dead(const struct gs_accounts *accounts, const struct gs_attachment *at, uint64_t bytes[GPUSLICE_CARDS])
+static bool left_by_the_dead(uint32_t container, const struct gpuslice_region *region, const struct gpuslice_slot *mine,
+                             uint64_t bytes[GPUSLICE_CARDS])
 {
     int saved = errno;
     uint64_t living[WORDS];
     memset(bytes, 0, GPUSLICE_CARDS * sizeof *bytes);
-    if (!is_written(&at->region->driver_file))
+    if (!is_written(&region->driver_file))
         return true; /* no descriptor was ever made, or all of the region was written over */
-    note_the_living(living, at->region, at->slot);
-    int file = open_driver_file(&at->region->driver_file);
-    bool known = file >= 0 && add_up(file, accounts->container, living, bytes);
+    note_the_living(living, region, mine);
+    int file = open_driver_file(&region->driver_file);
+    bool known = file >= 0 && add_up(file, container, living, bytes);
     if (file >= 0)
         syscall(SYS_close, file);
     errno = saved;
     return known;
 }
 
-static uint64_t imports_of(const struct gs_attachment *at, uint32_t card)
+static uint64_t imports_of(const struct gpuslice_region *region, const struct gpuslice_slot *mine, uint32_t card)
 {
     uint64_t imports = 0;
-    for (uint64_t i = 0, high = gs_slots_high(at->region, at->slot); i < high; i++)
-        imports += gs_load(&at->region->slots[i].owner) ? gs_bounded(&at->region->slots[i].usage[card].imports) : 0;
+    for (uint64_t i = 0, high = gs_slots_high(region, mine); i < high; i++)
+        imports += gs_load(&region->slots[i].owner) ? gs_bounded(&region->slots[i].usage[card].imports) : 0;
     return imports;
 }
 
 /* The orphans are read before the slots, and whoever empties a slot takes it over before he adds to them: what is in the
  * orphans already is nobody's among the living. Locks lower the count and never raise it: where a card's file is the host's
  * own, another container could set some. */
-bool gs_orphans_settle(const struct gs_accounts *accounts, const struct gs_attachment *at)
+bool gs_orphans_settle(const struct gs_exports *exports, struct gpuslice_region *region, const struct gpuslice_slot *mine)
 {
     uint64_t orphaned[GPUSLICE_CARDS], kept[GPUSLICE_CARDS];
     bool any = false, less = false;
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
-        orphaned[card] = gs_load(&at->region->cards[card].orphaned_bytes);
-        any |= orphaned[card] && !imports_of(at, card);
+        orphaned[card] = gs_load(&region->cards[card].orphaned_bytes);
+        any |= orphaned[card] && !imports_of(region, mine, card);
     }
-    if (!any || !left_by_the_dead(accounts, at, kept))
+    if (!any || !left_by_the_dead(exports->container, region, mine, kept))
         return false;
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
-        if (kept[card] < orphaned[card] && !imports_of(at, card))
-            less |= atomic_compare_exchange_strong(&at->region->cards[card].orphaned_bytes, &orphaned[card], kept[card]);
+        if (kept[card] < orphaned[card] && !imports_of(region, mine, card))
+            less |= atomic_compare_exchange_strong(&region->cards[card].orphaned_bytes, &orphaned[card], kept[card]);
     return less;
 }

@@ -1,6 +1,5 @@
 #include "policy/descriptors.h"
 
-#include "accounts/exports.h"
 #include "policy/driver_overhead.h"
 #include "policy/held.h"
 #include "system/at_fork.h"
@@ -59,12 +58,13 @@ void gs_descriptor_made(uint64_t object, uint32_t card, uint64_t bytes, int desc
     struct export *made = export_of(object);
     if (!made)
         made = new_export(object, card, bytes);
-    if (made && !gs_export_made(&gs_accounts, &made->locked, card, bytes, descriptor))
+    struct gs_attachment at = gs_accounts_at(&gs_accounts);
+    if (made && !gs_export_made(&gs_accounts.exports, at.region, at.slot, &made->locked, card, bytes, descriptor))
         made->untracked = true;
     gs_unlock(&exports_lock);
 }
 
-static bool is_open(const struct export *it) { return it->untracked || gs_export_is_open(&gs_accounts, it->locked); }
+static bool is_open(const struct export *it) { return it->untracked || gs_export_is_open(&gs_accounts.exports, it->locked); }
 
 /* Takes those out of the list of which no descriptor is open: an object's, or (0) all whose object is gone, and whose memory
  * is gone with that. */

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-#include "accounts/exports.h"
 #include "policy/figures.h"
 #include "policy/limits.h"
 #include "policy/throttle.h"
@@ -59,7 +58,7 @@ static void open_accounts_at(const char *prefix)
     if (join(path, prefix, "/var/lib/gpuslice/region"))
         gs_accounts_open(&gs_accounts, path);
     if (join(path, prefix, "/etc/gpuslice"))
-        gs_exports_are_of(&gs_accounts, path);
+        gs_exports_are_of(&gs_accounts.exports, path);
 }
 
 /* A limits file that cannot be read leaves no card at all: every allocation is refused. So does a region that cannot

@@ -66,13 +66,22 @@ static bool has_room(int file, size_t bytes)
     return syscall(SYS_fallocate, file, 0, (off_t)0, (off_t)bytes) == 0 || (errno != ENOSPC && errno != EDQUOT);
 }
 
+/* O_CREAT is for what is not there: in a folder that everybody may write the kernel refuses it for another user's file
+ * (fs.protected_regular, which systemd sets), even to root. */
+static int open_or_make(const char *path, int flags)
+{
+    int file = open_file(path, flags);
+    if (file < 0 && errno == ENOENT)
+        file = open_file(path, flags | O_CREAT | O_EXCL);
+    return file < 0 && errno == EEXIST ? open_file(path, flags) : file; /* somebody was quicker */
+}
+
 void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
 {
     int saved = errno;
     void *address = MAP_FAILED;
     struct stat found;
-    /* Made by the agent as a rule. */
-    int file = open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+    int file = open_or_make(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (file >= 0 && describe(file, &found) && is_plain(&found)) {
         if (found.st_size == 0)
             syscall(SYS_fchmod, file, 0666); /* other users of the container count here too, whatever our umask */

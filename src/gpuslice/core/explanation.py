@@ -360,7 +360,7 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
         wanted = f"{request.units_per_card} are wanted {where}"
         yield (
             f"The free memory is fragmented: {best.name} has {counted(total, 'unit')} free in all, the most "
-            f"on one card is {best.most}, and {wanted}. It fits when a pod leaves."
+            f"on one card is {best.most}, and {wanted}. It will fit when a pod ends."
         )
         return
     all_free = sum(total for total, _ in scattered)

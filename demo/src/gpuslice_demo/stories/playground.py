@@ -1,4 +1,4 @@
-"""A cluster to try things in: as many nodes and cards as wanted, the webhook on, and pods of every fate."""
+"""A cluster to try things out: any number of nodes and cards, the webhook on, and pods in various states."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def _not_installed(error: ModuleNotFoundError) -> str:
         raise error
     return (
         f"this needs the package {package}, which comes with the extra `daemons`: "
-        "pip install '.[daemons]' in a checkout, 'FILE.whl[daemons]' of a release"
+        "pipx install --force '.[daemons]' in a checkout, 'FILE.whl[daemons]' of a release (or pip install)"
     )
 
 
