@@ -48,7 +48,6 @@ from gpuslice.core.request import names_in
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
 GATE = {"name": GATE_POD_GROUP}
-_WHY = "the node sets it to the card that the pod was given"
 NO_CARDS = "void"  # what the container runtime's hook takes for "no GPU, as if there were none"
 
 
@@ -128,17 +127,7 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     gated = GATE in pod.gates or pod.in_group or pod.node
     if group is not None and rules.gate_groups and ours and not gated:
         changed = replace(changed, gates=(*pod.gates, GATE))
-    warnings = []
-    for old, new in zip(pod.containers, changed.containers, strict=True):
-        for entry in (each for each in old.env if each not in new.env):
-            why = _WHY if entry.get("name") != ENV_NO_ISOLATION else "this cluster does not allow it"
-            warnings.append(f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}')
-    if pod.node:
-        warnings.append(
-            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it "
-            "has room, and a node with several refuses the pod"
-        )
-    return Verdict(pod=changed, warnings=tuple(warnings))
+    return Verdict(pod=changed, warnings=tuple(_warnings(pod, changed, rules)))
 
 
 def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
@@ -148,18 +137,8 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     try:
         _check_resources(pod)
         pod_group(pod.labels)
-        asking = pod.containers if pod.request is not None else ()
-        allowed = [from_annotation(name, ann) for name, ann in _FROM_ANNOTATION.items()]
-        for container in (each for each in asking if each.asks):
-            for entry in container.env:
-                name, value = entry.get("name"), entry.get("value", "a reference")
-                field = f'container "{container.name}": env["{name}"]'
-                if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
-                    raise InvalidRequestError(field, value, "left out: " + _WHY)
-                true = "valueFrom" in entry or str(value).lower() in ("true", "1")
-                if name == ENV_NO_ISOLATION and true and not rules.allow_no_isolation:
-                    must_be = "left out: this cluster does not let pods switch their memory limit off"
-                    raise InvalidRequestError(field, value, must_be)
+        if pod.request is not None:
+            _check_environment(pod, rules)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     return Verdict(pod=pod)
@@ -260,3 +239,36 @@ def from_annotation(name: str, annotation: str) -> dict[str, Any]:
     """A variable with the value of one of the pod's own annotations, spelt as the API server stores it."""
     path = f"metadata.annotations['{annotation}']"
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
+    allowed = [from_annotation(name, ann) for name, ann in _FROM_ANNOTATION.items()]
+    for container in (each for each in pod.containers if each.asks):
+        for entry in container.env:
+            name, value = entry.get("name"), entry.get("value", "a reference")
+            field = f'container "{container.name}": env["{name}"]'
+            if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
+                raise InvalidRequestError(field, value, "left out: " + _WHY)
+            true = "valueFrom" in entry or str(value).lower() in ("true", "1")
+            if name == ENV_NO_ISOLATION and true and not rules.allow_no_isolation:
+                must_be = "left out: this cluster does not let pods switch their memory limit off"
+                raise InvalidRequestError(field, value, must_be)
+
+
+_WHY = "the node sets it to the card that the pod was given"
+
+
+# -- the rest --------------------------------------------------------------------------------------------
+
+
+def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterator[str]:
+    for old, new in zip(before.containers, after.containers, strict=True):
+        for entry in old.env:
+            if entry not in new.env:
+                why = _WHY if entry.get("name") != ENV_NO_ISOLATION else "this cluster does not allow it"
+                yield f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}'
+    if before.node:
+        yield (
+            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it "
+            "has room, and a node with several refuses the pod"
+        )

@@ -189,12 +189,7 @@ class _Room:
         found: list[Move] = []
         parts = [(each, each.placement.slices[0]) for each in self.holders[place] if each.placement]
         for allocation, part in sorted(parts, key=lambda pair: -pair[1].units):
-            target = None
-            for room in sorted(units for units, places in self._by_left.items() if units >= part.units):
-                fitting = [at for at in self._by_left[room] if self._left[at][1] >= part.compute_percent]
-                if fitting:
-                    target = min(fitting)
-                    break
+            target = self._tightest(part.units, part.compute_percent)
             if target is None:
                 for other, left in before.items():  # all of it as it was
                     if self._left.get(other) != left:
@@ -205,6 +200,13 @@ class _Room:
             found.append(Move(allocation.pod, part.units, *target))
         self.taken.update((move.node, move.card) for move in found)
         return tuple(found)
+
+    def _tightest(self, units: int, compute_percent: int) -> Place | None:
+        for left in sorted(each for each, places in self._by_left.items() if each >= units and places):
+            fitting = [each for each in self._by_left[left] if self._left[each][1] >= compute_percent]
+            if fitting:
+                return min(fitting)
+        return None
 
     def _put(self, place: Place, units: int, compute_percent: int) -> None:
         self._drop(place)
