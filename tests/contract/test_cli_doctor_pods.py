@@ -60,6 +60,14 @@ async def test_pods_that_wait_and_pods_that_never_fit_are_told_apart(shell: Shel
     assert list(doctor_pods.waiting(young)) == []
 
 
+@pytest.mark.parametrize("created", ["2026-01-01T00:00:00", "yesterday"])
+def test_a_time_that_no_api_server_writes_counts_as_long_ago(created: str) -> None:
+    pod = waiting("p", "4")
+    pod["metadata"]["creationTimestamp"] = created
+    facts = Facts(nodes=[convert(node("n1", 8), Node)], pods=[convert(pod, Pod)])
+    assert [each.where for each in doctor_pods.waiting(facts)] == ["pod default/p"]
+
+
 async def test_of_many_that_wait_the_rest_is_counted() -> None:
     pods = [convert(waiting(f"p{number}", "9"), Pod) for number in range(25)]
     found = list(doctor_pods.waiting(Facts(nodes=[convert(node("n1", 8), Node)], pods=pods)))
