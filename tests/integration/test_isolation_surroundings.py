@@ -9,13 +9,24 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuslice.adapters.region.living import living
 
-from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, SIM, Container, Worker, container
+from .isolation_rig import (
+    BUILD,
+    MIB,
+    OUT_OF_MEMORY,
+    SIM,
+    Container,
+    Worker,
+    container,
+    make_container,
+    make_machine,
+)
 from .sequence_players import first_child
 
 TIME = ("unshare", "--time", "--boottime", "5000", "--monotonic", "5000", "--fork", "--kill-child")
@@ -59,6 +70,33 @@ def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path
             first.ok("free 0")
             second.ok(f"alloc 0 plain {400 * MIB}")
             assert box.card().used_bytes == box.machine.used()
+
+
+@pytest.fixture
+def stacked(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system over others, as the root of most containers is."""
+    lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
+    for folder in (lower, upper, work, merged):
+        folder.mkdir()
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    mount = ["mount", "-t", "overlay", "-o", options, "overlay", str(merged)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no overlay file systems of our own on this machine")
+    yield merged
+    subprocess.run(["umount", "--lazy", str(merged)], check=True)
+
+
+def test_where_mappings_keep_no_lock_another_namespaces_processes_keep_what_they_hold(
+    tmp_path: Path, stacked: Path
+) -> None:
+    """There the kernel maps the file below, and closing ours lets go of its lock: it tells nothing."""
+    box = make_container(stacked / "box", make_machine(tmp_path))
+    with worker_in(box, *NUMBERS) as first, worker_in(box, *NUMBERS) as second:
+        first.ok("start 0")
+        first.ok(f"alloc 0 plain {500 * MIB}")
+        second.ok("start 0")
+        assert second.ask(f"alloc 0 plain {400 * MIB}") == OUT_OF_MEMORY
+        assert box.card().used_bytes == box.machine.used()
 
 
 def allow_descriptors(worker: Worker, most: int | None) -> None:

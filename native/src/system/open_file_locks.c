@@ -91,6 +91,18 @@ bool gs_watch_is_open(const struct gs_watch *watch)
 
 /* ---- whether a process is there, by a lock on a file of ours ---- */
 
+enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte)
+{
+    int saved = errno;
+    struct flock lock = lock_of(byte);
+    int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
+    bool known = file >= 0 && syscall(SYS_fcntl, file, OFD_GETLK, &lock) == 0;
+    if (file >= 0)
+        syscall(SYS_close, file);
+    errno = saved;
+    return !known ? GS_BYTE_UNKNOWN : lock.l_type == F_UNLCK ? GS_BYTE_FREE : GS_BYTE_HELD;
+}
+
 void *gs_hold_byte(const char *path, int64_t byte)
 {
     int saved = errno;
@@ -102,17 +114,10 @@ void *gs_hold_byte(const char *path, int64_t byte)
     if (file >= 0)
         syscall(SYS_close, file);
     errno = saved;
-    return address == MAP_FAILED ? NULL : address;
-}
-
-enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte)
-{
-    int saved = errno;
-    struct flock lock = lock_of(byte);
-    int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
-    bool known = file >= 0 && syscall(SYS_fcntl, file, OFD_GETLK, &lock) == 0;
-    if (file >= 0)
-        syscall(SYS_close, file);
-    errno = saved;
-    return !known ? GS_BYTE_UNKNOWN : lock.l_type == F_UNLCK ? GS_BYTE_FREE : GS_BYTE_HELD;
+    if (address == MAP_FAILED)
+        return NULL;
+    if (gs_byte_is_held(path, byte) == GS_BYTE_HELD)
+        return address;
+    gs_unmap(address, 1); /* overlayfs maps the file below it, which does not bear our lock */
+    return NULL;
 }
