@@ -59,6 +59,24 @@ def test_readers_outside_know_a_process_with_a_clock_of_its_own(tmp_path: Path) 
         assert [process.pid for process in living(box.card().processes)] == [first_child(inside.pid)]
 
 
+def test_exec_where_each_program_gets_the_same_addresses_returns_what_the_old_one_held(
+    tmp_path: Path,
+) -> None:
+    """As under a debugger: the new program's stack is where the old one's was, so nothing told them apart."""
+    with (
+        container(tmp_path) as box,
+        worker_in(box, "setarch", "--addr-no-randomize") as one,
+        box.worker() as two,
+    ):
+        one.ok("start 0")
+        one.ok(f"alloc 0 plain {600 * MIB}")
+        two.ok("start 0")
+        assert two.ask(f"alloc 0 plain {600 * MIB}") == OUT_OF_MEMORY
+        one.ask("exec")
+        two.ok(f"alloc 0 plain {600 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
 def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path: Path) -> None:
     with container(tmp_path) as box, worker_in(box, *NUMBERS) as first:
         first.ok("start 0")
