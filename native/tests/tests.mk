@@ -89,7 +89,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: $(TEST_BUILD)/fuzz_%_clang
 # the library itself gets into a program; and the accounts and the table alone with ThreadSanitizer.
 PYTEST ?= ../.venv/bin/python -m pytest -q -p no:unraisableexception
 SANITIZED_TESTS ?= $(addprefix ../tests/integration/test_,$(addprefix isolation_,memory.py figures.py driver.py entry.py storm.py \
-  conformance.py damage.py kept.py loans.py in_flight.py parts.py bypass.py share.py streams.py surroundings.py) \
+  conformance.py damage.py kept.py loans.py in_flight.py parts.py bypass.py share.py streams.py surroundings.py descriptors.py) \
   frameworks.py sequences.py)
 runtime = $(shell $(CC) -print-file-name=lib$(1).so):
 

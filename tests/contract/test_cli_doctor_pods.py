@@ -52,7 +52,7 @@ async def test_pods_that_wait_and_pods_that_never_fit_are_told_apart(shell: Shel
     )
     found = {each.where: each for each in doctor_pods.waiting(facts)}
     assert found["pod default/later"].level is Level.NOTE
-    assert found["pod default/later"].what.startswith("waits since 2026-01-01T00:00:00Z: ")
+    assert found["pod default/later"].what.startswith("has been waiting since 2026-01-01T00:00:00Z: ")
     assert found["pod default/never"].level is Level.WARNING
     assert "will never fit here: it asks for 9 units" in found["pod default/never"].what
     assert found["pod default/never"].fix == "gpuslice explain default/never"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
-import sys
+import struct
 from pathlib import Path
 
-from .isolation_rig import MIB, OUT_OF_MEMORY, Container, Worker, container
+from .isolation_rig import (
+    MIB,
+    OUT_OF_MEMORY,
+    Container,
+    Worker,
+    container,
+    descriptor_of,
+    make_container,
+    make_machine,
+)
 
 CONTEXT_MIB = 121
 
@@ -19,15 +29,6 @@ def handed_over(maker: Worker, keeper: Worker, mib: int, number: int = 0) -> int
     kept = keeper.ok(f"take {pid} {file}")[1]
     maker.ok(f"shut {file}")
     return kept
-
-
-def descriptor_of(pid: int, number: int) -> int:
-    """A worker's, as it hands them to other workers."""
-    with socket.socket(socket.AF_UNIX) as counter:
-        counter.connect(f"\0gpuslice-worker-{pid}")
-        counter.sendall(number.to_bytes(4, sys.byteorder))
-        _, (descriptor,), _, _ = socket.recv_fds(counter, 4, 1)
-    return descriptor
 
 
 def assert_counted(box: Container, mib: int) -> None:
@@ -165,3 +166,34 @@ def test_an_export_of_what_was_imported_fits_or_is_refused(tmp_path: Path) -> No
         before = len(os.listdir(f"/proc/{opener.pid}/fd"))
         assert opener.ask("share 0") == OUT_OF_MEMORY
         assert len(os.listdir(f"/proc/{opener.pid}/fd")) == before
+
+
+def test_one_containers_descriptors_are_not_anothers(tmp_path: Path) -> None:
+    """Though their device node may be the same file, as it is here."""
+    machine = make_machine(tmp_path)
+    one, other = (make_container(tmp_path / name, machine) for name in ("one", "other"))
+    with other.worker() as keeper, one.worker() as newcomer:
+        keeper.ok("start 0")
+        for box in (one, other):
+            with box.worker() as maker:
+                maker.ok("start 0")
+                handed_over(maker, keeper, 300)
+        newcomer.ok("start 0")
+        keeper.ok("info")
+        for box, worker in ((one, newcomer), (other, keeper)):
+            assert box.card().used_bytes == (CONTEXT_MIB + 300) * MIB
+            assert worker.ask(f"alloc 5 plain {700 * MIB}") == OUT_OF_MEMORY
+        assert machine.used() == 2 * (CONTEXT_MIB + 300) * MIB
+
+
+def test_a_descriptor_that_cannot_be_locked_counts_as_open(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as maker:
+        maker.ok("start 0")
+        with (tmp_path / "cards.exports").open("w+b") as everything:
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 61, 1 << 61, 0)
+            fcntl.fcntl(everything, fcntl.F_OFD_SETLK, lock)
+            maker.ok(f"alloc 0 physical {500 * MIB}")
+            maker.ok("share 0")
+            maker.ok("free 0")
+            assert_counted(box, CONTEXT_MIB + 500)
+        assert maker.ask(f"alloc 1 plain {600 * MIB}") == OUT_OF_MEMORY
