@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM, NODE_GPUS
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM, NODE_GPUS, NODE_KUBELET_AWAY
 from gpuslice.core.units import limit_bytes
 from tests.e2e import control_plane, node
 from tests.e2e.kubelet_rig import (
@@ -187,6 +187,19 @@ def test_a_kubelet_restart_disturbs_nobody_and_is_noticed_at_once(cluster: Clust
     cluster.create(pod("after", container(12)))
     assert _checked(cluster, "after", 12) != card
     assert lives(cluster, "before") == lived
+
+
+def test_a_pod_created_while_kubelet_is_away_waits_and_is_not_lost(cluster: Cluster) -> None:
+    """kubelet would admit it before the agent has registered again, and fail it for good."""
+    cluster.offers(2 * UNITS)
+    cluster.kubelet.stop()
+    until(lambda: NODE_KUBELET_AWAY in cluster.node()["metadata"]["annotations"], "the node says so", 20)
+    cluster.create(pod("meanwhile", container(4)))
+    time.sleep(3)
+    assert "nodeName" not in cluster.pod("meanwhile")["spec"]
+    cluster.kubelet.start()
+    _checked(cluster, "meanwhile", 4)
+    assert NODE_KUBELET_AWAY not in cluster.node()["metadata"]["annotations"]
 
 
 def test_an_update_of_the_agent_starts_the_next_one_first(cluster: Cluster) -> None:

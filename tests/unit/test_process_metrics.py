@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gpuslice.adapters.kube.timed import resource_of
+from gpuslice.adapters.kube.transport import resource_of
 from gpuslice.adapters.web.certificate import ends
 from gpuslice.adapters.web.exposition import Family
 from gpuslice.adapters.web.histogram import Histogram

@@ -35,10 +35,10 @@ class ProcessMetrics:
     def __init__(self, *certificates: str, proc: Path = Path("/proc")) -> None:
         self.certificates = certificates
         self._proc = proc
-        self.scrape = Histogram("gpuslice_process_scrape_seconds", "Time to make this page.", bounds=WORK_S)
+        self.scrape = Histogram("gpuslice_process_scrape_seconds", "Time to render this page.", bounds=WORK_S)
         self._lag = Histogram(
             "gpuslice_process_event_loop_lag_seconds",
-            "How much later than asked for the event loop ran what was due.",
+            "Delay of the event loop in running what was due.",
             bounds=WORK_S,
         )
         self._collecting = Histogram(
@@ -120,7 +120,7 @@ class ProcessMetrics:
             open_files = len(os.listdir(self._proc / "self/fd"))
             yield one("process_open_fds", gauge, "Open file descriptors.", open_files)
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        yield one("process_max_fds", gauge, "The most open file descriptors.", limit)
+        yield one("process_max_fds", gauge, "Maximum number of open file descriptors.", limit)
 
 
 def stacks() -> str:

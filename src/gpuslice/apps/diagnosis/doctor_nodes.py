@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from gpuslice.adapters.kube.objects import Condition, Node
+from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.views import node_view
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, amount, names_of
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, amount, names_of, time_of
 from gpuslice.apps.diagnosis.doctor_plugins import not_offered
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import (
@@ -128,7 +128,10 @@ def unwell(facts: Facts) -> Iterator[Finding]:
             elif condition.type.endswith("Pressure") and condition.status == "True":
                 what = f"has {condition.type}{said}: kubelet starts no pods there, not even the device plugin"
                 yield Finding(Level.ERROR, where, what, "free what it is short of, or drain the node")
-            elif condition.type == "Ready" and (ahead := _ahead(condition, facts.now)) is not None:
+            elif condition.type == "Ready" and (heard := time_of(condition.last_heartbeat_time)) is not None:
+                ahead = heard - facts.now
+                if abs(ahead) <= HEARD_WITHIN:
+                    continue
                 minutes = abs(ahead) // timedelta(minutes=1)
                 what = (
                     f"its clock seems {minutes} minutes ahead: certificates and tokens may be refused"
@@ -137,15 +140,6 @@ def unwell(facts: Facts) -> Iterator[Finding]:
                 )
                 cure = "check its time synchronization (chrony, systemd-timesyncd)"
                 yield Finding(Level.WARNING, where, what, cure)
-
-
-def _ahead(condition: Condition, now: datetime) -> timedelta | None:
-    """By how much the node's clock differs, where that is more than its reports explain."""
-    try:
-        ahead = datetime.fromisoformat(condition.last_heartbeat_time or "") - now
-    except (ValueError, TypeError):  # it says none, or one without a zone
-        return None
-    return ahead if abs(ahead) > HEARD_WITHIN else None
 
 
 def one_unit(facts: Facts) -> Iterator[Finding]:

@@ -268,14 +268,14 @@ def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -
     )
     if better is not None and better.more:
         yield (
-            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it would "
-            "have taken is not known, since it was refused."
+            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it "
+            "needs is not known, because it was refused."
         )
     elif better is not None:
         peak = usage[0].peak_bytes / MIB
         yield (
-            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: the "
-            f"most that it used since its start is {peak:.0f} MiB."
+            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: its "
+            f"peak since the start is {peak:.0f} MiB."
         )
 
 
@@ -294,7 +294,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             continue
         parts = []
         if each.restart_count:
-            parts.append(f"was started again {counted(each.restart_count, 'time')}")
+            parts.append(f"restarted {counted(each.restart_count, 'time')}")
         if ended:
             why = f" ({printable(ended['reason'])})" if ended.get("reason") else ""
             at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
@@ -302,7 +302,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
         if _waits_for(each):
             shown = waiting.get("message", "").partition(" restarting failed ")[0]  # who it is stands above
             message = f": {printable(shown)}" if shown else ""
-            parts.append(f"waits now: {printable(waiting['reason'])}{message}")
+            parts.append(f"is waiting: {printable(waiting['reason'])}{message}")
         if parts:
             yield f"Container {each.name} {', '.join(parts)}."
 
@@ -313,9 +313,9 @@ def _after_the_end(view: Pod) -> Iterator[str]:
         cards = ", ".join(str(part.card) for part in view.placement.slices)
         which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
         units = counted(view.placement.units, "unit")
-        yield f"It has ended and holds nothing any more: others may have the {units} of {which} that it held."
+        yield f"It has ended and released {units} of {which}."
     elif view.request is not None:
-        yield "It has ended and holds nothing any more."
+        yield "It has ended and holds no card."
 
 
 def place_of(node: objects.Node) -> Place:
