@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,10 @@ from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import output_flag, print_document, tell, wrapped
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
+
+if TYPE_CHECKING:
+    from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
+    from gpuslice.apps.diagnosis.doctor_groups import Group
 
 PAUSE_S = 2.0
 INDENT = " " * 9
@@ -95,8 +99,7 @@ def command(
     from gpuslice.apps.cli.cluster import client_of
     from gpuslice.apps.cli.doctor_answers import answers, places_of
     from gpuslice.apps.diagnosis.doctor import examine, worst_first
-    from gpuslice.apps.diagnosis.doctor_facts import Finding, Level, read_facts
-    from gpuslice.apps.diagnosis.doctor_groups import Group, grouped
+    from gpuslice.apps.diagnosis.doctor_facts import Level, read_facts
 
     client, ends = client_of(flags_of(context, cluster)), time.monotonic() + patience_s
     while True:
@@ -107,22 +110,30 @@ def command(
             break
         time.sleep(PAUSE_S)
     if output == "table":
-        told: Sequence[Finding | Group] = findings if one_by_one else grouped(findings, facts)
-        shown = told if one_by_one else told[:MOST_SHOWN]
-        for each in shown:
-            lines = [
-                f"{each.level.upper():<8} {each.where}",
-                INDENT + each.what,
-                f"{INDENT}to do: {each.fix}",
-            ]
-            tell("".join(f"{wrapped(line, INDENT)}\n" for line in lines) + "\n")
-        if (more := len(told) - len(shown)) > 0:
-            tell(f"{counted(more, 'more finding')} not shown: gpuslice doctor --all\n")
-        counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
-        seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
-        tell(f"{seen}: {counts}.\n")
+        print_findings(findings, facts, one_by_one=one_by_one)
     else:
         fields = ("level", "where", "what", "fix")
         document = [{name: str(getattr(each, name)) for name in fields} for each in findings]
         print_document({"findings": document}, output)
     context.exit(FOUND if wrong else 0)
+
+
+def print_findings(findings: Sequence[Finding], facts: Facts, *, one_by_one: bool) -> None:
+    """For people: what is the same of many objects once, and no more than somebody reads."""
+    from gpuslice.apps.diagnosis.doctor_facts import Level
+    from gpuslice.apps.diagnosis.doctor_groups import grouped
+
+    groups: Sequence[Finding | Group] = findings if one_by_one else grouped(findings, facts)
+    shown = groups if one_by_one else groups[:MOST_SHOWN]
+    for each in shown:
+        lines = [
+            f"{each.level.upper():<8} {each.where}",
+            INDENT + each.what,
+            f"{INDENT}to do: {each.fix}",
+        ]
+        tell("".join(f"{wrapped(line, INDENT)}\n" for line in lines) + "\n")
+    if (more := len(groups) - len(shown)) > 0:
+        tell(f"{counted(more, 'more finding')} not shown: gpuslice doctor --all\n")
+    counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
+    seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
+    tell(f"{seen}: {counts}.\n")
