@@ -115,6 +115,10 @@ async def test_each_view_tells_what_the_commands_tell(http: aiohttp.ClientSessio
         doctors = {(each["where"], each["what"]) for each in json.loads(told.out)["findings"]}
         shown = {(where, each["what"]) for each in health["findings"] for where in each["wheres"]}
         assert shown <= doctors
+        trains = next(each for each in health["findings"] if "pod research/train-0" in each["wheres"])
+        assert len(trains["wheres"]) == 9, "they wait for the same"
+        assert trains["what"].startswith("has been waiting since 20")
+        assert trains["fix"] == "gpuslice explain NAMESPACE/POD"
         assert any("XID 79" in each["what"] for each in health["findings"])
 
         advice = await read(http, rig, "advice")

@@ -277,6 +277,17 @@ async def test_who_may_list_nothing_is_told_that_and_not_that_nothing_waits() ->
         await seen.tab.wait_for_selector("text=no node is labelled")
 
 
+async def test_what_is_wrong_with_many_pods_is_one_finding_and_found_by_each_of_its_names() -> None:
+    async with sample() as rig, page() as seen:
+        await seen.open(rig, "#/health", "text=9 pods")
+        finding = await seen.text(".finding:has-text('9 pods')")
+        assert "research/train-7 1 more" in finding
+        assert "gpuslice explain NAMESPACE/POD" in finding
+        await seen.tab.fill("input[type=search]", "train-8")
+        await seen.until("document.querySelectorAll('.finding').length === 1")
+        assert seen.wrong == []
+
+
 async def test_who_may_not_list_nodes_sees_pods_that_wait_without_a_reason() -> None:
     mine = api_pod("mine", "4")
     async with console([], [mine], cluster=refusing("/api/v1/nodes")) as rig, page() as seen:
