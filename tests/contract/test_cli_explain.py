@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.contract import (
     ANN_TIERS,
@@ -198,10 +201,7 @@ async def test_events_are_shown_and_a_wrong_request_is_named(shell: Shell) -> No
 
 
 async def create_event(shell: Shell, event: dict[str, Any]) -> None:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.adapters.kube.config import Connection
     from gpuslice.adapters.kube.resources import EVENTS
-    from gpuslice.adapters.kube.transport import HttpTransport
 
     async with HttpTransport(Connection(shell.server.url)) as transport:
         await KubeClient(transport).create(EVENTS, {"apiVersion": "v1", "kind": "Event", **event})
@@ -286,9 +286,6 @@ async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None
 
 
 async def set_conditions(shell: Shell, name: str, *conditions: dict[str, Any]) -> None:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.adapters.kube.config import Connection
-    from gpuslice.adapters.kube.transport import HttpTransport
     from gpuslice.apps.cli.explanation import OWNERS
 
     async with HttpTransport(Connection(shell.server.url)) as transport:
@@ -315,9 +312,6 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 async def create(shell: Shell, document: dict[str, Any]) -> None:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.adapters.kube.config import Connection
-    from gpuslice.adapters.kube.transport import HttpTransport
     from gpuslice.apps.cli.explanation import OWNERS
 
     async with HttpTransport(Connection(shell.server.url)) as transport:

@@ -9,13 +9,24 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuslice.adapters.region.living import living
 
-from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, SIM, Container, Worker, container
+from .isolation_rig import (
+    BUILD,
+    MIB,
+    OUT_OF_MEMORY,
+    SIM,
+    Container,
+    Worker,
+    container,
+    make_container,
+    make_machine,
+)
 from .sequence_players import first_child
 
 TIME = ("unshare", "--time", "--boottime", "5000", "--monotonic", "5000", "--fork", "--kill-child")
@@ -48,6 +59,24 @@ def test_readers_outside_know_a_process_with_a_clock_of_its_own(tmp_path: Path) 
         assert [process.pid for process in living(box.card().processes)] == [first_child(inside.pid)]
 
 
+def test_exec_where_each_program_gets_the_same_addresses_returns_what_the_old_one_held(
+    tmp_path: Path,
+) -> None:
+    """As under a debugger: the new program's stack is where the old one's was, so nothing told them apart."""
+    with (
+        container(tmp_path) as box,
+        worker_in(box, "setarch", "--addr-no-randomize") as one,
+        box.worker() as two,
+    ):
+        one.ok("start 0")
+        one.ok(f"alloc 0 plain {600 * MIB}")
+        two.ok("start 0")
+        assert two.ask(f"alloc 0 plain {600 * MIB}") == OUT_OF_MEMORY
+        one.ask("exec")
+        two.ok(f"alloc 0 plain {600 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
 def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path: Path) -> None:
     with container(tmp_path) as box, worker_in(box, *NUMBERS) as first:
         first.ok("start 0")
@@ -59,6 +88,33 @@ def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path
             first.ok("free 0")
             second.ok(f"alloc 0 plain {400 * MIB}")
             assert box.card().used_bytes == box.machine.used()
+
+
+@pytest.fixture
+def stacked(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system over others, as the root of most containers is."""
+    lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
+    for folder in (lower, upper, work, merged):
+        folder.mkdir()
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    mount = ["mount", "-t", "overlay", "-o", options, "overlay", str(merged)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no overlay file systems of our own on this machine")
+    yield merged
+    subprocess.run(["umount", "--lazy", str(merged)], check=True)
+
+
+def test_where_mappings_keep_no_lock_another_namespaces_processes_keep_what_they_hold(
+    tmp_path: Path, stacked: Path
+) -> None:
+    """There the kernel maps the file below, and closing ours lets go of its lock: it tells nothing."""
+    box = make_container(stacked / "box", make_machine(tmp_path))
+    with worker_in(box, *NUMBERS) as first, worker_in(box, *NUMBERS) as second:
+        first.ok("start 0")
+        first.ok(f"alloc 0 plain {500 * MIB}")
+        second.ok("start 0")
+        assert second.ask(f"alloc 0 plain {400 * MIB}") == OUT_OF_MEMORY
+        assert box.card().used_bytes == box.machine.used()
 
 
 def allow_descriptors(worker: Worker, most: int | None) -> None:

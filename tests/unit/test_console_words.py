@@ -127,7 +127,7 @@ SAID = {
     "wanted of one card. It will fit when a pod ends.": (
         "空闲显存是零散的：b1 共有 31 个单位空闲，单卡最多 19，而需要单卡 20。有 Pod 离开时即可放下。"
     ),
-    "waits since 2026-01-01: aliyun.com/gpu-mm is not a resource of gpuslice or NVIDIA: did you "
+    "has been waiting since 2026-01-01: aliyun.com/gpu-mm is not a resource of gpuslice or NVIDIA: did you "
     "mean aliyun.com/gpu-mem?": (
         "自 2026-01-01 起等待："
         "gpuslice 和 NVIDIA 都不提供资源 aliyun.com/gpu-mm：您是指 aliyun.com/gpu-mem 吗？"

@@ -8,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "system/os.h"
+
 enum { OFD_GETLK = 36, OFD_SETLK = 37 }; /* of fcntl.h, where libc declares them */
 
 /* The kernel's own structure, which is libc's on 64-bit platforms. */
@@ -48,19 +50,6 @@ static int open_region(const char *path)
     return (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0);
 }
 
-void *gs_hold_byte(const char *path, int64_t byte)
-{
-    int saved = errno;
-    void *address = MAP_FAILED;
-    int file = open_region(path);
-    if (file >= 0 && gs_lock_bytes(file, (struct gs_bytes){byte, 1}, false))
-        address = mmap(NULL, 1, PROT_NONE, MAP_SHARED, file, 0);
-    if (file >= 0)
-        syscall(SYS_close, file);
-    errno = saved;
-    return address == MAP_FAILED ? NULL : address;
-}
-
 enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte)
 {
     int saved = errno;
@@ -71,4 +60,22 @@ enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte)
         syscall(SYS_close, file);
     errno = saved;
     return held;
+}
+
+void *gs_hold_byte(const char *path, int64_t byte)
+{
+    int saved = errno;
+    void *address = MAP_FAILED;
+    int file = open_region(path);
+    if (file >= 0 && gs_lock_bytes(file, (struct gs_bytes){byte, 1}, false))
+        address = mmap(NULL, 1, PROT_NONE, MAP_SHARED, file, 0);
+    if (file >= 0)
+        syscall(SYS_close, file);
+    errno = saved;
+    if (address == MAP_FAILED)
+        return NULL;
+    if (gs_byte_is_held(path, byte) == GS_BYTE_HELD)
+        return address;
+    gs_unmap(address, 1); /* overlayfs maps the file below it, which does not bear our lock */
+    return NULL;
 }

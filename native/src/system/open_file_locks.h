@@ -19,7 +19,7 @@ enum gs_held_byte gs_find_lock(int descriptor, struct gs_bytes within, struct gs
 
 /* A byte of a file held by a mapping, so that it is let go when this program's memory is: at its end, however it comes, or
  * at exec. No descriptor stays open, which programs that tidy up would close. A forked child that does not exec holds it
- * too, as it holds the driver's devices. NULL where it cannot be had. */
+ * too, as it holds the driver's devices. NULL where it cannot be had, as on overlayfs. */
 void *gs_hold_byte(const char *path, int64_t byte);
 enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte);
 

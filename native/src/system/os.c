@@ -17,6 +17,7 @@
 #include "system/elf.h"
 
 /* Of linux/futex.h, which not every libc brings. */
+enum { ADDR_NO_RANDOMIZE = 0x0040000 }; /* of linux/personality.h */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 static int open_file(const char *path, int flags)
@@ -305,6 +306,17 @@ struct gs_process gs_process(uint32_t pid)
     return (struct gs_process){.alive = alive,
                                .start_time = host_ticks(field(behind + 2, 22 - 3)),
                                .start_stack = stack > 1 ? stack : 0};
+}
+
+/* Not under a debugger, say, or where the machine has it off. */
+bool gs_stack_is_random(void)
+{
+    char machine = '2';
+    int saved = errno;
+    unsigned long flags = (unsigned long)syscall(SYS_personality, 0xffffffffUL);
+    errno = saved;
+    gs_read_file("/proc/sys/kernel/randomize_va_space", &machine, 1);
+    return !(flags & ADDR_NO_RANDOMIZE) && machine != '0';
 }
 
 uint64_t gs_pid_namespace(void)

@@ -48,8 +48,7 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
     """
     if slots is None or state.node.packing:
         slots = choose_slots(state, request)
-    barred = _barred(state.node, request)
-    if not slots or barred or not all(_fits(state, request, slot) for slot in slots):
+    if not slots or barred(state.node, request) or not all(_fits(state, request, slot) for slot in slots):
         return refuse(state, request)
     return on_cards(state.node.name, (state.node.cards[slot].index for slot in slots), request)
 
@@ -75,8 +74,8 @@ def refuse(state: NodeState, request: Request) -> Refusal:
     node = state.node
     if not node.divides_cards:
         return not_shared(node.name)
-    if (barred := _barred(node, request)) is not None:
-        return barred
+    if (refusal := barred(node, request)) is not None:
+        return refusal
     if node.kubelet_away:
         return Refusal(KUBELET_AWAY, never=False)
     roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_card]
@@ -105,7 +104,7 @@ def refuse(state: NodeState, request: Request) -> Refusal:
     return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {most_free}")
 
 
-def _barred(node: Node, request: Request) -> Refusal | None:
+def barred(node: Node, request: Request) -> Refusal | None:
     """Why the node takes no pod of this kind, however empty it is."""
     if request.names != node.names:
         reason = OTHER_NAMES.format(offered=node.names.memory, asked=request.names.memory)

@@ -11,7 +11,6 @@ UUID_BYTES: Final = 96
 DRIVER_PATH_BYTES: Final = 232
 NO_LIMIT: Final = 2**64 - 1
 PID_BITS: Final = 22
-START_BITS: Final = 26
 
 
 class Credit(ctypes.Structure):

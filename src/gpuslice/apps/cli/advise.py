@@ -49,7 +49,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
       gpuslice advise -n team-a -o json
       gpuslice advise --prometheus http://localhost:9090 --days 14
     """
-    from gpuslice.adapters.kube.resources import NODES, PODS
+    from gpuslice.adapters.kube.resources import LIVING, NODES, PODS
     from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
     from gpuslice.apps.cli.cluster import connection_of
     from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
@@ -63,7 +63,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
     nodes = client.list(NODES)
-    pods = client.list(PODS, fields="status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!=")
+    pods = client.list(PODS, fields=f"{LIVING},spec.nodeName!=")
     ledger = ledger_of(nodes, pods, read_config_maps(client))
     claims = (read_claims(client, nodes, pods) or Claims()).ledger
     if prometheus:

@@ -13,6 +13,7 @@ from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundErr
 from gpuslice.adapters.kube.resources import (
     DICT,
     EVENTS,
+    LIVING,
     NODES,
     PODS,
     Resource,
@@ -41,7 +42,6 @@ from gpuslice.core.lookalikes import resource_hints
 
 SHOWN_EVENTS = 5
 _NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
-_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 _APPS = "apps/v1"
 OWNERS = {
     "deployment": Resource(_APPS, "deployments", "Deployment", DICT),
@@ -180,10 +180,10 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     if not pods:
         return
     nodes = client.list(NODES)
-    living = client.list(PODS, fields=f"{_LIVING},spec.nodeName!=")
+    living = client.list(PODS, fields=f"{LIVING},spec.nodeName!=")
     if any(LABEL_GROUP_NAME in (pod.metadata.labels or {}) for pod in pods):
         living += client.list(
-            PODS, pods[0].metadata.namespace, labels=LABEL_GROUP_NAME, fields=f"{_LIVING},spec.nodeName="
+            PODS, pods[0].metadata.namespace, labels=LABEL_GROUP_NAME, fields=f"{LIVING},spec.nodeName="
         )
     ledger = ledger_of(nodes, living, read_config_maps(client))
     claims = read_claims(client, nodes, [*living, *pods])

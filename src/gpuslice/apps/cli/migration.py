@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from gpuslice.adapters.kube.errors import NotFoundError
-from gpuslice.adapters.kube.resources import DICT, NODES, PODS, Resource
+from gpuslice.adapters.kube.resources import DICT, LIVING, NODES, PODS, Resource
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.wire.review import pod_form
 from gpuslice.apps.cli.cluster import NoSuchNodeError, check_namespace
@@ -92,7 +92,7 @@ class Reader:
             check_namespace(client, namespace)
         self.nodes = [each for each in nodes if not only_nodes or each["metadata"]["name"] in only_nodes]
         self.all_nodes = nodes
-        self.pods = client.list(PODS.as_dict(), fields="status.phase!=Succeeded,status.phase!=Failed")
+        self.pods = client.list(PODS.as_dict(), fields=LIVING)
 
     def workloads(self) -> Iterator[tuple[Resource[Object], Object]]:
         """Everything that makes pods, apart from what other things made."""

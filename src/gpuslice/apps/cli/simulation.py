@@ -201,16 +201,14 @@ def steps(chosen: Plan) -> int:
 
 def run(chosen: Plan, progress: Callable[[float], None]) -> Simulation:
     """Place everything with each policy; `progress` hears how many replays are done, parts of one too."""
-    results, done = {}, 0
+    each = steps(chosen) // len(chosen.policies)
 
-    def tried() -> None:
-        nonlocal done
-        done += 1
-        progress(done)
-
-    for name in chosen.policies:
+    def of_policy(number: int, name: str) -> Result:
+        done = number * each
         outcome = place_all(chosen.nodes, chosen.pods, name, lambda part: progress(done + part))
-        tried()
-        needed = cards_needed(chosen.nodes, chosen.pods, name, tried) if chosen.needed else None
-        results[name] = Result(outcome, needed)
-    return Simulation(chosen, results)
+        if not chosen.needed:
+            return Result(outcome, None)
+        needed = cards_needed(chosen.nodes, chosen.pods, name, lambda tries: progress(done + 1 + tries))
+        return Result(outcome, needed)
+
+    return Simulation(chosen, {name: of_policy(number, name) for number, name in enumerate(chosen.policies)})

@@ -14,6 +14,7 @@ from gpuslice.adapters.kube.resources import (
     ACCESS_REVIEWS,
     CONFIG_MAPS,
     DICT,
+    LIVING,
     NODES,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,
@@ -49,7 +50,6 @@ HOOKS = (
     Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
 )
 DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", DICT, namespaced=False)
-_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Level(StrEnum):
@@ -182,7 +182,7 @@ def read_facts(
     """
     reader = _Reader(client)
     nodes = client.list(NODES)
-    pods = reader.list(PODS, fields=_LIVING)
+    pods = reader.list(PODS, fields=LIVING)
     by_claims = any(rules_of(node.metadata.labels or {}).claims for node in nodes)
     by_claims = by_claims or any(pod.spec.resource_claims for pod in pods)
     services = list(  # by name the vendor's; by label also ours under another name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from datetime import timedelta
 
 from gpuslice.adapters.kube.objects import Node
@@ -18,6 +18,7 @@ from gpuslice.core.contract import (
     SYSTEM_NAMESPACE,
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import node_label_hints
 from gpuslice.core.mode import SCHEDULES, rules_of
 from gpuslice.core.quantity import whole_number
@@ -188,12 +189,7 @@ def promised_twice(facts: Facts) -> Iterator[Finding]:
     """Cards of which more is promised than there is."""
     ledger = facts.ledger(all_cards=True)
     for name, card, promised, units in ledger.overcommitted():
-        allocations = ledger.allocations(name)
-        holders = sorted(
-            each.pod.key
-            for each in (allocations.by_uid.values() if allocations else ())
-            if each.placement and any(part.card == card for part in each.placement.slices)
-        )
+        holders = _holders(ledger, name, {card})
         yield Finding(
             Level.ERROR,
             f"node {name}, card {card}",
@@ -204,7 +200,7 @@ def promised_twice(facts: Facts) -> Iterator[Finding]:
 
 def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
     """Cards that the agent or an operator keeps from being given out, and entries that keep none."""
-    known = {node.metadata.name for node in facts.nodes}
+    known, ledger = {node.metadata.name for node in facts.nodes}, facts.ledger(all_cards=True)
     for each in facts.config_maps:
         prefix, _, name = each.metadata.name.partition(UNHEALTHY_CONFIGMAP_PREFIX)
         if prefix or name not in known or each.metadata.namespace != SYSTEM_NAMESPACE:
@@ -216,14 +212,29 @@ def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.WARNING, where, problem, "correct data.gpus")
         by_agent, _ = decode_unhealthy({"gpus": data.get("agent", "")})
         if found := cards & by_agent:
-            what = (
-                f"card {_listed(found)} of {name} is out of use: {data.get('reasons') or 'nobody says why'}"
-            )
+            why, on_it = data.get("reasons") or "nobody says why", _holders(ledger, name, found)
+            what = f"card {_listed(found)} of {name} is out of use: {why}"
             fix = f"see the kernel log of {name}; the agent gives the card out again when it has recovered"
-            yield Finding(Level.WARNING, where, what, fix)
+            if on_it:
+                what = f"card {_listed(found)} of {name} is out of use: {why}; on it: {', '.join(on_it)}"
+                fix = (
+                    "delete the pods that fail there, so that they are recreated elsewhere; see the kernel "
+                    f"log of {name}; the agent gives the card out again when it has recovered"
+                )
+            yield Finding(Level.ERROR if on_it else Level.WARNING, where, what, fix)
         if by_hand := cards - by_agent:
             what = f"card {_listed(by_hand)} of {name} was taken out of use by hand"
             yield Finding(Level.NOTE, where, what, "take it out of data.gpus to give it out again")
+
+
+def _holders(ledger: Ledger, node: str, cards: Set[int]) -> list[str]:
+    """The pods that hold a part of any of these cards."""
+    allocations = ledger.allocations(node)
+    return sorted(
+        each.pod.key
+        for each in (allocations.by_uid.values() if allocations else ())
+        if each.placement and any(part.card in cards for part in each.placement.slices)
+    )
 
 
 def _listed(cards: Iterable[int]) -> str:

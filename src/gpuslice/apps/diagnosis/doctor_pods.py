@@ -106,7 +106,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
         classes = answer.explanation.classes if answer.explanation else ()
         never = bool(classes) and all(nodes.never for nodes in classes)
         level = Level.WARNING if never else Level.NOTE
-        what = f"waits since {since}: {why[:1].lower()}{why[1:].rstrip('.')}"
+        what = f"has been waiting since {since}: {why[:1].lower()}{why[1:].rstrip('.')}"
         yield Finding(level, f"pod {pod.key}", what, f"gpuslice explain {pod.key}")
     if (more := len(queue) - MOST_EXPLAINED) > 0:
         where, what = "pods", f"{counted(more, 'more pod')} that ask for a part of a card wait"

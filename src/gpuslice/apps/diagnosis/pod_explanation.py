@@ -204,10 +204,12 @@ def _on_its_node(
             "card until the node is back, or the pod is deleted."
         )
     else:
+        out_of_use = list(_out_of_use(view, state.node)) if state is not None else []
+        hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
         hints += _about_size(view, state.node if state else None, begun.usage)
-        hints += why_there(state, view) if state and not begun.ends else ()
+        hints += why_there(state, view) if state and not begun.ends and not out_of_use else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
             meta = pod.metadata
             hints.append(f"Its previous log: kubectl -n {meta.namespace} logs {meta.name} --previous")
@@ -217,6 +219,17 @@ def _on_its_node(
         said = decode_tiers(pod.metadata.annotations or {})
         tiers = {each.name: said.get(each.name, node.tier) for each in view.request.containers}
     return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints), tiers=tiers)
+
+
+def _out_of_use(view: Pod, node: Node) -> Iterator[str]:
+    """A pod stays on a card that is taken out of use, and its program often fails there."""
+    held = {part.card for part in view.placement.slices} if view.placement is not None else set()
+    for card in sorted(held & node.unhealthy):
+        yield (
+            f"Card {card} of {node.name} is out of use, for the reason that ConfigMap "
+            f"kube-system/unhealthy-gpu-{node.name} names: no new pod is put there. If the program fails, "
+            "delete the pod, so that it is recreated elsewhere."
+        )
 
 
 def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:

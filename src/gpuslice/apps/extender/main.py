@@ -166,6 +166,7 @@ class Extender:
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
             listen = replace(listen_of(self.settings), admit=self._admit)
+            self.process.certificates = (listen.certificate, listen.client_ca)
             async with self.process.measured(), serving(self.app(), listen, self._met) as port:
                 _log.info("extender started", extra={"port": port, "policy": self.policy.name})
                 listening(port)
