@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES, files
-from monitoring.cases import CASES
+from monitoring.cases import CASES, FURTHER
 from monitoring.panels import WIDTH, document
 from monitoring.records import RECORDED
 from monitoring.rules import ALERTS, OF_OTHERS, RUNBOOK, rule_groups
@@ -119,6 +119,18 @@ def test_alerts_fire_when_they_should_and_not_otherwise() -> None:
         check=False,
     )
     assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_alerts_are_tried_with_series_as_the_exporter_writes_them() -> None:
+    labels = {metric.name: set(metric.labels) for metric in METRICS}
+    tried = {series for cases in CASES.values() for case in cases for series in case}
+    tried |= {series for _, case, _ in FURTHER for series in case}
+    names = {series.partition("{")[0] for series in tried}
+    assert len(names & labels.keys()) > 20
+    for series in tried:
+        name, _, written = series.partition("{")
+        if name in labels:
+            assert set(re.findall(r'(\w+)="', written)) == labels[name], series
 
 
 def test_each_alert_says_what_to_do() -> None:

@@ -8,7 +8,6 @@ from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
-PING_BYTES = 8
 SMALLEST_FRAME_BYTES = 16 << 10  # that the other side must take, and takes until it says more
 LARGEST_FRAME_BYTES = (1 << 24) - 1
 LARGEST_WINDOW_BYTES = (1 << 31) - 1
@@ -38,6 +37,7 @@ GOAWAY = 7
 WINDOW_UPDATE = 8
 CONTINUATION = 9
 
+_LENGTHS = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _HEAD = struct.Struct(">BHBBL")
 _SETTING = struct.Struct(">HL")
 _PAIR = struct.Struct(">LL")
@@ -250,10 +250,14 @@ def unpadded(flags: int, body: memoryview) -> memoryview:
     return body[1 : len(body) - body[0]]
 
 
+def check_length(kind: int, length: int) -> None:
+    """Of kinds that have one. Raises `ConnectionFault`, also where one of a stream would do."""
+    if length != _LENGTHS.get(kind, length) or (kind == GOAWAY and length < _PAIR.size):
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR)
+
+
 def number(body: memoryview) -> int:
     """Of 31 bits, alone in its frame."""
-    if len(body) != 4:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR)
     return int.from_bytes(body) & LARGEST_WINDOW_BYTES
 
 

@@ -139,11 +139,11 @@ class Http2Connection(Client):
         of_all = kind in (frames.SETTINGS, frames.PING, frames.GOAWAY)  # of the connection, that is, of none
         if kind == frames.PUSH_PROMISE or (of_all and stream) or (kind == frames.PRIORITY and not stream):
             raise ConnectionFault(Code.PROTOCOL_ERROR)
+        frames.check_length(kind, len(body))
         match kind:
             case frames.WINDOW_UPDATE:
                 self._may_send(stream, frames.number(body))
             case frames.RST_STREAM:
-                frames.number(body)
                 self._check_opened(stream)
                 self._resets += 1
                 self._streams.pop(stream, None)
@@ -153,8 +153,6 @@ class Http2Connection(Client):
                 said = frames.settings_said(flags, body)
                 if not is_ack:
                     self._heed(said)
-            case frames.PING if len(body) != frames.PING_BYTES:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR)
             case frames.PING if not is_ack:
                 self._to_send.append(frames.pong(bytes(body)))
 
@@ -197,9 +195,11 @@ class Http2Connection(Client):
             self._last_stream = number
             self._begin(number, head, ends=ends)
         elif number in self._streams:  # what comes behind a body
+            if not self._streams[number].receiving:
+                raise StreamFault(Code.STREAM_CLOSED)
             heads.check_trailer(head.fields)
-            if not ends or not self._streams[number].receiving:
-                raise StreamFault(Code.STREAM_CLOSED if ends else Code.PROTOCOL_ERROR)
+            if not ends:
+                raise StreamFault(Code.PROTOCOL_ERROR)
             self._ask(number)
         else:
             self._idle_frames += 1
@@ -241,8 +241,9 @@ class Http2Connection(Client):
         stream = self._streams.get(number)
         if stream is None:
             self._check_opened(number)
-        if stream is None or not stream.receiving:
             return
+        if not stream.receiving:
+            raise StreamFault(Code.STREAM_CLOSED)
         if stream.rest is not None:
             stream.receiving = not ends
             return
