@@ -13,7 +13,7 @@ import pytest
 from cel_expr_python import cel
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import NAME_SETS, NODE_GPUS, NODE_LINKS, NODE_TIER
+from gpuslice.core.contract import NAME_SETS, NODE_GPUS, NODE_KUBELET_AWAY, NODE_LINKS, NODE_TIER
 from tests.chart import render
 
 AGENT = "system:serviceaccount:kube-system:gpushare-device-plugin"
@@ -96,7 +96,7 @@ def test_what_an_agent_does_is_let_through(policy: Object) -> None:
         denial(policy, "pods", bare, changed(POD, metadata__annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
         == ""
     )
-    said = dict.fromkeys((NODE_GPUS, NODE_LINKS, NODE_TIER), "")
+    said = dict.fromkeys((NODE_GPUS, NODE_KUBELET_AWAY, NODE_LINKS, NODE_TIER), "")
     noted = changed(NODE, metadata__annotations={"theirs": "x", **said})
     assert denial(policy, "nodes", NODE, noted) == ""
     amounts = {"cpu": "8"}

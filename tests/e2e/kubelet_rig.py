@@ -133,6 +133,17 @@ class Cluster:
     def registered(self) -> None:
         until(lambda: "registered with kubelet" in self.agent.log(), "the agent registers")
 
+    @contextmanager
+    def registered_again(self) -> Iterator[None]:
+        """Left once the agent has registered once more because of what happened inside."""
+        before = self.agent.log().count("registered with kubelet")
+        yield
+        until(
+            lambda: self.agent.log().count("registered with kubelet") > before,
+            "the agent registers again",
+            20,
+        )
+
 
 def start(
     folder: Path,

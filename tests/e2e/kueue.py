@@ -92,7 +92,7 @@ def kueue(plane: ControlPlane, settings: Mapping[str, Any]) -> Iterator[Kubectl]
     command = ["env", f"KUBECONFIG={plane.kubeconfig}", "unshare", "--mount", "sh", "-c"]
     command.append(f"{there} && exec {program} --config={file}")
     with control_plane.process("kueue", plane.folder, command) as started:
-        kind = {"apiVersion": "kueue.x-k8s.io/v1beta1", "kind": "ResourceFlavor"}
+        kind = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor"}
         probe = json.dumps({**kind, "metadata": {"name": "probe"}})
 
         def taken() -> bool:

@@ -14,12 +14,18 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import MERGE_PATCH
 from gpuslice.adapters.kube.sync import SyncTransport
-from tests.e2e.control_plane import ControlPlane, api_server
+from tests.e2e.control_plane import ControlPlane, api_server, minor_version, missing
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api
 from tests.integration.guarded_cluster import RELEASE_NAMESPACE, rendered
 
-pytestmark = ON_A_CONTROL_PLANE
+pytestmark = [
+    *ON_A_CONTROL_PLANE,
+    pytest.mark.skipif(
+        not missing() and minor_version() < 30,
+        reason="there are no ValidatingAdmissionPolicies before Kubernetes 1.30",
+    ),
+]
 
 AGENT = f"system:serviceaccount:{RELEASE_NAMESPACE}:gpushare-device-plugin"
 APPLY = "application/apply-patch+yaml"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM, NODE_GPUS
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, GPU_COUNT, GPU_MEM, NODE_GPUS, NODE_KUBELET_AWAY
 from gpuslice.core.units import limit_bytes
 from tests.e2e import control_plane, node
 from tests.e2e.kubelet_rig import (
@@ -93,7 +94,7 @@ def test_no_card_is_promised_beyond_its_units_while_all_pods_exchange_cards(clus
     cluster.create(pod("first", container(1)))
     cluster.running("first")  # kubelet frees what ended when it gives something, and not at its start
     cluster.clear()
-    cluster.kubelet.stop()
+    cluster.kubelet.signal(signal.SIGSTOP)  # not away, as nothing would be bound then, but it sees no pod
     for name in names:
         cluster.create(pod(name, container(units), schedulingGates=[{"name": "example.com/later"}]))
         time.sleep(1.0)  # the resolution of a pod's age
@@ -101,13 +102,19 @@ def test_no_card_is_promised_beyond_its_units_while_all_pods_exchange_cards(clus
         cluster.api.patch(f"{PODS}/{name}", {"spec": {"schedulingGates": []}})
         until(partial(cluster.bound, name), f"{name} is bound")
     meant = {name: cluster.pod(name)["metadata"]["annotations"][ANN_INDEX] for name in names}
+    server = cluster.plane.pids["kube-apiserver"]
+    os.kill(server, signal.SIGSTOP)  # kubelet shall not see them either before the agent has registered again
+    try:
+        with cluster.registered_again():
+            cluster.kubelet.kill()
+            cluster.kubelet.start()
+    finally:
+        os.kill(server, signal.SIGCONT)
     with cluster.adding_up() as sums:
-        cluster.kubelet.start()
         cards = {name: _checked(cluster, name, units) for name in names}
     assert Counter(cards.values()) == Counter(meant.values()) == {"0": 2, "1": 2}
     assert cards != meant
     assert max(sums) <= UNITS
-    print(f"{len(sums)} sums, {min(sums)} to {max(sums)} units; {meant} became {cards}")
 
 
 def _checked(cluster: Cluster, name: str, units: int) -> str:
@@ -177,16 +184,25 @@ def test_a_kubelet_restart_disturbs_nobody_and_is_noticed_at_once(cluster: Clust
     cluster.create(pod("before", container(4)))
     card = _checked(cluster, "before", 4)
     lived = lives(cluster, "before")
-    cluster.kubelet.stop()
-    registrations = cluster.agent.log().count("registered with kubelet")
-    cluster.kubelet.start()
-    until(
-        lambda: cluster.agent.log().count("registered with kubelet") > registrations, "it registers again", 20
-    )
+    with cluster.registered_again():
+        cluster.kubelet.stop()
+        cluster.kubelet.start()
     cluster.offers(2 * UNITS)
     cluster.create(pod("after", container(12)))
     assert _checked(cluster, "after", 12) != card
     assert lives(cluster, "before") == lived
+
+
+def test_a_pod_created_while_kubelet_is_away_waits_and_is_not_lost(cluster: Cluster) -> None:
+    """kubelet would admit it before the agent has registered again, and fail it for good."""
+    cluster.offers(2 * UNITS)
+    cluster.kubelet.stop()
+    until(lambda: NODE_KUBELET_AWAY in cluster.node()["metadata"]["annotations"], "the node says so", 20)
+    cluster.create(pod("meanwhile", container(4)))
+    time.sleep(3)
+    assert "nodeName" not in cluster.pod("meanwhile")["spec"]
+    cluster.kubelet.start()
+    _checked(cluster, "meanwhile", 4)
 
 
 def test_an_update_of_the_agent_starts_the_next_one_first(cluster: Cluster) -> None:
@@ -286,11 +302,9 @@ def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(clust
         starts_again()
         cluster.create(pod("new", container(4), nodeName=NODE))
         assert "Requested: 4, Available: 0" in cluster.failed("new")
-        registrations = cluster.agent.log().count("registered with kubelet")
-        cluster.kubelet.stop()
-        cluster.kubelet.start()
-        again = "the agent registers again"
-        until(lambda: cluster.agent.log().count("registered with kubelet") > registrations, again)
+        with cluster.registered_again():
+            cluster.kubelet.stop()
+            cluster.kubelet.start()
         starts_again()
         if control_plane.minor_version() >= HEALTH_SINCE:
             until(lambda: health() == {"Healthy"}, "the pod's status says that its devices are healthy")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuslice.core.contract import GPU_CORE
 from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
 from gpuslice.core.placement import (
     CORE_REQUIRED,
+    KUBELET_AWAY,
     NO_CORE,
     NO_ROOM,
     NodeState,
@@ -37,6 +40,14 @@ def test_a_nodes_own_rule_wins_over_a_policys_choice() -> None:
     assert place(state(8, 15, node=spreading), make_request(4), slots=(0,)) == make_placement("n1", 4, 1)
     packing = make_node(cards=(15, 15), packing="binpack")
     assert place(state(8, 15, node=packing), make_request(4), slots=(1,)) == make_placement("n1", 4, 0)
+
+
+def test_a_node_without_its_kubelet_takes_nothing_and_says_why() -> None:
+    away = with_unhealthy(replace(make_node(cards=(15, 15)), kubelet_away=True), frozenset())
+    answer = refused(place(state(0, 0, node=away), make_request(4)))
+    assert (answer.reason, answer.never) == (KUBELET_AWAY, False)
+    assert away.unhealthy == {0, 1}, "nor is anybody evicted for a place there"
+    assert with_unhealthy(replace(away, kubelet_away=False), frozenset({1})).unhealthy == {1}
 
 
 def test_a_choice_that_does_not_fit_is_refused_though_another_card_would_hold_it() -> None:

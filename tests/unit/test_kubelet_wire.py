@@ -103,10 +103,13 @@ class Kubelet(RegistrationService):
                 await self._news.wait_for(lambda: len(self.requests) >= times)
 
 
+QUICK = Patience(poll_s=0.02, stream_s=0.2)
+
+
 @contextlib.asynccontextmanager
-async def plugin_server(folder: Path) -> AsyncIterator[PluginServer]:
+async def plugin_server(folder: Path, patience: Patience = QUICK, **more: Any) -> AsyncIterator[PluginServer]:
     address = PluginAddress(folder, "plugin.sock", MEM)
-    server = PluginServer(Plugin(), address, Patience(poll_s=0.02, stream_s=0.2))
+    server = PluginServer(Plugin(), address, patience, **more)
     task = asyncio.create_task(server.run())
     try:
         yield server
@@ -193,6 +196,26 @@ async def test_a_kubelet_that_never_listens_is_asked_again(folder: Path) -> None
     async with kubelet.serving(), plugin_server(folder) as server:
         await kubelet.registered(2)
         assert not server.registered
+
+
+async def test_it_is_told_at_once_that_kubelet_went_and_nothing_when_it_is_only_asked_again(
+    folder: Path,
+) -> None:
+    heard: asyncio.Queue[bool] = asyncio.Queue()
+    kubelet, patience = Kubelet(folder), Patience(poll_s=10 * HANG_S)  # by events alone
+    async with contextlib.AsyncExitStack() as stack:
+        async with kubelet.serving():
+            serving = plugin_server(folder, patience, on_kubelet=heard.put_nowait)
+            server = await stack.enter_async_context(serving)
+            await kubelet.registered(1)
+            server.register_again()
+            await kubelet.registered(2)
+            assert heard.empty()
+        async with asyncio.timeout(HANG_S):
+            assert not await heard.get()
+        async with kubelet.serving(), asyncio.timeout(HANG_S):
+            server.register_again()
+            assert await heard.get()
 
 
 async def test_a_dead_socket_is_taken_over_and_a_living_one_is_not(folder: Path) -> None:

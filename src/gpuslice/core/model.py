@@ -77,6 +77,7 @@ class Node:
     names: ResourceNames = VENDOR_NAMES  # in which it offers its cards
     tier: Tier = Tier.NONE  # what holds the limits of containers that start there
     links: CardLinks = ()  # between its cards, where they are not alike
+    kubelet_away: bool = False  # none of its cards is to be used until kubelet is back
 
     @property
     def divides_cards(self) -> bool:

@@ -26,6 +26,7 @@ from gpuslice.core.contract import (
     LABEL_ZONE,
     NAME_SETS,
     NODE_GPUS,
+    NODE_KUBELET_AWAY,
     NODE_LINKS,
     NODE_TIER,
     VENDOR_NAMES,
@@ -211,12 +212,10 @@ def node_of(
         links = decode_links(annotations.get(NODE_LINKS, ""), len(cards)) if cards else ()
     except ContractError as error:
         problem = problem or str(error)
-    shared = rules_of(labels).shared
-    return Node(
+    node = Node(
         name=name,
         cards=cards,
-        unhealthy=unhealthy if shared else _all(cards),
-        shared=shared,
+        shared=rules_of(labels).shared,
         packing=labels.get(LABEL_PLACEMENT, ""),
         compute_percent=WHOLE_CORE_PERCENT if whole_number(capacity.get(names.compute)) else 0,
         compute_required=labels.get(LABEL_SCHEDULE) == CORE_MEM,
@@ -227,7 +226,9 @@ def node_of(
         names=names,
         tier=TIERS.get(annotations.get(NODE_TIER, ""), Tier.NONE),
         links=links,
+        kubelet_away=annotations.get(NODE_KUBELET_AWAY) == "true",
     )
+    return with_unhealthy(node, unhealthy)
 
 
 def names_offered(amounts: Mapping[str, object]) -> ResourceNames:
@@ -240,12 +241,10 @@ def names_offered(amounts: Mapping[str, object]) -> ResourceNames:
 
 
 def with_unhealthy(node: Node, unhealthy: frozenset[int]) -> Node:
-    """The node with these cards out of use; where it does not share its cards, all of them are."""
-    return replace(node, unhealthy=unhealthy if node.shared else _all(node.cards))
-
-
-def _all(cards: Iterable[Card]) -> frozenset[int]:
-    return frozenset(card.index for card in cards)
+    """The node with these cards out of use; where it shares none, or its kubelet is away, all of them are."""
+    if not node.shared or node.kubelet_away:
+        unhealthy = frozenset(card.index for card in node.cards)
+    return replace(node, unhealthy=unhealthy)
 
 
 def version_number(resource_version: str) -> int:

@@ -70,6 +70,7 @@ class PluginServer:
     """Runs `service` at `address` until cancelled. One instance serves one resource.
 
     `observe` hears how many seconds each call of kubelet took: it admits nothing else meanwhile.
+    `on_kubelet` hears whether kubelet is there, each time that changes; at first it is taken to be.
     """
 
     def __init__(
@@ -78,12 +79,16 @@ class PluginServer:
         address: PluginAddress,
         patience: Patience = Patience(),
         observe: Callable[[float, str], None] = lambda seconds, call: None,
+        on_kubelet: Callable[[bool], None] = lambda answers: None,
     ) -> None:
         self.registrations = 0  # successful ones since the start
-        self._watched = _Watched(service, observe)
+        self._look = asyncio.Event()  # something happened: do not wait for the next poll
+        self._watched = _Watched(service, observe, ended=self._look.set)
         self._address = address
         self._patience = patience
-        self._again = asyncio.Event()
+        self._again = False
+        self._on_kubelet = on_kubelet
+        self._kubelet_answers = True
         self._registered_with: Identity | None = None
         self._waiting_for = ""
 
@@ -94,7 +99,8 @@ class PluginServer:
 
     def register_again(self) -> None:
         """Register once more even though nothing seems to have changed (SIGHUP)."""
-        self._again.set()
+        self._again = True
+        self._look.set()
 
     async def run(self) -> None:
         """Serve and stay registered. Never returns; a failed step is logged and tried again."""
@@ -136,20 +142,27 @@ class PluginServer:
     async def _stay_registered(self, own: Identity) -> None:
         """Returns when our own socket was deleted or replaced."""
         while socket_identity(self._address.socket) == own:
+            self._look.clear()
             kubelet = socket_identity(self._address.kubelet)
+            answers = self._watched.streams > 0 or await asyncio.to_thread(
+                _somebody_listens, self._address.kubelet
+            )
+            if answers != self._kubelet_answers:
+                self._kubelet_answers = answers
+                self._on_kubelet(answers)
             if kubelet is None:
                 self._registered_with = None
                 self._say_once(f"waiting for kubelet: {self._address.kubelet} is not there")
             elif (
-                self._again.is_set()
+                self._again
                 or self._registered_with != kubelet
                 or self._watched.lonely_s() > self._patience.stream_s
             ):
-                self._again.clear()
+                self._again = False
                 self._registered_with = kubelet if await self._register() else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience.poll_s):  # wait_for of 3.11 may lose a cancellation
-                    await self._again.wait()
+                    await self._look.wait()
 
     # -- kubelet ----------------------------------------------------------------------------------
 
@@ -186,13 +199,19 @@ class _Watched(DevicePluginService):
     `idle` is set while kubelet waits for no answer.
     """
 
-    def __init__(self, service: DevicePluginService, observe: Callable[[float, str], None]) -> None:
+    def __init__(
+        self,
+        service: DevicePluginService,
+        observe: Callable[[float, str], None],
+        ended: Callable[[], None],
+    ) -> None:
         self.streams = 0
         self.idle = asyncio.Event()
         self.idle.set()
         self._calls = 0
         self._service = service
         self._observe = observe
+        self._ended = ended  # hears of the end of each stream
         self._lonely_since = time.monotonic()
 
     @contextlib.contextmanager
@@ -223,6 +242,7 @@ class _Watched(DevicePluginService):
         finally:
             self.streams -= 1
             self._lonely_since = time.monotonic()
+            self._ended()
 
     async def get_device_plugin_options(self, request: dp.Empty) -> dp.DevicePluginOptions:
         return await self._service.get_device_plugin_options(request)

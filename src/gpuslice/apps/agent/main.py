@@ -21,8 +21,7 @@ from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.gpu.source import GpuSource
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
-from gpuslice.adapters.kube.timed import TimedTransport
-from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport, TimedTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources
@@ -111,7 +110,9 @@ class Agent:
         address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         plugin = TracedPlugin(self.plugin, state, self.spans) if self.spans else self.plugin
-        self.server = PluginServer(plugin, address, observe=self.counters.calls.observe)
+        self.server = PluginServer(
+            plugin, address, observe=self.counters.calls.observe, on_kubelet=self.node.kubelet_answers
+        )
         self.claims = ClaimService(
             client, state, folders, self.cards, self.node, settings=settings, obstacle=self._no_claims_yet
         )

@@ -24,6 +24,7 @@ from gpuslice.core.contract import (
     LABEL_SCHEDULE,
     NAME_SETS,
     NODE_GPUS,
+    NODE_KUBELET_AWAY,
     NODE_LINKS,
     NODE_TIER,
     VENDOR_NAMES,
@@ -67,6 +68,7 @@ class NodeReconciler:
         self._new_pods = settings.new_pods
         self._isolation_missing = isolation_missing
         self._woken = asyncio.Event()
+        self._kubelet_away = False
         self._waits = ""  # what the node's labels say that does not hold yet
         self._reported = ""
         name = state.node.name
@@ -77,6 +79,13 @@ class NodeReconciler:
 
     def wake(self) -> None:
         """The cards changed: see soon whether the node says so."""
+        self._woken.set()
+
+    def kubelet_answers(self, answers: bool) -> None:
+        """Whether kubelet is there. While it is not, the node says so, and nothing is placed there: when it
+        starts it admits what is bound to it before it knows any device plugin, and fails it for good.
+        """
+        self._kubelet_away = not answers
         self._woken.set()
 
     @property
@@ -131,13 +140,13 @@ class NodeReconciler:
         amounts = amounts_to_write(self.seen, wanted_amounts(len(cards), rules, self._state.node.names))
         if amounts:
             await self._writer.node_status(amounts)
-        if not (rules.shared or (rules.claims and cards)):
-            return
-        tier = Tier.LIBRARY if rules.isolation and not self._isolation_missing() else Tier.NONE
         said = self.seen.metadata.annotations or {}
-        wanted = {NODE_GPUS: encode_cards(cards), NODE_TIER: tier.word}
-        if self.links or NODE_LINKS in said:
-            wanted[NODE_LINKS] = encode_links(self.links)
+        wanted: dict[str, str | None] = {NODE_KUBELET_AWAY: "true" if self._kubelet_away else None}
+        if rules.shared or (rules.claims and cards):
+            tier = Tier.LIBRARY if rules.isolation and not self._isolation_missing() else Tier.NONE
+            wanted |= {NODE_GPUS: encode_cards(cards), NODE_TIER: tier.word}
+            if self.links or NODE_LINKS in said:
+                wanted[NODE_LINKS] = encode_links(self.links)
         for name, text in wanted.items():
             if said.get(name) != text:
                 await self._writer.node_annotation(name, text)

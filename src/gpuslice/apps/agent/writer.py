@@ -73,7 +73,8 @@ class Writer:
         amounts = dict(amounts)
         await self._client.patch_status(NODES, self._node, {"capacity": amounts, "allocatable": amounts})
 
-    async def node_annotation(self, name: str, value: str) -> None:
+    async def node_annotation(self, name: str, value: str | None) -> None:
+        """Write an annotation of the node; None takes it away."""
         await self._client.merge_patch(NODES, self._node, {"metadata": {"annotations": {name: value}}})
 
     async def node_event(self, reason: str, message: str, *, warning: bool) -> None:
