@@ -69,6 +69,7 @@ from tests.e2e.cluster import (  # noqa: E402
     shipped_configuration,
 )
 
+from gpuslice.adapters.kube.http import ApiRequest  # noqa: E402
 from gpuslice.adapters.kube.slim import SlimPod  # noqa: E402
 from gpuslice.adapters.kube.terms import replica_of  # noqa: E402
 
@@ -195,7 +196,7 @@ async def add_owners(made: Cluster, size: Size) -> list[dict[str, Any]]:
             spec = {"parallelism": 0, "template": template}
         body = json.dumps({"metadata": {"name": name}, "spec": spec}).encode()
         headers = {"Content-Type": "application/json"}
-        answer = await made.transport.request("POST", path, headers=headers, body=body)
+        answer = await made.transport.request(ApiRequest("POST", path, headers=headers, body=body))
         assert answer.status == 201, answer.body
         uid = json.loads(answer.body)["metadata"]["uid"]
         owners.append({"apiVersion": group, "kind": size.owner, "name": name, "uid": uid})

@@ -4,9 +4,9 @@
 
 By allocation path and by the way the program found the function, in a process and on a machine of its own
 each time, under a limit of 1 GiB: is 64 MiB given and taken back, and is what is too much refused? The last
-rows are of 600 MiB whose maker released them and which the driver keeps: are 600 MiB more refused until it
-has let go? `{folder}` in a value of --peer-env stands for that process's folder. Prints a table in Markdown.
-Needs `make native`.
+rows are of 600 MiB whose maker released them or has ended, and which the driver keeps: are 600 MiB more
+refused until it has let go? `{folder}` in a value of --peer-env stands for that process's folder. Prints a
+table in Markdown. Needs `make native`.
 """
 
 from __future__ import annotations
@@ -63,33 +63,77 @@ def verdict(box: Container, worker: Worker, kind: str) -> str:
     return HELD if answer == OUT_OF_MEMORY else ODDLY if answer != "ok" else BROKEN
 
 
-def imported(maker: Worker, other: Worker) -> tuple[Worker, str]:
-    """Opened by another process whose current card is not the memory's. Who lets go of it, and how."""
+Kept = tuple[Worker, str, Worker]
+"""Who lets go of it, and how, and who asks for more."""
+
+
+def imported(maker: Worker, other: Worker) -> Kept:
+    """Opened by another process whose current card is not the memory's."""
     maker.ok(f"alloc 0 physical {600 * MIB}")
     other.ok("start 1")
     pid, descriptor = maker.ok("share 0")
     other.ok(f"receive 0 {pid} {descriptor}")
     maker.ok(f"shut {descriptor}")
     maker.ok("free 0")
-    return other, "free 0"
+    return other, "free 0", maker
 
 
-def exported(maker: Worker, _other: Worker) -> tuple[Worker, str]:
+def exported(maker: Worker, _other: Worker) -> Kept:
     maker.ok(f"alloc 0 physical {600 * MIB}")
     _, descriptor = maker.ok("share 0")
     maker.ok("free 0")
-    return maker, f"shut {descriptor}"
+    return maker, f"shut {descriptor}", maker
 
 
-def left_by_green(maker: Worker, _other: Worker) -> tuple[Worker, str]:
+def orphaned(maker: Worker, other: Worker) -> Kept:
+    """Of a process that has ended; another has the descriptor and never imports it."""
+    maker.ok(f"alloc 0 physical {600 * MIB}")
+    pid, descriptor = maker.ok("share 0")
+    _, copy = other.ok(f"take {pid} {descriptor}")
+    maker.kill()
+    other.ok("start 0")
+    return other, f"shut {copy}", other
+
+
+def exported_again(maker: Worker, other: Worker) -> Kept:
+    """By an importer, of which nothing but that second descriptor is left."""
+    maker.ok(f"alloc 0 physical {300 * MIB}")
+    other.ok("start 1")
+    pid, descriptor = maker.ok("share 0")
+    other.ok(f"receive 0 {pid} {descriptor}")
+    maker.ok(f"shut {descriptor}")
+    _, again = other.ok("share 0")
+    maker.kill()
+    for command in ("free 0", "current 0", f"alloc 1 plain {300 * MIB}"):
+        other.ok(command)
+    return other, f"shut {again}", other
+
+
+def opened_of_a_pool(maker: Worker, other: Worker) -> Kept:
+    """A block that another process has open when its maker ends."""
+    maker.ok(f"alloc 0 pool {600 * MIB}")
+    pid, descriptor = maker.ok("share-pool")
+    block = maker.ask("share-block 0").split()[1]
+    other.ok("start 0")
+    other.ok(f"receive-pool 8 {pid} {descriptor}")
+    other.ok(f"receive-block 0 8 {block}")
+    maker.kill()
+    other.ok("free 0")
+    return other, "free 8", other
+
+
+def left_by_green(maker: Worker, _other: Worker) -> Kept:
     for command in ("alloc 0 green 0", "enter 0", f"alloc 1 plain {600 * MIB}", "current 0", "free 0"):
         maker.ok(command)
-    return maker, "free 1"
+    return maker, "free 1", maker
 
 
 KEPT = {
     "cuMemImportFromShareableHandle beside another card, cuMemRelease": imported,
     "cuMemExportToShareableHandle, cuMemRelease": exported,
+    "cuMemExportToShareableHandle, exit": orphaned,
+    "cuMemImportFromShareableHandle, cuMemExportToShareableHandle, cuMemRelease": exported_again,
+    "cuMemPoolImportPointer, the maker's exit": opened_of_a_pool,
     "cuGreenCtxCreate, cuMemAlloc, cuGreenCtxDestroy": left_by_green,
 }
 
@@ -99,14 +143,14 @@ def verdict_on_kept(box: Container, maker: Worker, other: Worker, functions: str
     if maker.ask("start 0") != "ok":
         return NOWHERE
     try:
-        keeper, release = KEPT[functions](maker, other)
+        keeper, release, asker = KEPT[functions](maker, other)
     except AssertionError as error:
         return NOWHERE if any(absent in str(error) for absent in ABSENT) else BROKEN
-    answer = maker.ask(f"alloc 2 plain {600 * MIB}")
+    answer = asker.ask(f"alloc 2 plain {600 * MIB}")
     if box.machine.used() > 1024 * MIB:
         return PASSED
     keeper.ask(release)
-    if answer == "ok" or maker.ask(f"alloc 2 plain {600 * MIB}") != "ok":
+    if answer == "ok" or asker.ask(f"alloc 2 plain {600 * MIB}") != "ok":
         return BROKEN
     return HELD if answer == OUT_OF_MEMORY else ODDLY
 

@@ -21,6 +21,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from gpuslice.adapters.kube.http import ApiRequest
+
 ANSWER = b'{"NodeNames":["n1"]}' * 50
 QUESTIONS_BYTES = {"small": 400, "of 5,000 names": 120_000}
 FLOOD_HEADERS = 100  # of 65,000 bytes each
@@ -158,7 +160,7 @@ async def caller(name: str, url: str) -> AsyncIterator[Call]:
         from gpuslice.adapters.kube.transport import HttpTransport
 
         async with HttpTransport(Connection(url)) as transport:
-            yield lambda: transport.request("PATCH", "/pods/x", headers=headers, body=body)
+            yield lambda: transport.request(ApiRequest("PATCH", "/pods/x", headers=headers, body=body))
         return
     library: Any = importlib.import_module(name)
     session = library.ClientSession() if name == "aiohttp" else library.AsyncClient()

@@ -52,6 +52,7 @@ from tests.e2e.cluster import (  # noqa: E402
 from tests.e2e.pod_groups import API, FIRST, GATES, GROUPS, group  # noqa: E402
 
 from gpuslice.adapters.kube.errors import ConflictError, NotFoundError  # noqa: E402
+from gpuslice.adapters.kube.http import ApiRequest  # noqa: E402
 from gpuslice.adapters.kube.resources import PODS  # noqa: E402
 from gpuslice.adapters.kube.slim import SLIM_PODS  # noqa: E402
 
@@ -89,7 +90,7 @@ async def measure(nodes: int, cards: int) -> dict[str, Any]:
             path = "/apis/scheduling.k8s.io/v1/priorityclasses"
             headers = {"Content-Type": "application/json"}
             body = json.dumps(IMPORTANT).encode()
-            answer = await made.transport.request("POST", path, headers=headers, body=body)
+            answer = await made.transport.request(ApiRequest("POST", path, headers=headers, body=body))
             assert answer.status == 201, answer.body
             ours = await asyncio.to_thread(processes.enter_context, extender(plane))
             pods = [api_pod(f"job-{number:05d}") for number in range(nodes * cards)]
@@ -147,10 +148,12 @@ async def until_bindings(made: Cluster, count: int, began: float) -> float:
 async def gang_verdict(made: Cluster, cards: int) -> float:
     began = time.perf_counter()
     answer = await made.transport.request(
-        "POST",
-        GROUPS,
-        headers={"Content-Type": "application/json"},
-        body=json.dumps(group("gang", MEMBERS)).encode(),
+        ApiRequest(
+            "POST",
+            GROUPS,
+            headers={"Content-Type": "application/json"},
+            body=json.dumps(group("gang", MEMBERS)).encode(),
+        )
     )
     assert answer.status == 201, answer.body
     names = [f"gang-{number}" for number in range(MEMBERS)]

@@ -6,7 +6,7 @@
 Made ones need no data; those made from a trace (`--data`) bend the pods of `default` on the openb nodes.
 Prints what the policy allocates and the paired difference to the others, in % of the cluster, ± standard
 error over the seeds: filling at 100 and 130 % arrived, or with `--churn LOAD` allocated and refused. `fgd`
-is told the mix, the policy learns it.
+is told the mix, the policy learns it; with `--mix known` both are told, with `--mix hidden` neither is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from gpuslice.core.simulation.replay import FULL_DEMAND, Cluster, fill, filling_
 from gpuslice.core.simulation.trace import fleet_of
 
 OTHERS = ("fgd", "bestfit")
+MIXES = ("learned", "known", "hidden")
 SEED = 7  # of the workloads themselves
 
 Result = dict[str, float]
@@ -41,7 +42,7 @@ def results(workload: Workload, policy: str, seed: int, load: float, mix: str) -
     """One replay."""
     capacity = workload.capacity_units
     fleet = fleet_of(shuffled_nodes(workload.nodes, seed))
-    known = policy == "fgd" or mix == "known"
+    known = mix == "known" or (mix == "learned" and policy == "fgd")
     cluster = Cluster(fleet, make_policy(policy, fleet, Counter(workload.pods) if known else None))
     random = np.random.default_rng([seed, 3])
     if load:
@@ -101,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--others", default=",".join(OTHERS))
     parser.add_argument("--seeds", default="42-44")
     parser.add_argument("--churn", type=float, default=0.0, metavar="LOAD")
-    parser.add_argument("--mix", choices=["learned", "known"], default="learned")
+    parser.add_argument("--mix", choices=MIXES, default="learned")
     parser.add_argument(
         "--data", default=os.environ.get(DATA_VARIABLE, DEFAULT_DATA), help="folder of traces"
     )

@@ -7,9 +7,9 @@ A case is drawn from its number alone: nodes of one to four kinds (cards a node,
 memory a card, or cards of all sizes on each node), pods (shares, single cards, several; cores, memory; some
 bound to models, some without GPU) and the order in which they come. Half of the cases fill the cluster, in
 half of them pods come and go. All policies get the same arrivals; `fgd` is told the mix, `opportunity-cost`
-learns it. Regret is what the best of the others allocates more, in points of the cluster: at 100 and at 130 %
-arrived while it fills, on average where pods come and go. Printed: the cases by regret, the worst first, then
-how it is spread.
+learns it (`--mix known`: both are told, `--mix hidden`: both learn). Regret is what the best of the others
+allocates more, in points of the cluster: at 100 and at 130 % arrived while it fills, on average where pods
+come and go. Printed: the cases by regret, the worst first, then how it is spread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python bench/random_clusters.py` finds bench
 
-from bench.other_workloads import Result, results
+from bench.other_workloads import MIXES, Result, results
 from bench.placement import seeds_of
 from bench.workloads import (
     CORES,
@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cases", default="0-99", help="such as 0-99 or 3,17")
     parser.add_argument("--seeds", default="42-43")
     parser.add_argument("--others", default=OTHERS)
-    parser.add_argument("--mix", choices=["learned", "known"], default="learned")
+    parser.add_argument("--mix", choices=MIXES, default="learned")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--jobs", type=int, default=1, help="replays at a time")
     return parser

@@ -10,6 +10,8 @@ from monitoring.rules import (
     ALERTS,
     ASKED_IN_VAIN,
     BARE_PODS,
+    CARD_HEALTHY,
+    CERTIFICATE_EXPIRY,
     EXTENDER_READY,
     EXTENDER_SILENT,
     FORGOTTEN,
@@ -48,6 +50,8 @@ def _delays(quick: float, slow: float) -> Series:
 
 _UP = 'up{job="monitoring/gpuslice-exporter",instance="10.0.0.1:9400"}'
 _AGENT = '{job="gpuslice-agents",instance="10.0.0.1:12346",node="n1"}'
+_AGENT_CARD = _AGENT.replace("}", ',gpu="0",gpu_uuid="GPU-a"}')
+_TLS = '{job="kube-system/gpuslice-webhook",pod="gpuslice-webhook-0",file="/etc/gpuslice/tls/tls.crt"}'
 _WEBHOOK_UP = 'up{job="kube-system/gpuslice-webhook",pod="'
 _COLLECTOR = f'{c.COLLECTOR_SUCCESS.name}{{node="n1",collector="driver"}}'
 _AT_NODE = '{node="n1"}'
@@ -79,6 +83,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuXidByApplication": (
         {_card(c.XID_ERRORS, ',xid="31"'): "0+1x180"},
         {_card(c.XID_ERRORS, ',xid="31"'): "0x170 1x10"},
+    ),
+    "GpuOutOfUse": (
+        {CARD_HEALTHY + _AGENT_CARD: "1x140 0x40"},
+        {CARD_HEALTHY + _AGENT_CARD: "1x160 0x10 1x10"},  # ten minutes after an Xid
     ),
     "GpuRecoveryNeeded": (_always(_card(c.GPU_RECOVERY), "1"), _always(_card(c.GPU_RECOVERY), "0")),
     "GpuUncorrectableMemoryErrors": (
@@ -126,7 +134,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(_card(c.GPU_MEMORY_ALLOCATED), "100") | _always(_card(c.GPU_MEMORY_TOTAL), "100"),
     ),
     "GpuHeldIdle": (
-        {_app(c.SM_UTILIZATION): "0x300", _app(c.MEMORY_ALLOCATED): "5x300"},
+        {_app(c.SM_UTILIZATION): "0.5x150 0x150", _app(c.MEMORY_ALLOCATED): "5x300"},
         {_app(c.SM_UTILIZATION): "0x250 0.5x50", _app(c.MEMORY_ALLOCATED): "5x300"},
     ),
     "GpuMemoryOfNobody": (
@@ -150,6 +158,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuWebhookSilent": (
         {f'{_WEBHOOK_UP}a"}}': "1x10 0x170", f'{_WEBHOOK_UP}b"}}': "1x100 _x80"},
         _always(f'{_WEBHOOK_UP}a"}}', "1") | {f'{_WEBHOOK_UP}b"}}': "1x100 _x80"},
+    ),
+    "GpuCertificateExpires": (  # three hours after the epoch, of a webhook that goes on
+        _always(CERTIFICATE_EXPIRY + _TLS, f"{13 * 86400}"),
+        _always(CERTIFICATE_EXPIRY + _TLS, f"{15 * 86400}"),
     ),
     "GpuExtenderSampled": (
         {SAMPLED + '{pod="a"}': "0+1x180"},
@@ -184,6 +196,11 @@ FURTHER: tuple[tuple[str, Series, int], ...] = (
     ("GpuWatchLate", {EXTENDER_SILENT + '{pod="a",resource="pods"}': "0x160 0+60x20"}, 1),
     ("GpuWatchLate", {WATCH_LATE + '{pod="a"}': "0x160 10+60x20"}, 1),
     ("GpuWatchLate", _delays(quick=5, slow=5), 1),
+    # The first thing that is heard of a container is that it was refused; and an exporter that started again.
+    ("GpuContainerMemoryRefused", {_app(c.MEMORY_REFUSED): "_x177 1x2"}, 1),
+    ("GpuContainerMemoryRefused", {_app(c.MEMORY_REFUSED): "7x170 _x3 7x6"}, 0),
+    # Before the alert of a pod that is younger than two hours.
+    ("GpuHeldIdle", {_app(c.SM_UTILIZATION): "_x250 0x50", _app(c.MEMORY_ALLOCATED): "_x250 5x50"}, 0),
     # An agent that starts again and again says nothing of itself.
     ("GpuAgentNotRegistered", {REGISTERED + _AGENT: "1x100 _x80", "up" + _AGENT: "1x100 0x80"}, 1),
 )

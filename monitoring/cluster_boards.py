@@ -24,14 +24,14 @@ def teams() -> Dashboard:
     def by_team(metric: c.Metric) -> str:
         return f"sum by (namespace) ({metric.name}{TEAM})"
 
-    def hours(metric: c.Metric) -> str:
-        """GiB-hours within the chosen time, from one figure a minute."""
-        return f"sum by (namespace) (sum_over_time({metric.name}{TEAM}[$__range:1m])) / 60 / {GIB}"
+    def hours(recorded: str) -> str:
+        """Of the chosen time, from one figure a minute; of what is recorded, or a month is too much."""
+        return f"sum by (namespace) (sum_over_time(namespace:gpuslice_{recorded}{TEAM}[$__range:1m])) / 60"
 
     held, used = by_team(c.MEMORY_ALLOCATED), by_team(c.MEMORY_USED)
-    sm_hours = f"sum by (namespace) (increase({c.SM_SECONDS.name}{TEAM}[$__range])) / 3600"
+    held_hours, used_hours = (f"{hours(f'memory_{each}:bytes')} / {GIB}" for each in ("allocated", "used"))
     idle = f"{c.MEMORY_ALLOCATED.name}{TEAM} - {c.MEMORY_USED.name}{TEAM}"
-    held_hours = f"sum(sum_over_time({c.MEMORY_ALLOCATED.name}{TEAM}[$__range:1m])) / 60 / {GIB}"
+    all_hours = f"sum({held_hours})"
     return Dashboard(
         "gpuslice-teams",
         "GPU Teams and Cost",
@@ -46,22 +46,23 @@ def teams() -> Dashboard:
                 about="Low means that memory is held and left idle.",
                 highest=1,
             ),
-            stat("GiB-hours", "short", held_hours, about="Memory held times how long, of the chosen time."),
+            stat("GiB-hours", "short", all_hours, about="Memory held times how long, of the chosen time."),
             stat(
                 "Cost",
                 "short",
-                f"{held_hours} * $price",
+                f"{all_hours} * $price",
                 about="GiB-hours times the price above, in its currency. What is held is paid, used or not.",
             ),
             table(
                 "Teams",
                 Query(held, "held now"),
                 Query(used, "used now"),
-                Query(hours(c.MEMORY_ALLOCATED), "GiB-hours held"),
-                Query(hours(c.MEMORY_USED), "GiB-hours used"),
-                Query(sm_hours, "SM-hours"),
-                Query(f"{hours(c.MEMORY_ALLOCATED)} * $price", "cost"),
-                about="One row for each namespace; hours and cost are of the chosen time.",
+                Query(held_hours, "GiB-hours held"),
+                Query(used_hours, "GiB-hours used"),
+                Query(hours("sm_seconds:rate5m"), "SM-hours"),
+                Query(f"{held_hours} * $price", "cost"),
+                about="One row for each namespace; hours and cost are of the chosen time, as far back as the "
+                "recording rules beside the alerts reach.",
                 units={
                     "held now": "bytes",
                     "used now": "bytes",
@@ -98,8 +99,8 @@ def teams() -> Dashboard:
             table(
                 "Idle holdings",
                 Query(most(idle), "idle now"),
-                Query(f"max_over_time({c.MEMORY_PEAK.name}{TEAM}[$__range]) and {most(idle)}", "peak"),
-                about="The 20 containers that hold most without using it, and the most they used.",
+                Query(f"{c.MEMORY_PEAK.name}{TEAM} and {most(idle)}", "peak"),
+                about="The 20 containers that hold most without using it, and the most since their start.",
                 units={"idle now": "bytes", "peak": "bytes"},
                 link=TO_APP,
             ),

@@ -1,4 +1,4 @@
-"""Recording rules and alerts. Each alert has a case that fires and one that does not in alerts/tests.yaml."""
+"""Alerts. Each has a case that fires and one that does not in alerts/tests.yaml."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
+from monitoring.records import RECORDED
 
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
 _USED, _LIMIT = c.MEMORY_USED.name, c.MEMORY_LIMIT.name
@@ -21,9 +22,12 @@ WATCH_LATE = "gpuslice_extender_watch_late_seconds"
 WATCH_DELAY = "gpuslice_extender_watch_delay_seconds_bucket"
 EXTENDER_SILENT = "gpuslice_extender_watch_silent_seconds"
 AGENT_SILENT = "gpuslice_agent_watch_silent_seconds"
+CARD_HEALTHY = "gpuslice_agent_card_healthy"
+CERTIFICATE_EXPIRY = "gpuslice_process_certificate_expiry_timestamp_seconds"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
-OF_OTHERS = frozenset({REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, EXTENDER_READY, SAMPLED, AGENT_SILENT})
-"""Metrics of the agent and the extender; the rest is the exporter's catalogue."""
+_OF_AGENT = {REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
+OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY})
+"""Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
 RUNBOOK = "docs/operate/alerts.md"
 
 
@@ -158,6 +162,15 @@ ALERTS = (
         f"{_PODS_THERE}: find the one that restarts or logs CUDA errors and tell its owner.",
     ),
     Alert(
+        "GpuOutOfUse",
+        f"{CARD_HEALTHY} == 0",
+        "warning",
+        f"{_CARD} has been out of use for half an hour: no new pod gets a part of it.",
+        "The reason: kubectl -n kube-system get cm unhealthy-gpu-{{ $labels.node }} -o yaml. Pods that hold "
+        f"part of it keep running: {_PODS_THERE}.",
+        "30m",
+    ),
+    Alert(
         "GpuRecoveryNeeded",
         f"{c.GPU_RECOVERY.name} > 0",
         "critical",
@@ -248,7 +261,9 @@ ALERTS = (
     ),
     Alert(
         "GpuContainerMemoryRefused",
-        f"increase({c.MEMORY_REFUSED.name}[5m]) > 0",
+        # a series that appears with its first refusal has no increase
+        f"increase({c.MEMORY_REFUSED.name}[5m]) > 0 "
+        f"or ({c.MEMORY_REFUSED.name} > 0 unless last_over_time({c.MEMORY_REFUSED.name}[1h] offset 5m))",
         "warning",
         f"{_WHO} asked for more GPU memory than its limit.",
         "If its program fails, raise the pod's request; its neighbours are not affected.",
@@ -265,11 +280,12 @@ ALERTS = (
     ),
     Alert(
         "GpuHeldIdle",
-        f"max_over_time({c.SM_UTILIZATION.name}[2h]) == 0 and {c.MEMORY_ALLOCATED.name} > 0",
+        f"max_over_time({c.SM_UTILIZATION.name}[2h]) == 0 and {c.MEMORY_ALLOCATED.name} > 0 "
+        f"and last_over_time({c.SM_UTILIZATION.name}[10m] offset 2h)",  # it is as old as that
         "info",
         f"{_WHO} has not computed for two hours.",
         "Ask its owner whether it is still needed: others may wait for the room.",
-        "2h",
+        "1m",
     ),
     Alert(
         "GpuMemoryOfNobody",
@@ -339,6 +355,16 @@ ALERTS = (
         "5m",
     ),
     Alert(
+        "GpuCertificateExpires",
+        f"{CERTIFICATE_EXPIRY} - time() < 14 * 86400",
+        "warning",
+        "The certificate {{ $labels.file }} of {{ or $labels.node $labels.pod $labels.instance }} "
+        "{{ if lt $value 0.0 }}has expired{{ else }}expires in {{ $value | humanizeDuration }}{{ end }}.",
+        "After that clients refuse it: without the extender's no pod gets a part of a card. helm upgrade "
+        "renews the chart's own, cert-manager its own: see why it did not (kubectl describe certificate -A).",
+        "10m",
+    ),
+    Alert(
         "GpuExtenderSampled",
         f"sum(increase({SAMPLED}[1h])) > 0",
         "warning",
@@ -379,17 +405,6 @@ ALERTS = (
         "5m",
     ),
 )
-
-RECORDED = {
-    "node:gpuslice_memory_allocated:ratio": f"sum by (node) ({c.GPU_MEMORY_ALLOCATED.name}) "
-    f"/ sum by (node) ({c.GPU_MEMORY_TOTAL.name})",
-    "node:gpuslice_memory_used:ratio": f"sum by (node) ({c.GPU_MEMORY_USED.name}) "
-    f"/ sum by (node) ({c.GPU_MEMORY_TOTAL.name})",
-    "namespace_pod:gpuslice_memory_used:bytes": f"sum by (namespace, pod) ({_USED})",
-    "namespace_pod:gpuslice_sm_utilization:ratio": f"avg by (namespace, pod) ({c.SM_UTILIZATION.name})",
-    "gpu:gpuslice_memory_balance:bytes": f"sum by (node, gpu_uuid) ({_USED} or {c.UNATTRIBUTED_MEMORY.name}) "
-    f"- sum by (node, gpu_uuid) ({c.GPU_MEMORY_USED.name})",
-}
 
 
 def rule_groups() -> dict[str, Any]:

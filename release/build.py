@@ -31,6 +31,7 @@ from release.sbom import bill_of_materials
 
 ROOT = wheels.ROOT
 CHART = ROOT / "charts" / "gpuslice"
+KREW_PROGRAM = "kubectl-inspect"
 
 
 @dataclass
@@ -162,38 +163,39 @@ def make_chart(release: Release) -> Made:
 
 
 def make_krew(release: Release) -> Made:
-    """An archive and a manifest for each kubectl plugin; the programs are the zipapp by another name."""
+    """An archive and a manifest of the kubectl plugin; its program is the zipapp by another name."""
     zipapp = release.out / f"gpuslice-{__version__}.pyz"
-    for plugin in ("inspect-cgpu", "inspect-gpushare"):
-        program = f"kubectl-{plugin}"
-        packed = release.out / f"{program}-{__version__}.tar.gz"
-        packed.write_bytes(oci.packed([(program, zipapp), ("LICENSE", ROOT / "LICENSE")], release.epoch))
-        digest = sha256_of(packed)
-        manifest = release.out / f"krew-{plugin}.yaml"
-        manifest.write_text(
-            yaml.safe_dump(krew(plugin, program, f"{release.url}/{packed.name}", digest), sort_keys=False)
-        )
-        yield packed
-        yield manifest
+    packed = release.out / f"{KREW_PROGRAM}-{__version__}.tar.gz"
+    packed.write_bytes(oci.packed([(KREW_PROGRAM, zipapp), ("LICENSE", ROOT / "LICENSE")], release.epoch))
+    yield packed
+    manifest = release.out / f"krew-{__version__}.yaml"
+    described = krew(f"{release.url}/{packed.name}", sha256_of(packed))
+    manifest.write_text(yaml.safe_dump(described, sort_keys=False))
+    yield manifest
 
 
-def krew(plugin: str, program: str, uri: str, digest: str) -> dict[str, Any]:
+def krew(uri: str, digest: str) -> dict[str, Any]:
+    """The plugin's manifest.
+
+    krew links the program as kubectl-NAME, with an underscore for each hyphen of NAME: only a plugin
+    ``inspect`` answers to ``kubectl inspect cgpu``.
+    """
     platform = {
         "selector": {"matchLabels": {"os": "linux"}},
         "uri": uri,
         "sha256": digest,
-        "bin": program,
-        "files": [{"from": program, "to": "."}, {"from": "LICENSE", "to": "."}],
+        "bin": KREW_PROGRAM,
+        "files": [{"from": KREW_PROGRAM, "to": "."}, {"from": "LICENSE", "to": "."}],
     }
     return {
         "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
         "kind": "Plugin",
-        "metadata": {"name": plugin},
+        "metadata": {"name": KREW_PROGRAM.removeprefix("kubectl-")},
         "spec": {
             "version": f"v{__version__}",
             "shortDescription": "Show what is allocated on which shared GPU",
             "description": "Lists the shared cards of each node and the pods that hold their memory.",
-            "caveats": "Needs Python 3.11, 3.12 or 3.13 on PATH as python3.",
+            "caveats": "Use it as `kubectl inspect cgpu`. Needs python3 on PATH, 3.11 to 3.13.",
             "platforms": [platform],
         },
     }
@@ -290,7 +292,7 @@ STEPS = (
     Step("chart", "the chart as .tgz and as an OCI artifact", make_chart),
     Step(
         "krew",
-        "archives and manifests of the kubectl plugins",
+        "archive and manifest of the kubectl plugin",
         make_krew,
         lambda release: (
             _no_shiv(release) or ("" if release.url else "no --url: where the files will be found")

@@ -29,7 +29,7 @@ def base_image(base: Path, architecture: str, epoch: int) -> oci.Image:
             return oci.Image(architecture, (oci.layer(oci.tree(base), epoch),), {})
         except PermissionError as error:
             raise oci.NoBase(
-                f"{error.filename} of the base cannot be read: be who made it, or chmod -R a+rX {base}"
+                f"{error.filename} of the base cannot be read: run this as its owner, or chmod -R a+rX {base}"
             ) from error
     return oci.read_archive(base, architecture)
 

@@ -65,6 +65,7 @@ PLAIN = {
     r"\bunasked data\b|\bspoke unasked\b": "unexpected data",
     r"\bspeaks? against\b": "rules out, or why not",
     r"\bworth speaking of\b|\bwithout a word\b|\bbeside whom\b": "what a native reader would say",
+    r"\b[Aa]s things stand\b|\bwaits now\b|\bevery fate\b|\bthings on\b": "what a native reader says",
 }
 """What private words of sentences became: these are not to come back in code, comments, help or pages."""
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")

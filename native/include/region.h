@@ -19,10 +19,11 @@
 #include <stdint.h>
 
 #define GPUSLICE_REGION_MAGIC UINT64_C(0x4c53555047000000) /* "GPUSL" in the high bytes, the version in the low */
-#define GPUSLICE_REGION_VERSION UINT64_C(3)
+#define GPUSLICE_REGION_VERSION UINT64_C(4)
 #define GPUSLICE_CARDS 16u
 #define GPUSLICE_SLOTS 1024u
 #define GPUSLICE_UUID_BYTES 96u
+#define GPUSLICE_DRIVER_PATH_BYTES 232u
 
 /* Time that grows at some rate and is used up by work. */
 struct gpuslice_credit {
@@ -39,7 +40,7 @@ struct gpuslice_card {
     _Atomic uint64_t peak_bytes;    /* the most that was ever in use at once */
     _Atomic uint64_t refused;       /* allocations that got CUDA_ERROR_OUT_OF_MEMORY from us */
     _Atomic uint64_t throttled_ns;  /* how long launches were made to wait */
-    _Atomic uint64_t orphaned_bytes; /* freed by their exporter while an importer may still hold them */
+    _Atomic uint64_t orphaned_bytes; /* let go by their exporter, or left by its end, while others may have them open */
     _Atomic uint64_t context_bytes; /* what a context took when last measured */
     /* The share of compute: one account for all processes of the container (src/policy/share.c). */
     _Atomic uint64_t asked_at_ns;  /* monotonic time of the last question to NVML */
@@ -83,11 +84,20 @@ struct gpuslice_slot {
     struct gpuslice_usage usage[GPUSLICE_CARDS];
 };
 
+/* The driver's file of which exported descriptors are: the kernel's locks on it say which are open (src/accounts/exports.c). */
+struct gpuslice_driver_file {
+    _Atomic uint64_t inode; /* 0: none was exported yet; 1: of several */
+    _Atomic uint64_t device;
+    _Atomic uint64_t check; /* of the others */
+    char path[GPUSLICE_DRIVER_PATH_BYTES];
+};
+
 struct gpuslice_region {
     _Atomic uint64_t magic;      /* GPUSLICE_REGION_MAGIC | GPUSLICE_REGION_VERSION */
     _Atomic uint64_t slots_high; /* slots [0, slots_high) were ever taken */
     _Atomic uint64_t swept;      /* slots of dead processes emptied, ever */
     uint64_t padding[5];
+    struct gpuslice_driver_file driver_file;
     struct gpuslice_card cards[GPUSLICE_CARDS];
     struct gpuslice_slot slots[GPUSLICE_SLOTS];
 };

@@ -60,6 +60,11 @@ int main(void)
     FIELD(gpuslice_region, magic);
     FIELD(gpuslice_region, slots_high);
     FIELD(gpuslice_region, swept);
+    FIELD(gpuslice_driver_file, inode);
+    FIELD(gpuslice_driver_file, device);
+    FIELD(gpuslice_driver_file, check);
+    FIELD(gpuslice_driver_file, path);
+    FIELD(gpuslice_region, driver_file);
     FIELD(gpuslice_region, cards);
     FIELD(gpuslice_region, slots);
     printf("constants %llu %llu %u %u %zu\n", (unsigned long long)GPUSLICE_REGION_MAGIC,

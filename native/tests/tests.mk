@@ -45,12 +45,12 @@ all: tests
 # The parts that can be tested without a driver, with their functions visible, and a card in virtual time for shares.
 tests: $(TEST_BUILD)/libparts.so
 $(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share policy/fairness policy/card_queue policy/neighbours system/os \
-  system/open_file_locks system/elf system/table accounts/accounts accounts/attach accounts/in_flight accounts/slots)) \
+  system/open_file_locks system/elf system/table accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots)) \
   tests/card_model.c tests/throttle_model.c tests/card_model.h $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^) -lm
 
-STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/in_flight accounts/slots system/table system/os system/open_file_locks system/elf))
+STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots system/table system/os system/open_file_locks system/elf))
 tests: $(TEST_BUILD)/stress
 $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
@@ -89,7 +89,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: $(TEST_BUILD)/fuzz_%_clang
 # the library itself gets into a program; and the accounts and the table alone with ThreadSanitizer.
 PYTEST ?= ../.venv/bin/python -m pytest -q -p no:unraisableexception
 SANITIZED_TESTS ?= $(addprefix ../tests/integration/test_,$(addprefix isolation_,memory.py figures.py driver.py entry.py storm.py \
-  conformance.py damage.py kept.py loans.py in_flight.py parts.py bypass.py share.py streams.py surroundings.py) \
+  conformance.py damage.py kept.py loans.py in_flight.py parts.py bypass.py share.py streams.py surroundings.py descriptors.py) \
   frameworks.py sequences.py)
 runtime = $(shell $(CC) -print-file-name=lib$(1).so):
 

@@ -9,11 +9,14 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -490,6 +493,8 @@ static int release(int id)
         return CALL(cuMemFreeAsync, held[id].value, NULL);
     if (is(kind, "managed-pool"))
         return drop_managed_pool(id);
+    if (is(kind, "their-pool"))
+        return CALL(cuMemPoolDestroy, held[id].pointer);
     if (is(kind, "physical"))
         return CALL(cuMemRelease, held[id].value);
     if (is(kind, "mapped"))
@@ -924,10 +929,93 @@ static int open_handle(int id, const char *hex)
     return CALL(cuIpcOpenMemHandle_v2, &held[id].value, parse_handle(hex), 1);
 }
 
-/* ---- handles that other processes take from /proc/PID/fd ---- */
+/* ---- descriptors that other processes ask for, by a socket: opened anew in /proc they would stand for nothing ---- */
+
+#define NUMBER_BYTES CMSG_SPACE(sizeof(int))
+
+static struct sockaddr_un counter_of(int pid, socklen_t *length)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX}; /* an abstract one: its name begins with a zero */
+    int used = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "gpuslice-worker-%d", pid);
+    *length = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)used);
+    return name;
+}
+
+static void hand_over(int client)
+{
+    int number = -1;
+    union {
+        char bytes[NUMBER_BYTES];
+        struct cmsghdr align;
+    } control = {{0}};
+    struct iovec word = {&number, sizeof number};
+    struct msghdr message = {.msg_iov = &word, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = NUMBER_BYTES};
+    if (read(client, &number, sizeof number) == (ssize_t)sizeof number) {
+        struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+        head->cmsg_level = SOL_SOCKET;
+        head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(sizeof number);
+        memcpy(CMSG_DATA(head), &number, sizeof number);
+        sendmsg(client, &message, MSG_NOSIGNAL);
+    }
+    close(client);
+}
+
+static void *serve(void *listener)
+{
+    for (;;) {
+        int client = accept4((int)(intptr_t)listener, NULL, NULL, SOCK_CLOEXEC);
+        if (client >= 0)
+            hand_over(client);
+    }
+    return NULL;
+}
+
+static void open_counter(void)
+{
+    static int listener = -1;
+    socklen_t length;
+    struct sockaddr_un name = counter_of((int)getpid(), &length);
+    pthread_t thread;
+    if (listener >= 0)
+        return;
+    int made = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (made < 0)
+        return;
+    if (bind(made, (struct sockaddr *)&name, length) || listen(made, 8) ||
+        pthread_create(&thread, NULL, serve, (void *)(intptr_t)made)) {
+        close(made);
+        return;
+    }
+    pthread_detach(thread);
+    listener = made;
+}
+
+/* -1 where the other is gone. */
+static int descriptor_of(int pid, int number)
+{
+    socklen_t length;
+    struct sockaddr_un name = counter_of(pid, &length);
+    union {
+        char bytes[NUMBER_BYTES];
+        struct cmsghdr align;
+    } control = {{0}};
+    int descriptor = -1, same = 0;
+    struct iovec word = {&same, sizeof same};
+    struct msghdr message = {.msg_iov = &word, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = NUMBER_BYTES};
+    int socket_there = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(socket_there, (struct sockaddr *)&name, length) == 0 &&
+        write(socket_there, &number, sizeof number) == (ssize_t)sizeof number &&
+        recvmsg(socket_there, &message, MSG_CMSG_CLOEXEC) > 0 && CMSG_FIRSTHDR(&message))
+        memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
+    close(socket_there);
+    return descriptor;
+}
 
 static void tell_descriptor(int result, int descriptor)
 {
+    if (!result)
+        open_counter();
     if (result)
         answer(result);
     else
@@ -949,13 +1037,6 @@ static void share_pool(void)
     tell_descriptor(result, descriptor);
 }
 
-static int descriptor_of(int pid, int number)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, number);
-    return open(path, O_RDWR | O_CLOEXEC);
-}
-
 static int receive_physical(int id, int pid, int number)
 {
     int descriptor = descriptor_of(pid, number);
@@ -965,10 +1046,11 @@ static int receive_physical(int id, int pid, int number)
     return result;
 }
 
-static int receive_pool(int pid, int number)
+static int receive_pool(int id, int pid, int number)
 {
     int descriptor = descriptor_of(pid, number);
-    int result = CALL(cuMemPoolImportFromShareableHandle, &own_pool, (void *)(intptr_t)descriptor, 1, 0);
+    strcpy(held[id].kind, "their-pool");
+    int result = CALL(cuMemPoolImportFromShareableHandle, (CUmemoryPool *)&held[id].pointer, (void *)(intptr_t)descriptor, 1, 0);
     close(descriptor);
     return result;
 }
@@ -980,11 +1062,12 @@ static void share_block(int id)
     tell_bytes(result, &data);
 }
 
-static int receive_block(int id, const char *hex)
+static int receive_block(int id, int pool, const char *hex)
 {
     CUipcMemHandle data = parse_handle(hex);
     strcpy(held[id].kind, "async");
-    return PLAIN(int (*)(CUdeviceptr *, CUmemoryPool, void *), "cuMemPoolImportPointer", &held[id].value, own_pool, &data);
+    return PLAIN(int (*)(CUdeviceptr *, CUmemoryPool, void *), "cuMemPoolImportPointer", &held[id].value, held[pool].pointer,
+                 &data);
 }
 
 /* Moved to and fro, managed memory takes no more. */
@@ -1030,6 +1113,13 @@ static int enter_green(int id)
     CUcontext context = NULL;
     int result = PLAIN(int (*)(CUcontext *, CUgreenCtx), "cuCtxFromGreenCtx", &context, held[id].pointer);
     return result ? result : PLAIN(int (*)(CUcontext), "cuCtxSetCurrent", context);
+}
+
+static int make_pitched(int id, size_t width, size_t height)
+{
+    size_t pitch;
+    strcpy(held[id].kind, "plain");
+    return CALL(cuMemAllocPitch_v2, &held[id].value, &pitch, width, height, 4);
 }
 
 static int make_array_of(int id, unsigned width, unsigned height, unsigned depth, unsigned flags)
@@ -1113,14 +1203,18 @@ static void obey(char *line)
         share_physical(id);
     else if (is(word, "receive") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
         answer(receive_physical(id, (int)bytes, (int)more));
+    else if (is(word, "pitch") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
+        answer(make_pitched(id, bytes, more));
+    else if (is(word, "take") && sscanf(line, "%*s %d %llu", &id, &bytes) == 2) /* and keep, and never import */
+        tell_descriptor(0, descriptor_of(id, (int)bytes));
     else if (is(word, "share-pool"))
         share_pool();
-    else if (is(word, "receive-pool") && sscanf(line, "%*s %llu %llu", &bytes, &more) == 2)
-        answer(receive_pool((int)bytes, (int)more));
+    else if (is(word, "receive-pool") && sscanf(line, "%*s %d %llu %llu", &id, &bytes, &more) == 3)
+        answer(receive_pool(id, (int)bytes, (int)more));
     else if (is(word, "share-block") && sscanf(line, "%*s %d", &id) == 1)
         share_block(id);
-    else if (is(word, "receive-block") && sscanf(line, "%*s %d %128s", &id, kind) == 2)
-        answer(receive_block(id, kind));
+    else if (is(word, "receive-block") && sscanf(line, "%*s %d %llu %128s", &id, &bytes, kind) == 3)
+        answer(receive_block(id, (int)bytes, kind));
     else if (is(word, "advise") && sscanf(line, "%*s %d", &id) == 1)
         answer(advise(id));
     else if (is(word, "keep") && sscanf(line, "%*s %llu", &bytes) == 1)

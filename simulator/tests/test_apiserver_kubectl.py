@@ -231,7 +231,8 @@ async def test_explain_and_access_and_the_metrics_that_are_not_there(rig: Rig) -
 async def test_what_is_not_there_is_named(rig: Rig) -> None:
     assert 'pods "nope" not found' in await rig.fails("get", "pod", "nope")
     assert "doesn't have a resource type" in await rig.fails("get", "nothings")
-    assert "does not have a host assigned" in await rig.fails("logs", "one")
+    await rig.ok("run", "on-no-node", "--image=x:1")
+    assert "does not have a host assigned" in await rig.fails("logs", "on-no-node")
 
 
 async def test_pages_are_followed(rig: Rig) -> None:

@@ -37,7 +37,7 @@ from gpuslice.adapters.region.reader import RegionError, parse_region
 from gpuslice.adapters.web.clients import READ_BYTES, Client, Clients
 from gpuslice.adapters.web.connection import Connection
 from gpuslice.adapters.web.frames import ConnectionFault, StreamFault
-from gpuslice.adapters.web.heads import Unpacker, request_of
+from gpuslice.adapters.web.heads import Unpacker
 from gpuslice.adapters.web.http2 import Http2Connection
 from gpuslice.adapters.web.messages import text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
@@ -256,7 +256,7 @@ def _of_sockets() -> Mapping[str, tuple[list[bytes], Parser]]:
 
     def unpacked(given: bytes) -> object:
         try:
-            return request_of(Unpacker(1 << 15).unpack(given))
+            return Unpacker(1 << 15).unpack(given).request()
         except (ConnectionFault, StreamFault) as fault:
             return fault
 

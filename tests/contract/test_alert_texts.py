@@ -117,6 +117,6 @@ def test_an_alert_names_what_it_is_about_and_a_first_step(name: str, told: dict[
         assert not re.search(r"<no value>|<error|\{\{| {2}| of [.,:]|=\W? |%!", text), text
     for label in ("node", "gpu", "namespace", "pod", "container"):
         assert labels.get(label, "") in texts["summary"], f"{label}: {texts['summary']}"
-    where = {"n1", "10.0.0.1:9400"}
+    where = {"n1", "10.0.0.1:9400", "gpuslice-webhook-0"}
     assert name in OF_ALL or any(each in texts["summary"] for each in where)
     assert len(texts["description"]) > 60

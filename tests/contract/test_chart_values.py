@@ -192,7 +192,7 @@ def test_the_image_has_no_name_of_ours(helm: str) -> None:
     command = [helm, "template", str(CHART)]
     refused = subprocess.run(command, capture_output=True, text=True, check=False)
     assert refused.returncode != 0
-    assert "image.repository must name the image of gpuslice in a registry of yours" in refused.stderr
+    assert "image.repository is required: the image of gpuslice in your own registry" in refused.stderr
 
 
 def test_all_names_may_start_with_something_else(helm: str) -> None:

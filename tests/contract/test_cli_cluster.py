@@ -179,6 +179,20 @@ async def test_kubectl_finds_the_plugin(shell: Shell, plugin: str) -> None:
     assert named.out.startswith(f"\nNAME:       {V100_NODE}")
 
 
+async def test_kubectl_finds_the_plugin_as_krew_links_it(shell: Shell) -> None:
+    krew = shell.folder / "krew"
+    krew.mkdir()
+    install(krew, "kubectl-inspect", "main_by_name")
+    path = os.pathsep.join([str(krew), str(Path(find("kubectl")).parent)])
+    await shell.has(v100_node())
+    for plugin in ("cgpu", "gpushare"):
+        assert await shell("kubectl", "inspect", plugin, PATH=path) == Response(0, printed("inspect"), "")
+    for words in ((), ("gpu",), ("-d",)):
+        told = await shell("kubectl", "inspect", *words, PATH=path)
+        assert (told.code, told.out) == (2, "")
+        assert "kubectl inspect cgpu" in told.err
+
+
 async def test_kubectl_completes_node_names_and_flags(shell: Shell) -> None:
     find("kubectl")
     await shell.has(five_nodes())

@@ -20,7 +20,6 @@ from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.doctor_answers import ask
-from gpuslice.apps.diagnosis.certificate import ends
 from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Level
 from gpuslice.apps.diagnosis.doctor_scheduler import sample_size, scheduler_configuration
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
@@ -389,22 +388,14 @@ async def test_a_webhook_that_is_well_is_not_mentioned(shell: Shell) -> None:
     assert await findings(shell) == (0, {})
 
 
-@pytest.mark.parametrize("end", [datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC), datetime(2055, 1, 2, tzinfo=UTC)])
-def test_the_end_of_a_certificate_is_read(end: datetime) -> None:
-    """Before and after 2050 X.509 writes times differently."""
-    issued = trustme.CA().issue_cert("x", not_after=end)
-    assert ends(issued.cert_chain_pems[0].bytes()) == end
-
-
-@pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", b"x"])
-def test_what_is_no_certificate_has_no_end(text: bytes) -> None:
-    assert ends(text) is None
-
-
 async def test_cards_out_of_use_are_told_with_the_one_who_took_them_out(shell: Shell) -> None:
     await healthy(shell)
     await shell.has([node("n1", 8, 8, 8)])
-    data = {"gpus": "0,2,x", "agent": "2", "reasons": "2: Xid 79"}
+    assigned = {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
+    data = {"gpus": "0,1,2,x", "agent": "1,2", "reasons": "1: does not answer; 2: Xid 79"}
+    await shell.has(
+        [], [placed(name, 4, "n1", card, **assigned) for name, card in (("train-0", "1"), ("other", "0"))]
+    )
     gone = {"metadata": {"name": "unhealthy-gpu-gone"}, "data": {"gpus": "0"}}
     await put(
         shell,
@@ -413,7 +404,8 @@ async def test_cards_out_of_use_are_told_with_the_one_who_took_them_out(shell: S
     )
     told = await shell("gpuslice", "doctor", "-o", "json")
     found = [(each["level"], each["what"]) for each in json.loads(told.out)["findings"]]
-    assert ("warning", "card 2 of n1 is out of use: 2: Xid 79") in found
+    reasons = "1: does not answer; 2: Xid 79"
+    assert ("error", f"card 1, 2 of n1 is out of use: {reasons}; on it: default/train-0") in found
     assert ("note", "card 0 of n1 was taken out of use by hand") in found
     assert any(level == "warning" and '"x", must be card indices' in what for level, what in found)
     assert len(found) == 3

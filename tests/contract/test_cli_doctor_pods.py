@@ -52,12 +52,20 @@ async def test_pods_that_wait_and_pods_that_never_fit_are_told_apart(shell: Shel
     )
     found = {each.where: each for each in doctor_pods.waiting(facts)}
     assert found["pod default/later"].level is Level.NOTE
-    assert found["pod default/later"].what.startswith("waits since 2026-01-01T00:00:00Z: ")
+    assert found["pod default/later"].what.startswith("has been waiting since 2026-01-01T00:00:00Z: ")
     assert found["pod default/never"].level is Level.WARNING
     assert "will never fit here: it asks for 9 units" in found["pod default/never"].what
     assert found["pod default/never"].fix == "gpuslice explain default/never"
     young = replace(facts, now=datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC))
     assert list(doctor_pods.waiting(young)) == []
+
+
+@pytest.mark.parametrize("created", ["2026-01-01T00:00:00", "yesterday"])
+def test_a_time_that_no_api_server_writes_counts_as_long_ago(created: str) -> None:
+    pod = waiting("p", "4")
+    pod["metadata"]["creationTimestamp"] = created
+    facts = Facts(nodes=[convert(node("n1", 8), Node)], pods=[convert(pod, Pod)])
+    assert [each.where for each in doctor_pods.waiting(facts)] == ["pod default/p"]
 
 
 async def test_of_many_that_wait_the_rest_is_counted() -> None:
@@ -73,7 +81,7 @@ async def test_a_pod_that_falls_over_again_and_again_is_found(shell: Shell) -> N
     code, found = await findings(shell)
     assert code == 3
     assert found["pod default/p"]["what"] == (
-        "container main was started again 3 times, last with exit code 1, and waits: CrashLoopBackOff: it "
+        "container main restarted 3 times, last with exit code 1, and is waiting: CrashLoopBackOff: it "
         "keeps its card"
     )
     assert "logs p -c main --previous" in found["pod default/p"]["fix"]

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.contract import (
     ANN_TIERS,
@@ -68,7 +71,7 @@ async def test_a_pod_that_waits_is_told_what_speaks_against_each_kind_of_node(sh
 async def test_a_pod_too_large_for_any_card_is_told_so(shell: Shell) -> None:
     await shell.has([node("n1", 8, 8)], [api_pod("p", "9")])
     assert (
-        "It will never fit here: it asks for 9 units, and the largest card"
+        "It will never fit here: it asks for 9 units, and the largest shared card"
         in (await shell("gpuslice", "explain", "p")).out
     )
 
@@ -126,7 +129,7 @@ async def test_a_pod_that_sits_is_told_its_card_and_its_neighbours(shell: Shell)
         "Pod default/b is Running on n1.\n"
         "It asks for 3 units of one card.\n"
         "It holds 3 of 15 units of card 0, limit 3226 MiB.\n"
-        "Beside it: default/a (4).\n"
+        "Other pods on its card: default/a (4).\n"
         "\n"
         "The node's agent has not confirmed the card yet: see that it runs on that node.\n"
     )
@@ -137,8 +140,10 @@ async def test_what_holds_a_pods_limits_is_told_where_the_agent_says_so(shell: S
     shared["metadata"]["annotations"][NODE_TIER] = "library"
     loose = {ANN_TIERS: '{"main": "watchdog", "gone": "none"}'}
     await shell.has([shared], [placed("a", 4, "n1", "0"), placed("b", 3, "n1", "0", **loose)])
-    assert "Its limits are held: of main by the library." in (await shell("gpuslice", "explain", "a")).out
-    assert "Its limits are held: of main by the watchdog." in (await shell("gpuslice", "explain", "b")).out
+    assert "Its limits are enforced for main by the library." in (await shell("gpuslice", "explain", "a")).out
+    assert (
+        "Its limits are enforced for main by the watchdog." in (await shell("gpuslice", "explain", "b")).out
+    )
     document = json.loads((await shell("gpuslice", "explain", "b", "-o", "json")).out)
     assert document["tiers"] == {"main": "watchdog"}
 
@@ -151,7 +156,7 @@ async def test_a_pod_that_has_ended_holds_nothing_any_more(shell: Shell) -> None
         "Pod default/b is Failed on n1 (Evicted).\n"
         "It asks for 3 units of one card.\n"
         "\n"
-        "It has ended and holds nothing any more: others may have the 3 units of card 0 that it held.\n"
+        "It has ended and released 3 units of card 0.\n"
     )
     document = json.loads((await shell("gpuslice", "explain", "b", "-o", "json")).out)
     assert document["phase"] == "Failed"
@@ -196,10 +201,7 @@ async def test_events_are_shown_and_a_wrong_request_is_named(shell: Shell) -> No
 
 
 async def create_event(shell: Shell, event: dict[str, Any]) -> None:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.adapters.kube.config import Connection
     from gpuslice.adapters.kube.resources import EVENTS
-    from gpuslice.adapters.kube.transport import HttpTransport
 
     async with HttpTransport(Connection(shell.server.url)) as transport:
         await KubeClient(transport).create(EVENTS, {"apiVersion": "v1", "kind": "Event", **event})
@@ -242,8 +244,7 @@ async def test_a_misspelt_resource_is_told_with_what_was_meant(shell: Shell) -> 
     )
     told = (await shell("gpuslice", "explain", "p")).out
     assert (
-        "aliyun.com/gpu-mm is no resource that gpuslice or NVIDIA gives out: did you mean aliyun.com/gpu-mem?"
-        in told
+        "aliyun.com/gpu-mm is not a resource of gpuslice or NVIDIA: did you mean aliyun.com/gpu-mem?" in told
     )
     assert "asks for no part of a card" not in told
     assert (
@@ -278,16 +279,13 @@ async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None
     await shell.has([node("n1", 15)], [crashed("p")])
     told = (await shell("gpuslice", "explain", "p")).out
     assert (
-        "Container main was started again 3 times, last ended with exit code 1 (Error) at "
-        "2026-01-01T00:00:00Z, waits now: CrashLoopBackOff: back-off 5m.\n" in told
+        "Container main restarted 3 times, last ended with exit code 1 (Error) at "
+        "2026-01-01T00:00:00Z, is waiting: CrashLoopBackOff: back-off 5m.\n" in told
     )
     assert told.endswith("Its previous log: kubectl -n default logs p --previous\n")
 
 
 async def set_conditions(shell: Shell, name: str, *conditions: dict[str, Any]) -> None:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.adapters.kube.config import Connection
-    from gpuslice.adapters.kube.transport import HttpTransport
     from gpuslice.apps.cli.explanation import OWNERS
 
     async with HttpTransport(Connection(shell.server.url)) as transport:
@@ -314,9 +312,6 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 async def create(shell: Shell, document: dict[str, Any]) -> None:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.adapters.kube.config import Connection
-    from gpuslice.adapters.kube.transport import HttpTransport
     from gpuslice.apps.cli.explanation import OWNERS
 
     async with HttpTransport(Connection(shell.server.url)) as transport:

@@ -83,7 +83,7 @@ async def test_a_pods_last_bind_is_told_from_the_extenders_log(shell: Shell) -> 
         lines += [b"not ours", earlier, {**DECIDED, "uid": uid}, other]
         told = (await shell("gpuslice", "explain", "a")).out
         assert (
-            "Bound 2026-01-02T03:04:05.678+00:00 by extender-x, after 0.0123 s: of 7 nodes that fitted, "
+            "Bound 2026-01-02T03:04:05.678+00:00 by extender-x, after 0.0123 s: of 7 nodes that fit, "
             "by policy opportunity-cost.\n" in told
         )
         found = json.loads((await shell("gpuslice", "explain", "a", "-o", "json")).out)["decision"]

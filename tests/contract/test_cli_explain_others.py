@@ -1,12 +1,16 @@
-"""`gpuslice explain` where somebody else decides, or another unit was meant: who, and what would help."""
+"""`gpuslice explain` where somebody else decides, another unit was meant, or a card fails: what helps."""
 
 from __future__ import annotations
 
 import pytest
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import CONFIG_MAPS
+from gpuslice.adapters.kube.transport import HttpTransport
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
-from tests.contract.test_cli_explain import asking, create, deployment, node
+from tests.contract.test_cli_explain import asking, create, deployment, node, placed
 
 __all__ = ["shell"]  # the fixture
 
@@ -77,3 +81,15 @@ async def test_an_amount_that_must_have_been_meant_in_mib_is_put_into_gib(
     out = (await shell("gpuslice", "explain", "p")).out
     assert told in out
     assert ("a unit is one GiB here" in out) == bool(told)
+
+
+async def test_a_pod_on_a_card_that_is_out_of_use_is_told_so(shell: Shell) -> None:
+    await shell.has([node("n1", 15, 15)], [placed("a", 4, "n1", "1"), placed("b", 3, "n1", "0")])
+    async with HttpTransport(Connection(shell.server.url)) as transport:
+        metadata = {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}
+        gone = {"metadata": metadata, "data": {"gpus": "1", "agent": "1", "reasons": "1: does not answer"}}
+        await KubeClient(transport).create(CONFIG_MAPS, gone)
+    a, b = (await shell("gpuslice", "explain", "a")).out, (await shell("gpuslice", "explain", "b")).out
+    assert "Card 1 of n1 is out of use, for the reason that ConfigMap kube-system/unhealthy-gpu-n1 names" in a
+    assert "would be put there again" not in a
+    assert "out of use" not in b

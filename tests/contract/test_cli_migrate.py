@@ -139,7 +139,13 @@ async def test_nothing_is_written_without_apply(cluster: Cluster) -> None:
     assert await cluster.template("train") == before
     assert (await cluster.labels("gpu-1"))["gpu"] == "on"
     text = (await cluster.shell("gpuslice", "migrate", "--from", "hami")).out
-    for part in ("WOULD CHANGE", "WAITS", "BY HAND", "HAS NO COUNTERPART", "the same with --apply"):
+    for part in (
+        "WOULD CHANGE",
+        "WAITS",
+        "BY HAND",
+        "HAS NO COUNTERPART",
+        "run the same command with --apply",
+    ):
         assert part in text
 
 

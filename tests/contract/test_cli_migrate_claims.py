@@ -109,7 +109,7 @@ async def test_who_must_go_is_told_where_it_comes_back(cluster: Cluster) -> None
         ),
     }
     text = (await cluster.shell("gpuslice", "migrate", "--to", "dra", "n1")).out
-    for part in ("WOULD CHANGE", "MUST GO FIRST", "the same with --apply"):
+    for part in ("WOULD CHANGE", "MUST GO FIRST", "run the same command with --apply"):
         assert part in text
 
 

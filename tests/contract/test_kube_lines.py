@@ -15,6 +15,7 @@ import uvloop
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Fixed, Secret
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError
+from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.transport import HttpTransport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -75,7 +76,7 @@ async def test_an_answer_is_the_same_wherever_its_bytes_are_cut() -> None:
     for _ in range(30):
         cuts = sorted(dice.sample(range(1, 110), 3))
         async with speaking(*whole, cuts=cuts) as (transport, script):
-            found = [await transport.request("GET", f"/{number}") for number in range(len(whole))]
+            found = [await transport.request(ApiRequest("GET", f"/{number}")) for number in range(len(whole))]
         assert [(answer.status, answer.body) for answer in found] == [
             (200, b"hello"), (200, b"hello"), (200, b"hello"), (204, b""), (200, b"hello"), (200, b"hello"),
         ]  # fmt: skip
@@ -84,8 +85,8 @@ async def test_an_answer_is_the_same_wherever_its_bytes_are_cut() -> None:
 
 async def test_a_request_says_who_and_what() -> None:
     async with speaking(OK, OK) as (transport, script):
-        await transport.request("PATCH", "/a", query={"b": "c d"}, headers={"X": "y"}, body=b"{}")
-        await transport.request("POST", "/a")
+        await transport.request(ApiRequest("PATCH", "/a", query={"b": "c d"}, headers={"X": "y"}, body=b"{}"))
+        await transport.request(ApiRequest("POST", "/a"))
     head = script.requests[0].split(b"\r\n")
     assert head[0] == b"PATCH /a?b=c+d HTTP/1.1"
     assert {b"X: y", b"Content-Length: 2", b"User-Agent: gpuslice"} < set(head)
@@ -96,15 +97,15 @@ async def test_a_request_says_who_and_what() -> None:
 async def test_a_line_that_the_server_closed_while_idle_is_replaced_for_a_read() -> None:
     async with speaking(OK, b"", OK) as (transport, script):
         for _ in range(2):
-            assert (await transport.request("GET", "/")).body == b"hello"
+            assert (await transport.request(ApiRequest("GET", "/"))).body == b"hello"
     assert (len(script.requests), script.connections) == (3, 2)
 
 
 async def test_a_write_is_never_sent_twice() -> None:
     async with speaking(OK, b"", OK) as (transport, script):
-        await transport.request("GET", "/")
+        await transport.request(ApiRequest("GET", "/"))
         with pytest.raises(UnavailableError) as caught:
-            await transport.request("PATCH", "/", body=b"{}")
+            await transport.request(ApiRequest("PATCH", "/", body=b"{}"))
         assert caught.value.outcome_unknown
         assert len(script.requests) == 2
 
@@ -131,14 +132,14 @@ async def test_what_is_no_answer_may_have_worked(answer: bytes) -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with HttpTransport(Connection(url)) as transport:
             with pytest.raises(UnavailableError) as caught:
-                await transport.request("GET", "/")
+                await transport.request(ApiRequest("GET", "/"))
     assert caught.value.outcome_unknown
 
 
 async def test_what_comes_unasked_answers_nothing() -> None:
     async with speaking(OK + b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", OK) as (transport, script):
         for _ in range(2):
-            assert (await transport.request("GET", "/")).body == b"hello"
+            assert (await transport.request(ApiRequest("GET", "/"))).body == b"hello"
     assert script.connections == 2
 
 
@@ -147,7 +148,7 @@ async def test_many_requests_at_once_share_the_lines_they_may() -> None:
     async with await asyncio.start_server(script.serve, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with HttpTransport(Connection(url), connections=3) as transport:
-            await asyncio.gather(*(transport.request("GET", "/") for _ in range(50)))
+            await asyncio.gather(*(transport.request(ApiRequest("GET", "/")) for _ in range(50)))
     assert script.connections <= 3
 
 
@@ -155,8 +156,8 @@ async def test_a_given_up_request_does_not_spoil_the_next() -> None:
     async with speaking(OK[:-2], OK) as (transport, script):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await transport.request("GET", "/slow")
-        assert (await transport.request("GET", "/next")).body == b"hello"
+                await transport.request(ApiRequest("GET", "/slow"))
+        assert (await transport.request(ApiRequest("GET", "/next"))).body == b"hello"
     assert script.connections == 2
 
 
@@ -165,7 +166,7 @@ async def test_a_token_with_a_line_end_is_refused_before_it_is_sent() -> None:
         bad = Connection(transport._connection.server, credentials=Fixed(Secret(token="a\r\nX-Admin: yes")))
         async with HttpTransport(bad) as other:
             with pytest.raises(ConfigError, match="the token has a line break"):
-                await other.request("GET", "/")
+                await other.request(ApiRequest("GET", "/"))
     assert script.requests == []
 
 

@@ -30,7 +30,7 @@ Ask = Callable[..., Awaitable[ApiResponse]]
 
 async def ask_async(connection: Connection, path: str, timeout_s: float = HANG_S) -> ApiResponse:
     async with HttpTransport(connection, timeout_s=timeout_s) as transport:
-        return await transport.request("GET", path, query={"a": "b c"})
+        return await transport.request(ApiRequest("GET", path, query={"a": "b c"}))
 
 
 async def ask_blocking(connection: Connection, path: str, timeout_s: float = HANG_S) -> ApiResponse:
@@ -278,9 +278,9 @@ async def test_a_renewed_client_certificate_is_used(authority: Authority) -> Non
     async with serving(echo, authority.server("127.0.0.1", wants_certificate=True)) as url:
         connection = Connection(url, tls=Tls(authority.pem), credentials=credentials)
         async with HttpTransport(connection) as transport:
-            first = await transport.request("GET", "/")
+            first = await transport.request(ApiRequest("GET", "/"))
             credentials.secret = authority.client("after")
-            second = await transport.request("GET", "/")
+            second = await transport.request(ApiRequest("GET", "/"))
     assert [json.loads(answer.body)["who"] for answer in (first, second)] == ["before", "after"]
 
 
@@ -320,7 +320,7 @@ async def test_the_blocking_client_reconnects_after_an_idle_close() -> None:
 
 async def lines_of(url: str, **query: str) -> list[bytes]:
     async with HttpTransport(Connection(url)) as transport:
-        return [line async for line in transport.stream("GET", "/", query=query)]
+        return [line async for line in transport.stream(ApiRequest("GET", "/", query=query))]
 
 
 async def test_a_stream_is_split_at_newlines_whatever_the_chunks() -> None:
@@ -363,9 +363,9 @@ async def test_a_stream_cut_in_the_middle_is_unavailable() -> None:
 async def test_a_transport_can_be_used_again_after_closing() -> None:
     async with serving(echo) as url:
         transport = HttpTransport(replace(Connection("http://x"), server=url))
-        await transport.request("GET", "/")
+        await transport.request(ApiRequest("GET", "/"))
         await transport.close()
-        assert (await transport.request("GET", "/")).status == 200
+        assert (await transport.request(ApiRequest("GET", "/"))).status == 200
         await transport.close()
 
 
@@ -376,10 +376,10 @@ async def test_credentials_that_fail_at_run_time_are_asked_for_again_later(tmp_p
         HttpTransport(Connection(url, credentials=TokenFile(str(path)))) as transport,
     ):
         with pytest.raises(UnavailableError, match=f"no credentials: token file {path}") as caught:
-            await transport.request("GET", "/")
+            await transport.request(ApiRequest("GET", "/"))
         assert not caught.value.outcome_unknown
         path.write_text("now")
-        assert (await transport.request("GET", "/")).status == 200
+        assert (await transport.request(ApiRequest("GET", "/"))).status == 200
 
 
 async def test_each_context_has_its_own_certificate_files(authority: Authority, tmp_path: Path) -> None:

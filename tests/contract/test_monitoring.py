@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES, files
-from monitoring.cases import CASES
+from monitoring.cases import CASES, FURTHER
 from monitoring.panels import WIDTH, document
-from monitoring.rules import ALERTS, OF_OTHERS, RECORDED, RUNBOOK, rule_groups
+from monitoring.records import RECORDED
+from monitoring.rules import ALERTS, OF_OTHERS, RUNBOOK, rule_groups
 from monitoring.scaling import adapter_values, autoscaler, scaled_object
 from monitoring.selectors import MOST
 
@@ -54,12 +55,25 @@ def test_every_metric_is_documented_once() -> None:
 def test_rules_and_panels_name_only_metrics_that_exist(where: str, expression: str) -> None:
     known = {metric.name for metric in METRICS} | OF_OTHERS
     others = ("gpuslice_extender_", "gpuslice_console_")  # which their own pages document
+    for recorded in RECORDED:
+        expression = expression.replace(recorded, "recorded")
     ours = {name for name in _OURS.findall(expression) if not name.startswith(others)}
-    assert ours - {"gpuslice_memory_balance"} <= known, where
+    assert ours <= known, where
+
+
+@pytest.mark.parametrize("name", dashboards())
+def test_what_is_summed_over_the_chosen_time_is_what_is_recorded(name: str) -> None:
+    """Of thousands of containers a month is more than the 50 million samples of one query."""
+    asked = str([query.expression for panel in dashboards()[name].panels for query in panel.queries])
+    over_time = re.findall(r"([\w:]+)\{[^}]*\}\[\$__range", asked)
+    assert set(over_time) <= RECORDED.keys()
+    assert bool(over_time) == (name == "gpu-teams")
 
 
 def test_what_alerts_ask_of_agent_and_extender_is_what_those_document() -> None:
-    pages = [(ROOT / "docs" / "reference" / f"{name}.md").read_text() for name in ("agent", "extender")]
+    pages = [
+        (ROOT / "docs" / "reference" / f"{name}.md").read_text() for name in ("agent", "extender", "metrics")
+    ]
     assert {name for name in OF_OTHERS if not any(f"`{name}" in page for page in pages)} == set()
 
 
@@ -105,6 +119,18 @@ def test_alerts_fire_when_they_should_and_not_otherwise() -> None:
         check=False,
     )
     assert told.returncode == 0, told.stdout + told.stderr
+
+
+def test_alerts_are_tried_with_series_as_the_exporter_writes_them() -> None:
+    labels = {metric.name: set(metric.labels) for metric in METRICS}
+    tried = {series for cases in CASES.values() for case in cases for series in case}
+    tried |= {series for _, case, _ in FURTHER for series in case}
+    names = {series.partition("{")[0] for series in tried}
+    assert len(names & labels.keys()) > 20
+    for series in tried:
+        name, _, written = series.partition("{")
+        if name in labels:
+            assert set(re.findall(r'(\w+)="', written)) == labels[name], series
 
 
 def test_each_alert_says_what_to_do() -> None:

@@ -321,12 +321,16 @@ def test_the_bill_of_materials_names_what_is_installed() -> None:
     assert again == bill
 
 
-def test_a_plugins_manifest_is_one_that_krew_takes() -> None:
-    manifest = build.krew("inspect-cgpu", "kubectl-inspect-cgpu", "https://r.example/a.tar.gz", "0" * 64)
+def test_the_plugins_manifest_is_one_that_krew_takes() -> None:
+    manifest = build.krew("https://r.example/a.tar.gz", "0" * 64)
     assert manifest["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
     assert manifest["spec"]["version"] == f"v{__version__}"
     (platform,) = manifest["spec"]["platforms"]
     assert platform["bin"] in {each["from"] for each in platform["files"]}
+    linked = "kubectl-" + manifest["metadata"]["name"].replace(
+        "-", "_"
+    )  # krew's link, which kubectl looks for
+    assert linked == platform["bin"]  # and which says to the program which one it is
     assert yaml.safe_load(yaml.safe_dump(manifest)) == manifest
 
 

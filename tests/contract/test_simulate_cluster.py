@@ -17,6 +17,7 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.faults import Fault
 from tests import warm_start
 from tests.builders import api_pod
 from tests.golden.clusters import node, pod
@@ -40,9 +41,10 @@ async def simulated(
     pods: list[Any],
     *words: str,
     more: Callable[[KubeClient], Awaitable[None]] = nothing,
+    forbidden: str = "",
 ) -> tuple[int, str, str]:
-    """What the command says of a cluster with these objects, and what `more` makes."""
-    async with ApiServer(Cluster()) as server:
+    """What the command says of a cluster with these objects, and what `more` makes. `forbidden`: a path."""
+    async with ApiServer(cluster := Cluster()) as server:
         async with HttpTransport(Connection(server.url)) as transport:
             client = KubeClient(transport)
             for each in nodes:
@@ -52,6 +54,8 @@ async def simulated(
                 await client.create(PODS, each)
             await client.create(CONFIG_MAPS, UNHEALTHY)
             await more(client)
+        if forbidden:
+            cluster.faults.add(Fault(path=forbidden, code=403))
         config = folder / "config"
         config.write_text(server.kubeconfig())
         arguments = ["--kubeconfig", str(config), "simulate", "--from-cluster", *words]
@@ -76,6 +80,13 @@ async def test_placing_anew_shows_what_the_cluster_wastes(tmp_path: Path) -> Non
     (policy,) = found["policies"]
     assert policy["placed"] == 4
     assert policy["needed"]["cards"] <= 3
+
+
+async def test_without_the_right_to_config_maps_every_card_is_in_use(tmp_path: Path) -> None:
+    path = "/api/v1/namespaces/kube-system/configmaps"
+    code, out, err = await simulated(tmp_path, *scattered(), "-o", "json", forbidden=path)
+    assert code == 0, err
+    assert json.loads(out)["cards"] == 4
 
 
 async def test_nodes_of_claims_and_pods_that_claim_a_part_are_placed_as_others(tmp_path: Path) -> None:

@@ -161,5 +161,5 @@ def test_the_command_line_alone_says_what_a_daemon_needs_more(light: list[str], 
     told = ended(light, name, *arguments)
     assert told.returncode != 0
     assert "Traceback" not in told.stderr
-    assert "pip install '.[daemons]' in a checkout" in told.stderr, told
+    assert "pipx install --force '.[daemons]' in a checkout" in told.stderr, told
     assert "install gpuslice" not in told.stderr, "nobody owns that name where pip looks"

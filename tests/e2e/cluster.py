@@ -30,6 +30,7 @@ import yaml
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS, GPU_MEM
@@ -286,7 +287,7 @@ class Cluster:
         await self.client.delete(SLIM_PODS, name, "default", grace_s=0)
 
     async def remove_all_pods(self) -> None:
-        answer = await self.transport.request("DELETE", PODS, query={"gracePeriodSeconds": "0"})
+        answer = await self.transport.request(ApiRequest("DELETE", PODS, query={"gracePeriodSeconds": "0"}))
         assert answer.status == 200, answer.body
         await self.until(lambda: not self.log.bound_at)
 

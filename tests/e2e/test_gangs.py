@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.adapters.kube.http import ApiRequest
 from tests.builders import api_node
 from tests.e2e import control_plane
 from tests.e2e.cluster import (
@@ -45,7 +46,7 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 async def add_gang(made: Cluster, name: str) -> None:
     headers, body = {"Content-Type": "application/json"}, json.dumps(group(name, MEMBERS)).encode()
-    answer = await made.transport.request("POST", GROUPS, headers=headers, body=body)
+    answer = await made.transport.request(ApiRequest("POST", GROUPS, headers=headers, body=body))
     assert answer.status == 201, answer.body
     await made.add_pods([member(name, number) for number in range(MEMBERS)])
 

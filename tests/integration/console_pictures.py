@@ -105,7 +105,8 @@ async def extremes(folder: Path) -> None:
             pod = {"namespace": namespace, "name": key, "units": 16, "phase": "Pending"}
             created = {"created": f"2026-01-01T00:{number % 60:02}:00Z"}
             rig.console.rows.put("pods", f"{namespace}/{key}", pod | created, namespace)
-            why = f"It will never fit here: it asks for {16 + number % 3} units, and the largest card has 15."
+            asks = f"it asks for {16 + number % 3} units"
+            why = f"It will never fit here: {asks}, and the largest shared card has 15."
             row = {"namespace": namespace, "name": key, "why": why, "help": [], "never": True}
             rig.console.rows.put("waiting", f"{namespace}/{key}", row, namespace)
         huge = [(name, theme, (f"#/{name}", "main h1")) for theme in THEMES for name in EMPTY]

@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.http import ApiResponse
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NAMESPACES, NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Router, get
@@ -222,9 +222,9 @@ class RecordingTransport(HttpTransport):
         super().__init__(connection, connections=connections)
         self.asked: list[str] = []
 
-    async def request(self, method: str, path: str, **more: Any) -> ApiResponse:
-        self.asked.append(f"{method} {path}")
-        return await super().request(method, path, **more)
+    async def request(self, request: ApiRequest) -> ApiResponse:
+        self.asked.append(str(request))
+        return await super().request(request)
 
 
 @dataclass

@@ -13,9 +13,7 @@ import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.http import NO_STRINGS
-from gpuslice.adapters.kube.timed import TimedTransport
-from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport, TimedTransport
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.metrics import api_times
 from gpuslice.apps.extender.settings import ExtenderSettings
@@ -207,7 +205,7 @@ async def _none(event: asyncio.Event) -> None:
 
 @contextlib.asynccontextmanager
 async def running_extender(
-    url: str, *, headers: Any = NO_STRINGS, **settings: Any
+    url: str, *, headers: Any = None, **settings: Any
 ) -> AsyncIterator[tuple[Extender, str]]:
     """An extender that follows the API server at `url`; yields it and its own address.
 
@@ -216,7 +214,7 @@ async def running_extender(
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     stopped = asyncio.Event()
     chosen = ExtenderSettings(**{"port": 0, "host": "127.0.0.1", **settings})
-    connection = Connection(server=url, headers=headers)
+    connection = Connection(server=url, headers=headers or {})
     async with HttpTransport(connection, timeout_s=chosen.api_timeout_s) as transport:
         api = api_times()
         extender = Extender(chosen, KubeClient(TimedTransport(transport, api.observe)), api=api)

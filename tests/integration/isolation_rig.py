@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -110,6 +112,15 @@ class Worker:
         if self._process.poll() is None:
             self.kill()
         self._close()
+
+
+def descriptor_of(pid: int, number: int) -> int:
+    """A worker's exported descriptor, as it hands them to other workers."""
+    with socket.socket(socket.AF_UNIX) as counter:
+        counter.connect(f"\0gpuslice-worker-{pid}")
+        counter.sendall(number.to_bytes(4, sys.byteorder))
+        _, (descriptor,), _, _ = socket.recv_fds(counter, 4, 1)
+    return descriptor
 
 
 @dataclass

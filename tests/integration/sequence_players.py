@@ -1,4 +1,4 @@
-"""The processes of a sequence (see `sequences`), and what is known of each."""
+"""The processes of a sequence (see `sequences`), what they can hold, and what is known of each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from .isolation_rig import Worker
 NAMESPACE: Final = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 CLOCK: Final = ("unshare", "--time", "--boottime", "5000", "--fork", "--kill-child")
 """Start times in /proc are other ones there."""
+KINDS: Final = (
+    "plain", "plain", "pitch", "managed", "physical", "physical", "mapped", "array", "array3d", "mipmap",
+    "async", "async", "pool", "graph", "captured", "group", "tile",
+)  # fmt: skip
+"""Contexts and code are not among them: they are measured, not counted, and what of them was given back is
+believed later where shared or managed memory leaves the driver's figure open to doubt."""
+WHOLE: Final = ("plain", "managed", "physical")
+"""Kinds whose bytes are those asked for, in whole pages: of them a refusal can be judged."""
 
 
 @dataclass

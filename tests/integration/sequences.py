@@ -19,21 +19,13 @@ from gpuslice.adapters.region.reader import read_region
 from simcluster import gpu
 
 from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, Container, Worker, make_container, make_machine
-from .sequence_players import CLOCK, NAMESPACE, Descriptor, Player, Thing, first_child
+from .sequence_players import CLOCK, KINDS, NAMESPACE, WHOLE, Descriptor, Player, Thing, first_child
 
 CARDS: Final = 2
 LIMIT_MIB: Final = 1500
 PAGE: Final = 2 * MIB
 PATIENCE_S: Final = 5.0
 """Bounds a hang; what settles does so within milliseconds."""
-KINDS: Final = (
-    "plain", "plain", "pitch", "managed", "physical", "physical", "mapped", "array", "array3d", "mipmap",
-    "async", "async", "pool", "graph", "captured", "group", "tile",
-)  # fmt: skip
-"""Contexts and code are not among them: they are measured, not counted, and what of them was given back is
-believed later where shared or managed memory leaves the driver's figure open to doubt."""
-WHOLE: Final = ("plain", "managed", "physical")
-"""Kinds whose bytes are those asked for, in whole pages: of them a refusal can be judged."""
 SIZES: Final = (1, 4096, MIB, PAGE, 3 * MIB, 9 * MIB, 33 * MIB, 120 * MIB, 400 * MIB)
 
 
@@ -172,14 +164,27 @@ class Story:
         if not player or player.inside or not self._descriptors:
             return False
         descriptor = self._descriptors[b % len(self._descriptors)]
-        if descriptor.player.headless or descriptor.player is player:
-            return False  # /proc shows no descriptors of a first thread that ended
+        if descriptor.player is player:
+            return False
         number = player.number()
         self._tell(player, f"receive {number} from {descriptor}")
         answer = player.worker.ask(f"receive {number} {descriptor.pid} {descriptor.file}")
         assert answer in ("ok", OUT_OF_MEMORY), f"receive: {answer}"
         if answer == "ok":
             player.held[number] = Thing("received", descriptor.card)
+        return True
+
+    def take(self, a: int, b: int, c: int) -> bool:
+        """A copy of a descriptor, which may outlive everybody who has a handle; nobody imports it."""
+        player = self._player(a)
+        if not player or player.inside or not self._descriptors:
+            return False
+        descriptor = self._descriptors[b % len(self._descriptors)]
+        if descriptor.player is player:
+            return False
+        pid, file = player.worker.ok(f"take {descriptor.pid} {descriptor.file}")
+        self._tell(player, f"take {file} from {descriptor}")
+        self._descriptors.append(Descriptor(player, pid, file, descriptor.card))
         return True
 
     def shut(self, a: int, b: int, c: int) -> bool:
@@ -217,6 +222,25 @@ class Story:
         assert answer in ("ok", "error 1", OUT_OF_MEMORY), f"import: {answer}"
         if answer == "ok" and not any(thing.kind == f"import {handle}" for thing in player.held.values()):
             player.held[number] = Thing("import", card)
+        return True
+
+    def lend(self, a: int, b: int, c: int) -> bool:
+        """A block of a pool, opened by another process with that pool. Either may be let go first."""
+        maker, opener = self._player(a), self._player(b)
+        number = self._one(maker, c, "pool") if maker else None
+        if not maker or not opener or opener is maker or maker.inside or number is None:
+            return False
+        pid, file = maker.worker.ok("share-pool")
+        block = maker.worker.ask(f"share-block {number}").split()[1]
+        maker.has_shared = True
+        pool, card = opener.number(), maker.held[number].card
+        self._tell(opener, f"open block {number} of {maker.worker.pid} on {card} by pool {pool}")
+        opener.worker.ok(f"receive-pool {pool} {pid} {file}")
+        opener.held[pool] = Thing("their pool", card)
+        maker.worker.ok(f"shut {file}")
+        opened = opener.number()
+        opener.worker.ok(f"receive-block {opened} {pool} {block}")
+        opener.held[opened] = Thing("their block", card)
         return True
 
     def current(self, a: int, b: int, c: int) -> bool:
@@ -343,7 +367,9 @@ class Story:
         it, never shorter."""
         present = [player for player in self._players if player]
         opened = any(
-            thing.kind in ("received", "import") for player in present for thing in player.held.values()
+            thing.kind in ("received", "import", "their pool", "their block")
+            for player in present
+            for thing in player.held.values()
         )
         return opened or bool(self._descriptors) or self._orphans
 
@@ -377,9 +403,11 @@ STEPS: Final[dict[str, tuple[Step, bool]]] = {
     "free": (Story.free, True),
     "share": (Story.share, False),
     "receive": (Story.receive, False),
+    "take": (Story.take, False),
     "shut": (Story.shut, True),
     "export": (Story.export, False),
     "open": (Story.open, False),
+    "lend": (Story.lend, False),
     "current": (Story.current, True),
     "threads": (Story.threads, True),
     "fork": (Story.fork, False),
@@ -388,4 +416,4 @@ STEPS: Final[dict[str, tuple[Step, bool]]] = {
     "sync": (Story.sync, True),
     "info": (Story.info, True),
 }
-WEIGHTS: Final = (6, 40, 25, 6, 8, 5, 5, 5, 5, 1, 1, 1, 2, 2, 2)
+WEIGHTS: Final = (6, 40, 25, 6, 8, 4, 5, 5, 5, 4, 5, 1, 1, 1, 2, 2, 2)

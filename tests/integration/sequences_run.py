@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from .sequence_players import can_make_namespaces
-from .sequences import KINDS, STEPS, WEIGHTS, Story
+from .sequence_players import KINDS, can_make_namespaces
+from .sequences import STEPS, WEIGHTS, Story
 
 MIX: Final = {**dict(zip(STEPS, WEIGHTS, strict=True)), **Counter(KINDS)}
 """How often each step is taken and each kind of memory asked for."""

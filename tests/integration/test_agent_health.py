@@ -344,6 +344,7 @@ async def test_metrics_and_state_tell_what_is_going_on(tmp_path: Path) -> None:
         for line in (
             "gpuslice_agent_grants_total 1",
             'gpuslice_agent_refusals_total{reason="no match"} 1',
+            'gpuslice_agent_refusals_total{reason="host"} 0',  # or Prometheus does not see its first count
             'gpuslice_agent_devices{health="healthy"} 30',
             "gpuslice_agent_registered 1",
             'gpuslice_agent_request_seconds_count{call="Allocate"} 2',

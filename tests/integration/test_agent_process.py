@@ -113,6 +113,7 @@ async def test_the_process_serves_kubelet_from_nvml_and_ends_cleanly(tmp_path: P
         )
         agent.process.send_signal(signal.SIGTERM)
         assert await agent.ended() == 0
+        assert '"event":"ending","signal":"SIGTERM"' in agent.log.read_text()
         assert not (node.kubelet.plugin_folder / "aliyungpushare.sock").exists()
         assert "Traceback" not in agent.log.read_text()
 

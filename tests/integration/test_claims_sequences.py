@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.http import ApiResponse
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.region.limits import read_limits
 from gpuslice.apps.agent.allocation_state import AllocationState
@@ -78,12 +78,12 @@ class ClaimApi(ScriptedTransport):
         super().__init__()
         self.claims: dict[str, Given] = {}  # by name
 
-    async def request(self, method: str, path: str, **more: Any) -> ApiResponse:
-        name = path.partition("/resourceclaims/")[2].partition("/")[0]
+    async def request(self, request: ApiRequest) -> ApiResponse:
+        name = request.path.partition("/resourceclaims/")[2].partition("/")[0]
         found = self.claims.get(name)
         if found is None:
             return failure(404, "NotFound")
-        return answer(found.document if method == "GET" else json.loads(more["body"]))
+        return answer(found.document if request.method == "GET" else json.loads(request.body))
 
 
 class NodeOfClaims(RuleBasedStateMachine):

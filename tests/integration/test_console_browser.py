@@ -23,7 +23,7 @@ from tests.tools import axe, playwright
 
 VIEWS = {
     "cards": ("#/cards", "canvas"),
-    "waiting": ("#/waiting", "text=The free memory is in pieces"),
+    "waiting": ("#/waiting", "text=The free memory is fragmented"),
     "pod": ("#/pods/vision/over-its-limit", "text=was refused 14 times"),
     "waiting pod": ("#/pods/research/train-0", "text=Why no node takes it"),
     "teams": ("#/teams", "text=Pods that ask for too much or too little"),
@@ -133,7 +133,7 @@ async def test_an_empty_cluster_says_what_to_do(theme: str) -> None:
         await seen.open(rig, "#/cards", "text=No node shares its cards")
         assert "kubectl label node NODE cgpu=true" in await seen.text()
         for path, shown in (
-            ("waiting", "Nothing waits"),
+            ("waiting", "No pod is waiting"),
             ("teams", "No namespace holds"),
             ("health", "cgpu=true"),
         ):
@@ -196,7 +196,7 @@ async def test_who_wastes_most_and_why_a_pod_waits_are_two_clicks_away() -> None
         )
         await seen.tab.keyboard.press("1")
         await seen.tab.click("a.figure >> text=Waiting pods")
-        await seen.tab.wait_for_selector("text=The free memory is in pieces")
+        await seen.tab.wait_for_selector("text=The free memory is fragmented")
         await seen.tab.wait_for_selector(
             "#nav a[href='#/health'] >> text=2"
         )  # a card out of use, and no extender
@@ -214,7 +214,7 @@ async def test_what_changes_is_seen_without_a_reload() -> None:
         await seen.tab.keyboard.press("2")
         await seen.tab.wait_for_selector("text=It waits for a test.")
         rig.console.rows.drop("waiting", "a/b")
-        await seen.tab.wait_for_selector("text=Nothing waits")
+        await seen.tab.wait_for_selector("text=No pod is waiting")
 
 
 async def test_forty_thousand_cards_fit_and_one_is_found() -> None:

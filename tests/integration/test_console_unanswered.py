@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from gpuslice.adapters.kube import objects
-from gpuslice.adapters.kube.http import NO_STRINGS, ApiResponse
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
@@ -23,17 +22,9 @@ class Silent:
     def __init__(self) -> None:
         self.asked = 0
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
+    async def request(self, request: ApiRequest) -> ApiResponse:
         self.asked += 1
-        if f"/e{EXPORTERS}:" not in path:
+        if f"/e{EXPORTERS}:" not in request.path:
             await asyncio.Event().wait()
         return ApiResponse(200, body=b'gpuslice_gpu_up{node="last",gpu="0",gpu_uuid="GPU-0"} 1\n')
 

@@ -17,7 +17,7 @@ import aiohttp.web
 import pytest
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES
-from monitoring.rules import RECORDED
+from monitoring.records import RECORDED
 from monitoring.scaling import adapter_values, scaled_object
 
 from gpuslice.adapters.web.app import Probes, make_app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from gpuslice.adapters.kube.resources import PODS
 from simcluster import gpu
 from tests.integration.exporter_rig import GpuNode, Page, gpu_node, have_native
+from tests.integration.isolation_rig import BUILD, Worker, descriptor_of
 from tests.integration.sim_node import make_pod, state_of
 from tests.tools import find
 
@@ -21,6 +23,7 @@ MIB = 1 << 20
 IMAGE = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples/cuda-malloc"
 USED = "gpuslice_container_memory_used_bytes"
 LIMIT = "gpuslice_container_memory_limit_bytes"
+UNATTRIBUTED = "gpuslice_unattributed_memory_bytes"
 
 
 def app(name: str, units: int, tag: str = "3G") -> dict[str, Any]:
@@ -129,6 +132,23 @@ async def test_processes_of_nobody_are_told_apart(tmp_path: Path) -> None:
         assert page.one("gpuslice_unattributed_memory_bytes", reason="gone") == 500 * MIB
         assert page.one("gpuslice_unattributed_memory_bytes", reason="host") >= 1024 * MIB
         assert_balanced(page)
+
+
+async def test_memory_that_only_a_descriptor_keeps_is_shown_as_no_process_s(tmp_path: Path) -> None:
+    """Of a program without the library, or one that takes the lock off its descriptor, only this tells."""
+    rest = {"reason": "driver"}
+    async with gpu_node(tmp_path) as host, host.exporter() as exporter:
+        environment = gpu.environment(host.state, Path(host.node.settings.driver or ""))
+        page = await exporter.page_when(lambda page: page.value(UNATTRIBUTED, **rest) is not None)
+        before = page.one(UNATTRIBUTED, **rest)
+        with Worker([str(BUILD / "tests/worker"), "dlsym", "12020"], environment) as maker:
+            maker.ok("start 0")
+            maker.ok(f"alloc 0 physical {600 * MIB}")
+            kept = descriptor_of(*maker.ok("share 0"))
+        page = await exporter.page_when(lambda page: page.value(UNATTRIBUTED, **rest) == before + 600 * MIB)
+        assert_balanced(page)
+        os.close(kept)
+        await exporter.page_when(lambda page: page.value(UNATTRIBUTED, **rest) == before)
 
 
 def assert_balanced(page: Page) -> None:

@@ -13,7 +13,7 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import UnavailableError
-from gpuslice.adapters.kube.http import ApiResponse
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.reviews import MOST_WAITING, PathReviews
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.clients import App
@@ -201,11 +201,11 @@ class Reviews:
         self.asked: list[str] = []
         self.away = False
 
-    async def request(self, method: str, path: str, *, body: bytes = b"", **_: Any) -> ApiResponse:
+    async def request(self, request: ApiRequest) -> ApiResponse:
         if self.away:
             raise UnavailableError("no API server")
-        self.asked.append(path.rpartition("/")[2])
-        spec = msgspec.json.decode(body)["spec"]
+        self.asked.append(request.path.rpartition("/")[2])
+        spec = msgspec.json.decode(request.body)["spec"]
         if "token" in spec:
             known = spec["token"] == "sre"
             status = {"authenticated": known, "user": {"username": "sre", "groups": ["ops"]}}
@@ -215,7 +215,7 @@ class Reviews:
             status = {"allowed": spec["nonResourceAttributes"]["path"] != "/debug/decisions"}
         return ApiResponse(201, {}, msgspec.json.encode({"spec": spec, "status": status}))
 
-    def stream(self, *_: Any, **__: Any) -> Any:
+    def stream(self, request: ApiRequest) -> Any:
         raise AssertionError("nothing is watched")
 
 
@@ -226,10 +226,10 @@ async def test_made_up_tokens_wait_in_no_number() -> None:
     class Slow(Reviews):
         begun = 0
 
-        async def request(self, *args: Any, **more: Any) -> ApiResponse:
+        async def request(self, request: ApiRequest) -> ApiResponse:
             self.begun += 1
             await held.wait()
-            return await super().request(*args, **more)
+            return await super().request(request)
 
     slow = Slow()
     reviews = PathReviews(KubeClient(slow))

@@ -64,6 +64,25 @@ def test_what_is_called_at_exit_is_served(tmp_path: Path) -> None:
         assert said(box, "at the end") == f"at the end {BLOCKS}"
 
 
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime and a tracer do not go together")
+def test_a_region_that_is_there_is_not_opened_to_be_made(tmp_path: Path) -> None:
+    """Where fs.protected_regular is set, as systemd sets it, the kernel refuses that to all but who made it:
+    once a user's process had come first, root and the container's other users were refused all memory."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not on this machine")
+    with container(tmp_path) as box:
+        assert said(box, "plain")
+        log, preload = tmp_path / "opened", box.environ()["LD_PRELOAD"]
+        box.run(
+            *("strace", "-o", str(log), "-e", "trace=openat", "-E", f"LD_PRELOAD={preload}"),
+            *(PROGRAM, "plain"),
+            LD_PRELOAD="",
+        )
+        opened = [line for line in log.read_text().splitlines() if str(box.region_path) in line]
+    assert opened
+    assert [line for line in opened if "O_CREAT" in line] == []
+
+
 def test_where_the_disk_is_full_memory_is_refused_and_nobody_dies(tmp_path: Path) -> None:
     """A page of the region that has no place was a SIGBUS in the program."""
     with container(tmp_path) as box:

@@ -146,7 +146,7 @@ def test_what_is_refused_with_the_library_the_driver_gives_without(tmp_path: Pat
 HAND_OVER = {
     "ipc": ("plain", "export 0", "import 0"),
     "handle": ("physical", "share 0", "receive 0"),
-    "shared pool": ("pool", "share-block 0", "receive-block 0"),
+    "shared pool": ("pool", "share-block 0", "receive-block 0 8"),
 }
 
 
@@ -158,7 +158,7 @@ def check_between(box: Container, maker: Worker, opener: Worker, kind: str) -> s
     assert answer == "ok", f"{kind}: {answer}"
     before = box.machine.used()
     if kind == "shared pool":
-        opener.ok(f"receive-pool {' '.join(map(str, maker.ok('share-pool')))}")
+        opener.ok(f"receive-pool 8 {' '.join(map(str, maker.ok('share-pool')))}")
     handed = maker.ask(hand_over).split()[1:]
     answer = opener.ask(f"{take} {' '.join(handed)}")
     if kind == "handle" and len(handed) == 2:
@@ -171,7 +171,7 @@ def check_between(box: Container, maker: Worker, opener: Worker, kind: str) -> s
     assert box.card().used_bytes >= box.machine.used(), f"{kind}: gone while somebody has it open"
     opener.ok("free 0")
     if kind == "shared pool":
-        opener.ok("drop-pool")  # a real driver keeps what was opened of a pool until then
+        opener.ok("free 8")  # a real driver keeps what was opened of a pool until then
     for worker in (maker, opener):
         worker.ok("sync")
         worker.ok("trim")

@@ -168,8 +168,8 @@ def test_an_exported_pools_memory_counts_while_somebody_has_it_open(tmp_path: Pa
         maker.ok(f"alloc 0 pool {320 * MIB}")
         pid, descriptor = maker.ok("share-pool")
         block = maker.ask("share-block 0").split()[1]
-        taker.ok(f"receive-pool {pid} {descriptor}")
-        taker.ok(f"receive-block 0 {block}")
+        taker.ok(f"receive-pool 8 {pid} {descriptor}")
+        taker.ok(f"receive-block 0 8 {block}")
         held = box.machine.used(0)
         maker.ok("free 0")
         maker.ok("sync")
@@ -190,8 +190,8 @@ def test_what_an_exported_pool_keeps_with_a_block_counts_too(tmp_path: Path, end
         maker.ok(f"alloc 0 pool {300 * MIB}")
         pid, descriptor = maker.ok("share-pool")
         block = maker.ask("share-block 0").split()[1]
-        taker.ok(f"receive-pool {pid} {descriptor}")
-        taker.ok(f"receive-block 0 {block}")
+        taker.ok(f"receive-pool 8 {pid} {descriptor}")
+        taker.ok(f"receive-block 0 8 {block}")
         maker.ok("free 0")
         maker.ok("sync")
         maker.ok(end)

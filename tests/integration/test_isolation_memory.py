@@ -294,3 +294,30 @@ def test_blocks_outlive_their_pool(tmp_path: Path) -> None:
         worker.ok("free 1")
         worker.ok("sync")
         assert box.card().used_bytes == box.machine.used() == CONTEXT_MIB * MIB
+
+
+@pytest.mark.parametrize("way", ["linked", "dlsym"])
+def test_sizes_that_are_wrong_are_refused_as_the_driver_refuses_them(tmp_path: Path, way: str) -> None:
+    """An overflow is an invalid value, not a lack of memory."""
+    most = 2**64 - 1
+    calls = [
+        f"pitch 0 {most} 1",
+        f"pitch 0 {2**33} {2**33}",
+        f"pitch 0 {2**63} 4",
+        f"pitch 0 4096 {most}",
+        f"array 1 {2**31} 1 0",
+        f"array 1 {2**31} {2**31} {2**31}",
+        "array 1 131073 131072 0",
+        f"pitch 0 {4 << 30} 1",
+        "array 1 65536 65536 0",
+    ]
+    answers = []
+    with container(tmp_path) as box:
+        for preload in (box.environ()["LD_PRELOAD"], ""):
+            with box.worker(way, LD_PRELOAD=preload) as worker:
+                worker.ok("start 0")
+                answers.append([worker.ask(call) for call in calls])
+        held, raw = answers
+    assert held[:7] == raw[:7] == ["error 1"] * 7
+    assert held[7:] == [OUT_OF_MEMORY] * 2
+    assert raw[7:] == ["ok"] * 2

@@ -9,13 +9,24 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpuslice.adapters.region.living import living
 
-from .isolation_rig import BUILD, MIB, OUT_OF_MEMORY, SIM, Container, Worker, container
+from .isolation_rig import (
+    BUILD,
+    MIB,
+    OUT_OF_MEMORY,
+    SIM,
+    Container,
+    Worker,
+    container,
+    make_container,
+    make_machine,
+)
 from .sequence_players import first_child
 
 TIME = ("unshare", "--time", "--boottime", "5000", "--monotonic", "5000", "--fork", "--kill-child")
@@ -48,6 +59,24 @@ def test_readers_outside_know_a_process_with_a_clock_of_its_own(tmp_path: Path) 
         assert [process.pid for process in living(box.card().processes)] == [first_child(inside.pid)]
 
 
+def test_exec_where_each_program_gets_the_same_addresses_returns_what_the_old_one_held(
+    tmp_path: Path,
+) -> None:
+    """As under a debugger: the new program's stack is where the old one's was, so nothing told them apart."""
+    with (
+        container(tmp_path) as box,
+        worker_in(box, "setarch", "--addr-no-randomize") as one,
+        box.worker() as two,
+    ):
+        one.ok("start 0")
+        one.ok(f"alloc 0 plain {600 * MIB}")
+        two.ok("start 0")
+        assert two.ask(f"alloc 0 plain {600 * MIB}") == OUT_OF_MEMORY
+        one.ask("exec")
+        two.ok(f"alloc 0 plain {600 * MIB}")
+        assert box.card().used_bytes == box.machine.used()
+
+
 def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path: Path) -> None:
     with container(tmp_path) as box, worker_in(box, *NUMBERS) as first:
         first.ok("start 0")
@@ -59,6 +88,33 @@ def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path
             first.ok("free 0")
             second.ok(f"alloc 0 plain {400 * MIB}")
             assert box.card().used_bytes == box.machine.used()
+
+
+@pytest.fixture
+def stacked(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system over others, as the root of most containers is."""
+    lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
+    for folder in (lower, upper, work, merged):
+        folder.mkdir()
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    mount = ["mount", "-t", "overlay", "-o", options, "overlay", str(merged)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no overlay file systems of our own on this machine")
+    yield merged
+    subprocess.run(["umount", "--lazy", str(merged)], check=True)
+
+
+def test_where_mappings_keep_no_lock_another_namespaces_processes_keep_what_they_hold(
+    tmp_path: Path, stacked: Path
+) -> None:
+    """There the kernel maps the file below, and closing ours lets go of its lock: it tells nothing."""
+    box = make_container(stacked / "box", make_machine(tmp_path))
+    with worker_in(box, *NUMBERS) as first, worker_in(box, *NUMBERS) as second:
+        first.ok("start 0")
+        first.ok(f"alloc 0 plain {500 * MIB}")
+        second.ok("start 0")
+        assert second.ask(f"alloc 0 plain {400 * MIB}") == OUT_OF_MEMORY
+        assert box.card().used_bytes == box.machine.used()
 
 
 def allow_descriptors(worker: Worker, most: int | None) -> None:
@@ -100,12 +156,45 @@ def test_who_hides_the_drivers_files_counts_what_exported_descriptors_keep(tmp_p
         worker.ok("start 0")
         worker.ok(f"alloc 0 physical {500 * MIB}")
         worker.ok("share 0")
-        for file in tmp_path.glob("cards.export-*"):
-            file.rename(tmp_path / "elsewhere")
+        (tmp_path / "cards.exports").rename(tmp_path / "elsewhere")
         worker.ok("free 0")
         assert worker.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
 
 
+def test_a_library_that_stands_before_the_list_of_libraries_changes_nothing(tmp_path: Path) -> None:
+    """Tools in front of dl_iterate_phdr find the real one by dlsym, which led back to them without end; and
+    what they show is of some earlier moment."""
+    lister = built(tmp_path, "lister", LISTER, "-ldl")
+    with container(tmp_path) as box:
+        done = box.run(
+            str(BUILD / "tests/conditions"), "plain", LD_PRELOAD=f"{lister}:{box.environ()['LD_PRELOAD']}"
+        )
+    assert (done.returncode, done.stdout) == (0, "14 14 odd 0\n"), done.stderr
+
+
+def built(folder: Path, name: str, source: str, *libraries: str) -> Path:
+    library = folder / f"lib{name}.so"
+    command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(library), *libraries]
+    subprocess.run(command, input=source, text=True, check=True)
+    return library
+
+
+LISTER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <string.h>
+typedef int (*look)(struct dl_phdr_info *, size_t, void *);
+struct asked { look look; void *context; };
+static int show(struct dl_phdr_info *object, size_t size, void *context) {
+    struct asked *asked = context;
+    return strstr(object->dlpi_name, "libcuda") ? 0 : asked->look(object, size, asked->context);
+}
+int dl_iterate_phdr(look look, void *context) {
+    int (*next)() = dlsym(RTLD_NEXT, "dl_iterate_phdr");
+    return next(show, &(struct asked){look, context});
+}
+"""
 TRACER = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -134,10 +223,7 @@ print(given, ctypes.c_int.in_dll(tracer, "calls").value)
 
 def test_a_library_with_functions_of_the_drivers_names_is_asked_and_held(tmp_path: Path) -> None:
     """Who asked it for them got ours; a tracer that had found the driver itself called itself without end."""
-    tracer = tmp_path / "libtracer.so"
-    command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(tracer), "-Wl,--no-as-needed"]
-    command += [f"-L{SIM}", "-l:libcuda.so.1", "-ldl"]
-    subprocess.run(command, input=TRACER, text=True, check=True)
+    tracer = built(tmp_path, "tracer", TRACER, "-Wl,--no-as-needed", f"-L{SIM}", "-l:libcuda.so.1", "-ldl")
     with container(tmp_path) as box:
         done = box.run(sys.executable, "-c", ASKS.format(tracer=tracer))
     assert done.stdout.split() == ["0", "0", "14", "15"], (done.returncode, done.stderr)

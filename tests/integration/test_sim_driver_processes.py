@@ -192,8 +192,7 @@ def test_exported_physical_memory_lives_until_its_last_importer(state: Path, mac
         handle = maker.cu("cuMemCreate", out(), 8 * MIB, pinned_on_device(0, handle_types=1), 0).number()
         descriptor = maker.cu("cuMemExportToShareableHandle", out(4), handle, 1, 0).number(size=4)
         user.start()
-        path = f"/proc/{maker.pid}/fd/{descriptor}"
-        imported = user.ask({"import": path})
+        imported = user.ask({"import": (maker.pid, descriptor)})
         assert imported["result"] == 0
         assert machine.used_bytes() == 2 * CONTEXT + 8 * MIB
         maker.cu("cuMemRelease", handle)
@@ -212,7 +211,7 @@ def test_pool_memory_opened_elsewhere_is_counted_once(state: Path, machine: gpu.
         descriptor = maker.cu("cuMemPoolExportToShareableHandle", out(4), pool, 1, 0).number(size=4)
         block = maker.cu("cuMemAllocFromPoolAsync", out(), 3 * MIB, pool, 0).number()
         data = maker.cu("cuMemPoolExportPointer", out(64), block).bytes[0]
-        imported = user.ask({"import": f"/proc/{maker.pid}/fd/{descriptor}", "as": "pool"})
+        imported = user.ask({"import": (maker.pid, descriptor), "as": "pool"})
         opened = user.cu("cuMemPoolImportPointer", out(), imported["handle"], given(data)).number()
         assert machine.used_bytes() == 2 * CONTEXT + 32 * MIB
         assert user.call("cuMemAllocFromPoolAsync", out(), 1, imported["handle"], 0).result == 1

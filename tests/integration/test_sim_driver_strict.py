@@ -3,8 +3,6 @@ padded, what lives in another namespace, what is locked."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +22,6 @@ from .sim_driver_client import BUILD, MIB, DriverProcess, given, out, pinned_on_
 CONTEXT = 527 * MIB
 """Of the H200's profile."""
 NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-PIDFD_GETFD = 438
 
 
 def can_make_namespaces() -> bool:
@@ -51,25 +48,16 @@ def exported(process: DriverProcess, size: int) -> tuple[int, int]:
     return handle, process.cu("cuMemExportToShareableHandle", out(4), handle, 1, 0).number(size=4)
 
 
-def copy_of_descriptor(process: DriverProcess, descriptor: int) -> int:
-    """Another descriptor of the same open file, in this process, as a socket would bring it."""
-    pidfd = os.pidfd_open(process.pid)
-    copy = ctypes.CDLL(None).syscall(PIDFD_GETFD, pidfd, descriptor, 0)
-    os.close(pidfd)
-    assert copy >= 0
-    return int(copy)
-
-
 def test_a_descriptor_keeps_memory_after_its_maker(state: Path, machine: gpu.Machine) -> None:
-    with DriverProcess(state) as maker, DriverProcess(state) as user:
+    with DriverProcess(state) as maker, DriverProcess(state) as keeper, DriverProcess(state) as user:
         handle, descriptor = exported(maker.start(), 8 * MIB)
-        copy = copy_of_descriptor(maker, descriptor)
+        copy = keeper.ask({"take": (maker.pid, descriptor)})["descriptor"]
         maker.cu("cuMemRelease", handle)
         maker.kill()
         assert user.start().memory()[0]
         assert machine.used_bytes(pid=0) == 8 * MIB
-        imported = user.ask({"import": f"/proc/{os.getpid()}/fd/{copy}"})
-        os.close(copy)
+        imported = user.ask({"import": (keeper.pid, copy)})
+        keeper.ask({"close": copy})
         assert imported["result"] == 0
         time.sleep(0.002)  # the driver looks for closed ones at most once a millisecond
         user.memory()

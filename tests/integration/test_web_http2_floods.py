@@ -14,6 +14,7 @@ from hyperframe.frame import (
     GoAwayFrame,
     HeadersFrame,
     PingFrame,
+    RstStreamFrame,
     SettingsFrame,
     WindowUpdateFrame,
 )
@@ -244,3 +245,27 @@ async def test_strangers_do_not_displace_a_client_that_is_known() -> None:
                 connection.connection_lost(None)
     assert not scheduler.closed
     assert len(attacker.clients.connections) == attacker.clients.most
+
+
+@pytest.mark.parametrize("more", ["data", "trailer"])
+async def test_what_follows_the_end_of_a_request_ends_it(more: str) -> None:
+    """RFC 9113, 5.1, half-closed: its answer waits for leave to be sent."""
+    attacker = Attacker(lambda _: text_answer("never read"), window_bytes=0)
+    attacker.send(attacker.head(1, FIELDS, ends=True))
+    attacker.send(DataFrame(1, b"x") if more == "data" else attacker.head(1, FIELDS, ends=True))
+    resets = [each for each in answered(attacker) if isinstance(each, RstStreamFrame)]
+    assert [(each.stream_id, each.error_code) for each in resets] == [(1, Code.STREAM_CLOSED)]
+    assert attacker.connection.held_bytes == 0
+    assert not attacker.transport.closed
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream", "length"),
+    [(2, 1, 4), (2, 1, 6), (3, 1, 3), (6, 0, 7), (7, 0, 7), (8, 0, 5), (8, 1, 3)],
+)
+async def test_a_frame_of_the_wrong_length_ends_the_connection(kind: int, stream: int, length: int) -> None:
+    """RFC 9113, 6.3 to 6.9."""
+    attacker = Attacker(lambda _: text_answer("x"))
+    attacker.send(attacker.head(1, FIELDS))
+    attacker.send(length.to_bytes(3) + bytes((kind, 0)) + stream.to_bytes(4) + b"1" * length)
+    assert farewell(attacker) == Code.FRAME_SIZE_ERROR

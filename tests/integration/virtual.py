@@ -14,14 +14,14 @@ import hashlib
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from gpuslice.adapters.kube.errors import UnavailableError, error_of
-from gpuslice.adapters.kube.http import NO_STRINGS, ApiResponse
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.core.contract import ANN_ALLOCATION
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request, Response
@@ -336,29 +336,14 @@ class HeldTransport:
         self._network = network
         self._owner = owner
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
-        answer = await self._send(Request(method, path, query, _lower(headers), body))
+    async def request(self, request: ApiRequest) -> ApiResponse:
+        answer = await self._send(request)
         return ApiResponse(answer.status, dict(answer.headers), answer.body)
 
-    async def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
-        answer = await self._send(Request(method, path, query, _lower(headers)))
+    async def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
+        answer = await self._send(request)
         if answer.watch is None:
-            raise error_of(answer.status, answer.body, {}, what=f"{method} {path}")
+            raise error_of(answer.status, answer.body, {}, what=str(request))
         stream = Stream(self._owner, answer.watch, asyncio.Queue())
         self._network.streams.append(stream)
         try:
@@ -368,9 +353,11 @@ class HeldTransport:
             with contextlib.suppress(ValueError):
                 self._network.streams.remove(stream)
             stream.watch.end()
-        raise UnavailableError(f"{method} {path}: connection lost")
+        raise UnavailableError(f"{request}: connection lost")
 
-    async def _send(self, request: Request) -> Any:
+    async def _send(self, asked: ApiRequest) -> Any:
+        headers = {name.lower(): value for name, value in asked.headers.items()}
+        request = Request(asked.method, asked.path, asked.query, headers, asked.body)
         if not self._owner.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
         future = self._network.loop.create_future()
@@ -393,7 +380,3 @@ class Played:
         self.kill()
         self.loop.close()
         asyncio.set_event_loop(None)
-
-
-def _lower(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in headers.items()}

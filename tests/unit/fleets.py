@@ -41,7 +41,7 @@ def place(fleet: Fleet, policy: Policy, shape: Shape) -> tuple[int, tuple[int, .
 
 shapes = st.builds(
     Shape,
-    units=st.integers(1, 20),
+    units=st.integers(1, 20) | st.sampled_from([801, 9_600]),
     cards=st.sampled_from([0, 1, 1, 1, 2, 4]),
     cpu_milli=st.sampled_from([0, 500, 4000]),
     memory_mib=st.sampled_from([0, 1024]),
@@ -53,11 +53,11 @@ shapes = st.builds(
 @st.composite
 def fleet_nodes(draw: st.DrawFn, name: str) -> FleetNode:
     """A node with up to eight cards, of one size or several, some not usable, CPU known or not."""
-    cards = draw(st.lists(st.sampled_from([15, 15, 15, 20, 0]), min_size=1, max_size=8))
+    cards = draw(st.lists(st.sampled_from([15, 15, 15, 20, 19_200, 0]), max_size=8))
     known = draw(st.booleans())
     cpu = float(draw(st.integers(1000, 32_000))) if known else float("inf")
     memory = float(draw(st.integers(1000, 64_000))) if known else float("inf")
-    core = tuple(100 if units else 0 for units in cards)
+    core = tuple(draw(st.sampled_from([100, 100, 20])) if units else 0 for units in cards)
     model = draw(st.sampled_from(MODELS))
     return FleetNode(name, tuple(cards), tuple(cards), core, model, cpu, memory, cpu, memory)
 

@@ -10,8 +10,6 @@ from typing import Any
 from gpuslice.adapters.kube.errors import KubeError, error_of
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 
-NO_STRINGS: Mapping[str, str] = {}
-
 
 def answer(document: Any, status: int = 200) -> ApiResponse:
     return ApiResponse(status, {}, json.dumps(document).encode())
@@ -71,28 +69,13 @@ class ScriptedTransport:
             raise entry
         return entry
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
-        entry = self._next(ApiRequest(method, path, dict(query), dict(headers), body))
-        assert isinstance(entry, ApiResponse), f"{method} {path} got a stream"
+    async def request(self, request: ApiRequest) -> ApiResponse:
+        entry = self._next(request)
+        assert isinstance(entry, ApiResponse), f"{request} got a stream"
         return entry
 
-    async def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
-        entry = self._next(ApiRequest(method, path, dict(query), dict(headers)))
+    async def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
+        entry = self._next(request)
         if isinstance(entry, ApiResponse):
             raise error_of(entry.status, entry.body, entry.headers)
         for item in entry:

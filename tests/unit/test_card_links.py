@@ -183,8 +183,7 @@ def test_who_asks_why_is_told_how_the_cards_are_joined() -> None:
         ledger.remove_pod(mine.uid)
     assert told[0, 1] == [
         "Its cards reach each other through NVLink; they differ in that on this node.",
-        "As things stand it is on the best joined and fullest cards that have room for it, "
-        "and would be put there again.",
+        "It is already on the best joined and fullest cards that have room for it.",
     ]
     assert told[1, 2] == ["Its cards reach each other through one CPU; they differ in that on this node."]
 

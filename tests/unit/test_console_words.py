@@ -42,11 +42,10 @@ PIECES = {
     "recreate the pod.",
     "MiB of memory",
     "{} {} are wanted, {} has {} of {} left",
-    "{} free on all these nodes together, on none of them {}.",
     "card that has",
     "cards that have",
     "best joined and {}",
-    "As things stand it is on the {} {} room for it, and would be put there again.",
+    "It is already on the {} {} room for it.",
     "Its {}",
     "kubectl label node {} --overwrite {}=true, {}",
     "which has cards",
@@ -125,15 +124,15 @@ def test_the_catalogue_puts_in_everything_that_it_takes_out() -> None:
 
 SAID = {
     "The free memory is fragmented: b1 has 31 units free in all, the most on one card is 19, and 20 are "
-    "wanted of one card. It fits when a pod leaves.": (
+    "wanted of one card. It will fit when a pod ends.": (
         "空闲显存是零散的：b1 共有 31 个单位空闲，单卡最多 19，而需要单卡 20。有 Pod 离开时即可放下。"
     ),
-    "waits since 2026-01-01: aliyun.com/gpu-mm is no resource that gpuslice or NVIDIA gives out: did you "
+    "has been waiting since 2026-01-01: aliyun.com/gpu-mm is not a resource of gpuslice or NVIDIA: did you "
     "mean aliyun.com/gpu-mem?": (
         "自 2026-01-01 起等待："
         "gpuslice 和 NVIDIA 都不提供资源 aliyun.com/gpu-mm：您是指 aliyun.com/gpu-mem 吗？"
     ),
-    "Container main was started again 14 times, last ended with exit code 1 (Error) at 9:30.": (
+    "Container main restarted 14 times, last ended with exit code 1 (Error) at 9:30.": (
         "容器 main 重启了 14 次，上次于 9:30 以退出码 1（Error）结束。"
     ),
     'container "a": limits["aliyun.com/gpu-mem"] is "4.5", must be a whole number of units from 1 to 99, '

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from gpuslice.core import preemption
+from gpuslice.core.contract import NEUTRAL_NAMES
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_allocations import NodeAllocations
@@ -62,6 +64,13 @@ def test_the_lowest_priorities_go() -> None:
 def test_equals_and_betters_stay() -> None:
     assert victims(book_of(*FULL), make_request(8), 0, []) is None
     assert victims(book_of(pod("a", 0, 8, priority=20), pod("b", 1, 8)), make_request(8), 10, []) == {"b"}
+
+
+def test_nobody_is_evicted_for_a_pod_that_asks_by_names_the_node_does_not_offer() -> None:
+    other = replace(make_request(8), names=NEUTRAL_NAMES)
+    assert preemption.eviction(book_of(*FULL), make_request(8), 10) is not None
+    assert preemption.eviction(book_of(*FULL), other, 10) is None
+    assert victims(book_of(*FULL), other, 10, ["a", "b"]) is None
 
 
 def test_a_pod_larger_than_any_card_is_not_helped() -> None:

@@ -89,7 +89,7 @@ def test_nodes_that_are_alike_make_one_class_with_the_best_of_them() -> None:
     full, plain = told.classes
     assert (full.nodes, full.best, full.card, full.most, full.never) == (("a", "b", "c"), "a", 0, 5, False)
     assert (plain.reason, plain.most, plain.never) == (NOT_SHARED, None, True)
-    assert told.hints == ("11 units are free on all these nodes together, on none of them 8.",)
+    assert told.hints == ("These nodes have 11 units free in total, but none of them has 8.",)
 
 
 def test_pieces_on_several_cards_are_told_as_such() -> None:
@@ -104,7 +104,7 @@ def test_what_no_card_can_hold_is_told_so_although_a_node_takes_nobody_now() -> 
     told = explain(ledger, [Place("a"), Place("b", schedulable=False), Place("plain")], Wish(make_request(9)))
     assert [each.never for each in told.classes] == [True, True, True]
     (hint,) = told.hints
-    assert hint.startswith("It will never fit here: it asks for 9 units, and the largest card")
+    assert hint.startswith("It will never fit here: it asks for 9 units, and the largest shared card")
 
 
 def test_no_shared_node_at_all_says_what_to_do() -> None:
@@ -191,8 +191,4 @@ def test_a_placed_pod_is_told_what_speaks_for_its_card(placement: str, card: int
     state = ledger.state("a")
     assert state is not None
     told = list(why_there(state, mine))
-    assert told == (
-        [f"As things stand it is on the {which} card that has room for it, and would be put there again."]
-        if which
-        else []
-    )
+    assert told == ([f"It is already on the {which} card that has room for it."] if which else [])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import UnavailableError
-from gpuslice.adapters.kube.http import ApiResponse
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.resources import LEASES
 from gpuslice.adapters.kube.transport import Transport
 from tests import HANG_S
-from tests.unit.kube_wire import NO_STRINGS, ScriptedTransport, VirtualTime, answer, failure
+from tests.unit.kube_wire import ScriptedTransport, VirtualTime, answer, failure
 
 
 class OneLease:
@@ -49,19 +48,11 @@ class Link(ScriptedTransport):
         self.server = server
         self.cut = False
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
-        assert path.startswith("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases")
+    async def request(self, request: ApiRequest) -> ApiResponse:
+        assert request.path.startswith("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases")
         if self.cut:
             raise UnavailableError("cut")
-        return self.server.handle(method, json.loads(body) if body else {})
+        return self.server.handle(request.method, json.loads(request.body) if request.body else {})
 
 
 class Candidate:
@@ -167,7 +158,7 @@ async def test_one_failed_renewal_is_survived(pair: tuple[Candidate, Candidate],
 
 async def test_an_answer_that_never_comes_is_given_up(time: VirtualTime) -> None:
     class Silent(Link):
-        async def request(self, *_: object, **__: object) -> ApiResponse:
+        async def request(self, request: ApiRequest) -> ApiResponse:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -22,6 +22,7 @@ from gpuslice.core.policy import (
 )
 from gpuslice.core.policy.fgd import typical_pods
 from gpuslice.core.policy.learned_workload import LearnedWorkload, prior
+from gpuslice.core.units import MOST_UNITS
 from tests.unit.fleets import make_fleet, make_fleet_node, place
 
 
@@ -33,6 +34,13 @@ def test_binpack_takes_used_cards_then_used_nodes_then_the_smallest_free_node() 
     assert place(fleet, policy, Shape(10)) == (1, (0,))
     assert place(fleet, policy, Shape(15)) == (1, (2,))
     assert place(fleet, policy, Shape(15)) == (2, (0,))
+
+
+def test_binpack_takes_the_fuller_of_cards_with_the_most_units_there_may_be() -> None:
+    fleet = make_fleet((MOST_UNITS,), (MOST_UNITS,))
+    fleet.take(0, (0,), Shape(MOST_UNITS // 10))
+    fleet.take(1, (0,), Shape(MOST_UNITS // 10 * 7))
+    assert Binpack(fleet).choose(Shape(1)) == 1
 
 
 def test_spread_takes_the_emptiest_node_and_there_the_emptiest_card() -> None:
@@ -72,6 +80,12 @@ def test_fgd_knows_that_free_gpu_without_cpu_is_of_no_use() -> None:
     fleet.put(make_fleet_node("poor", (10, 10), cpu_left=20.0))
     policy = Fgd(fleet, {Shape(10, cpu_milli=50): 1.0})
     assert policy.choose(Shape(10, cpu_milli=10)) == fleet.row_of["poor"]
+
+
+def test_fgd_takes_a_card_with_enough_compute_beside_one_with_as_much_memory() -> None:
+    fleet = Fleet()
+    fleet.put(make_fleet_node("n1", (10, 10, 10), left=(4, 8, 8), compute_left=(100, 20, 100)))
+    assert Fgd(fleet).slots(Shape(8, compute_percent=30), 0) == (2,)
 
 
 def test_typical_pods_cover_the_most_frequent_and_leave_memory_out() -> None:

@@ -8,10 +8,14 @@ import os
 import resource
 import threading
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+import trustme
 
-from gpuslice.adapters.kube.timed import resource_of
+from gpuslice.adapters.kube.transport import resource_of
+from gpuslice.adapters.web.certificate import ends
 from gpuslice.adapters.web.exposition import Family
 from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.adapters.web.process import ProcessMetrics, stacks
@@ -44,6 +48,33 @@ def test_a_block_that_fails_is_timed_too() -> None:
     with pytest.raises(ZeroDivisionError), times.timed():
         _ = 1 / 0
     assert samples(times.family())["_count"] == 1
+
+
+@pytest.mark.parametrize("end", [datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC), datetime(2055, 1, 2, tzinfo=UTC)])
+def test_the_end_of_a_certificate_is_read(end: datetime) -> None:
+    """Before and after 2050 X.509 writes times differently."""
+    issued = trustme.CA().issue_cert("x", not_after=end)
+    assert ends(issued.cert_chain_pems[0].bytes()) == end
+
+
+@pytest.mark.parametrize("text", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----", b"x"])
+def test_what_is_no_certificate_has_no_end(text: bytes) -> None:
+    assert ends(text) is None
+
+
+def test_a_process_tells_when_its_certificates_expire_and_nothing_of_what_it_cannot_read(
+    tmp_path: Path,
+) -> None:
+    end, later = datetime(2031, 5, 6, tzinfo=UTC), datetime(2032, 5, 6, tzinfo=UTC)
+    authority, file, broken = trustme.CA(), tmp_path / "tls.crt", tmp_path / "ca.crt"
+    authority.issue_cert("x", not_after=end).cert_chain_pems[0].write_to_path(str(file))
+    broken.write_text("no certificate")
+    process = ProcessMetrics(str(file), str(broken), str(tmp_path / "missing"), "")
+    name, labels = "gpuslice_process_certificate_expiry_timestamp_seconds", f'{{file="{file}"}}'
+    assert of(process)[name] == {labels: end.timestamp()}
+    authority.issue_cert("x", not_after=later).cert_chain_pems[0].write_to_path(str(file))
+    assert of(process)[name] == {labels: later.timestamp()}, "renewed"
+    assert of(ProcessMetrics())[name] == {}
 
 
 def test_a_process_tells_its_cpu_memory_files_and_start() -> None:

@@ -18,13 +18,16 @@ from gpuslice.adapters.region import layout
 from gpuslice.adapters.region.living import of_the_living
 from gpuslice.adapters.region.reader import (
     MOST_BYTES,
+    MOST_COUNTED,
     CardUsage,
+    Counts,
     RegionError,
     RegionFile,
     RegionReading,
     parse_region,
     prepare_region,
     read_region,
+    with_region,
 )
 
 BUILD = Path(__file__).resolve().parents[2] / "native/build/tests"
@@ -32,6 +35,7 @@ STRUCTURES = {
     "gpuslice_card": layout.RegionCard,
     "gpuslice_usage": layout.RegionUsage,
     "gpuslice_slot": layout.RegionSlot,
+    "gpuslice_driver_file": layout.DriverFile,
     "gpuslice_figure": layout.FigureEntry,
     "gpuslice_figures": layout.FiguresHead,
 }
@@ -251,6 +255,32 @@ def test_no_word_that_somebody_writes_hurts_the_reader(
         assert 0 <= card.used_bytes <= (layout.SLOTS + 1) * MOST_BYTES
         assert 0 <= card.peak_bytes <= MOST_BYTES
         assert of_the_living(card).used_bytes <= card.used_bytes
+
+
+def test_a_region_that_names_cards_without_end_costs_no_more_than_one_of_its_cards() -> None:
+    """The agent reads each region twice a second: all slots on all sixteen entries were 30 ms of its loop."""
+    data = a_good_region(layout.SLOTS)
+    head = layout.RegionHead.from_buffer(data)
+    for index, card in enumerate(head.cards):
+        card.key, card.uuid = index + 1, b"GPU-0" if index % 2 else f"GPU-{index}".encode()
+    for number in range(layout.SLOTS):
+        slot = layout.RegionSlot.from_buffer(data, HEAD_BYTES + number * ctypes.sizeof(layout.RegionSlot))
+        for usage in slot.usage:
+            usage.used_bytes = 1 << 20
+    reading = parse_region(bytes(data), {"GPU-0"})
+    assert reading is not None
+    assert [(card.uuid, len(card.processes)) for card in reading.cards] == [("GPU-0", layout.SLOTS)]
+
+
+def test_counts_of_cards_that_are_not_the_containers_are_not_kept(tmp_path: Path) -> None:
+    """With each of its starts a tenant could name sixteen more."""
+    data = a_good_region(0)
+    for card in layout.RegionHead.from_buffer(data).cards[:3]:
+        card.refused = 2**64 - 1
+    (tmp_path / "region").write_bytes(data)
+    earlier = {"GPU-2": Counts(1, 7), "GPU-7": Counts(1, 1)}
+    found = with_region(earlier, tmp_path / "region", ["GPU-2", "GPU-5"])
+    assert found == {"GPU-2": Counts(MOST_COUNTED, 7)}
 
 
 def cards_or_error(

@@ -109,6 +109,14 @@ def test_too_small_a_cluster_needs_more_of_its_mix() -> None:
     assert (needed.nodes, needed.cards, needed.added) == (6, 9, 4)
 
 
+def test_a_search_for_the_cards_needed_tells_how_far_each_try_is() -> None:
+    told: list[float] = []
+    cards_needed(nodes_of(*[(10, 10)] * 40), [Shape(1)] * 600, "binpack", told.append)
+    assert told == sorted(told)
+    assert {0 < each - int(each) < 1 for each in told} == {True, False}, "beginnings, and parts between them"
+    assert 4 < told[-1] < 7
+
+
 def test_pods_that_no_node_could_ever_hold_do_not_count_for_what_is_needed() -> None:
     assert cards_needed(nodes_of((10,)), [Shape(11)], "binpack") is None
     needed = cards_needed(nodes_of((10,)), [Shape(11), Shape(10)], "binpack")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hpack import Decoder, Encoder
 from hpack.exceptions import HPACKError
@@ -21,7 +23,10 @@ HEADS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=12)
 
 
 def unpacked(unpacker: Unpacker, block: bytes) -> list[tuple[bytes, bytes]]:
-    return [(field.name.encode("latin-1"), field.value.encode("latin-1")) for field in unpacker.unpack(block)]
+    return [
+        (field.name.encode("latin-1"), field.value.encode("latin-1"))
+        for field in unpacker.unpack(block).fields
+    ]
 
 
 @settings(max_examples=100, deadline=None)
@@ -63,11 +68,41 @@ def test_a_head_that_grows_when_it_is_unpacked_ends_the_connection() -> None:
     assert refused.value.code == Code.ENHANCE_YOUR_CALM
 
 
+def test_the_same_bytes_mean_what_the_table_says_now() -> None:
+    """A head that came before is not looked at again, unless the table has changed."""
+    unpacker, first, second = Unpacker(MOST_BYTES), b"\x40\x01a\x01b", b"\x40\x01c\x01d"
+    newest = b"\xbe"
+    unpacker.unpack(first)
+    assert unpacked(unpacker, newest) == unpacked(unpacker, newest) == [(b"a", b"b")]
+    unpacker.unpack(second)
+    assert unpacked(unpacker, newest) == [(b"c", b"d")]
+    unpacker.unpack(b"\x20")  # a table of no bytes
+    with pytest.raises(ConnectionFault):
+        unpacker.unpack(newest)
+
+
+@pytest.mark.parametrize("value_bytes", [10, 900, 30_000])
+def test_heads_that_may_come_again_take_little_memory(value_bytes: int) -> None:
+    encoder, unpacker = Encoder(), Unpacker(MOST_BYTES)
+    blocks = [
+        encoder.encode([(b"x", b"%d" % number + b"a" * value_bytes, True)], huffman=False)
+        for number in range(300)
+    ]
+    tracemalloc.start()
+    try:
+        for block in blocks:
+            unpacker.unpack(block)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 50_000
+
+
 LINE = [(":method", "GET"), (":scheme", "https"), (":path", "/"), (":authority", "h")]
 
 
 def fields_of(*pairs: tuple[str, str]) -> list[Field]:
-    return Unpacker(MOST_BYTES).unpack(Encoder().encode(pairs))
+    return Unpacker(MOST_BYTES).unpack(Encoder().encode(pairs)).fields
 
 
 def test_a_request_is_its_first_line_and_the_rest() -> None:

@@ -114,7 +114,7 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- end }}
 
 {{- define "gpuslice.image" -}}
-{{- $repository := required "image.repository must name the image of gpuslice in a registry of yours, such as registry.example.com/gpuslice: nobody publishes one under a name that this chart could know (docs/operate/install.md says how to make it)" .Values.image.repository }}
+{{- $repository := required "image.repository is required: the image of gpuslice in your own registry, such as registry.example.com/gpuslice. None is published; docs/operate/install.md says how to build it" .Values.image.repository }}
 {{- $name := include "gpuslice.mirrored" (list . $repository) }}
 {{- if .Values.image.digest }}{{ $name }}@{{ .Values.image.digest }}
 {{- else }}{{ $name }}:{{ .Values.image.tag | default .Chart.AppVersion }}

@@ -120,6 +120,15 @@ def _device_plugin(places: Places, *, ack: bool) -> dict[str, Any]:
     return _workload("DaemonSet", f"gpushare-device-plugin{'-ack' if ack else ''}-ds", labels, spec)
 
 
+def node_environment(places: Places) -> list[dict[str, Any]]:
+    """Of a process on each node."""
+    return [
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
+    ]
+
+
 def _agent(places: Places, *arguments: str) -> dict[str, Any]:
     return {
         "name": "gpushare",
@@ -136,11 +145,7 @@ def _agent(places: Places, *arguments: str) -> dict[str, Any]:
             f"--library={places.library}",
             *arguments,
         ],
-        "env": [
-            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
-            {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
-        ],
+        "env": node_environment(places),
         "volumeMounts": [
             {"name": "kubelet", "mountPath": _KUBELET},
             {"name": "host-files", "mountPath": _HOST_FILES},

@@ -25,13 +25,13 @@ from gpuslice_demo.stories import STORIES
     "--dra",
     "story",
     flag_value="claims",
-    help="The first story on a node of claims; short for --story claims.",
+    help="The first story on a node with claims; short for --story claims.",
 )
 @click.option(
     "--keep",
     is_flag=True,
-    help="Leave the cluster running afterwards, until Ctrl-C. Without --story it is one to try things on, "
-    "with the webhook and pods of every fate.",
+    help="Leave the cluster running afterwards, until Ctrl-C. Without --story it is one to try things out, "
+    "with the webhook and with pods in various states.",
 )
 @click.option("--nodes", type=click.IntRange(1, 50), help="Nodes of the cluster to keep.  [default: 2]")
 @click.option("--cards", type=click.IntRange(1, 16), help="Cards of each of its nodes.  [default: 2]")
@@ -39,17 +39,17 @@ from gpuslice_demo.stories import STORIES
 def command(story: str | None, keep: bool, nodes: int | None, cards: int | None, folder: str) -> None:
     """Play the whole story on this machine: no GPU, cluster, root or container engine is needed.
 
-    The extender and the agent are the very processes that run in a cluster. API server, kube-scheduler,
-    kubelet and driver are simulated, kubectl is the real one. Ends with status 1 when an output is not what
-    the documents show.
+    The extender and the agent are the same programs as in a cluster. API server, kube-scheduler,
+    kubelet and driver are simulated, kubectl is the real one. Exits with 1 if an output is not what the
+    documentation shows.
 
     \b
     Examples:
-      gpuslice demo                  all stories, in about a quarter of a minute
+      gpuslice demo                  all stories, in about half a minute
       gpuslice demo --story pools    one of them
       gpuslice demo --dra            unchanged manifests as claims (dynamic resource allocation)
       gpuslice demo --keep --nodes 3 --cards 4
-                                     a cluster to try things on, from another shell
+                                     a cluster to try things out from another shell
     """
     if (nodes or cards) and (story or not keep):
         raise click.UsageError(

@@ -73,8 +73,8 @@ class Playing:
             if keep:
                 self.conclude()
                 async with console(places) as address:
-                    print(f"\nThe cluster on a page: {address}", flush=True)
-                    words = "The cluster goes on until Ctrl-C. In another shell:"
+                    print(f"\nThe cluster in your browser: {address}", flush=True)
+                    words = "The cluster keeps running until you press Ctrl-C. To use it from another shell:"
                     print(f"\n{words}\n\n{places.exports()}\n", flush=True)
                     await watching
             watching.cancel()

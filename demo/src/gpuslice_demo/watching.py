@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from gpuslice.core.contract import LABEL_SCHEDULE, LABEL_SHARED, SYSTEM_NAMESPACE
-from gpuslice_demo.install import IMAGE
+from gpuslice_demo.install import IMAGE, node_environment
 from gpuslice_demo.places import Places
 
 _LABELS = {"app": "gpushare", "component": "gpuslice-exporter"}
@@ -64,11 +64,7 @@ def _container(places: Places, port: int) -> dict[str, Any]:
             f"--pod-resources-kubelet-socket={_KUBELET}/pod-resources/kubelet.sock",
             f"--root={_HOST_FILES}",
         ],
-        "env": [
-            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
-            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
-            {"name": "KUBECONFIG", "value": str(places.kubeconfig)},
-        ],
+        "env": node_environment(places),
         "volumeMounts": [
             {"name": "kubelet", "mountPath": _KUBELET},
             {"name": "host-files", "mountPath": _HOST_FILES},

@@ -199,6 +199,12 @@ struct pool *pool_of_block(const struct allocation *allocation)
 void pool_settle_destroyed(struct pool *pool)
 {
     trim(pool, 0);
+    for (struct opened *next, *each = pool->opened; each; each = next) {
+        next = each->next;
+        sim_release(each->record);
+        free(each);
+    }
+    pool->opened = NULL;
     if (!pool->chunks)
         object_free(pool);
 }

@@ -20,6 +20,12 @@ struct chunk {
     struct chunk *next;
 };
 
+/* What an imported pool keeps of what was opened of it, until it is destroyed here. */
+struct opened {
+    uint32_t record;
+    struct opened *next;
+};
+
 enum { PINNED = 1, MANAGED = 2 }; /* allocation types */
 
 struct pool {
@@ -32,6 +38,7 @@ struct pool {
     int reuse[4];
     int handle_types;
     bool destroyed, is_default, imported;
+    struct opened *opened;
 };
 
 CUresult pool_allocate(struct pool *pool, uint64_t bytes, CUdeviceptr *address);

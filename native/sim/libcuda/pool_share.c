@@ -1,5 +1,6 @@
 /* Pools of other processes: the pool is found by a descriptor, each allocation by 64 bytes. What is opened here is
  * counted where it was allocated. */
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -65,6 +66,20 @@ EXPORT CUresult cuMemPoolExportPointer(void *out, CUdeviceptr address)
     return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* Of what was opened nothing leaves the card as long as the imported pool is there, freed or not, as seen with an H100. */
+static bool keep(struct pool *pool, uint32_t record, uint32_t generation)
+{
+    struct opened *opened = malloc(sizeof *opened);
+    uint32_t kept = opened ? sim_import(record, generation) : 0;
+    if (!kept) {
+        free(opened);
+        return false;
+    }
+    *opened = (struct opened){kept, pool->opened};
+    pool->opened = opened;
+    return true;
+}
+
 EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *data)
 {
     struct shared_block shared;
@@ -76,7 +91,9 @@ EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, 
     if (!record)
         return CUDA_ERROR_INVALID_VALUE;
     memory_lock();
-    struct allocation *made = allocation_new(shared.bytes, ALLOCATION_PLAIN, NULL); /* freed as other blocks are */
+    struct allocation *made = keep(pool, shared.record, shared.generation)
+                                  ? allocation_new(shared.bytes, ALLOCATION_PLAIN, NULL) /* freed as other blocks are */
+                                  : NULL;
     if (made) {
         made->device = pool->device;
         made->record = record;

@@ -254,60 +254,47 @@ static void empty_slot(uint32_t slot)
 /* ---- memory that nobody's process holds (rmobjexportimport.c of NVIDIA's open kernel modules: a kernel client of its own
  * keeps an exported object until its descriptor is closed, "even if the source rm client gets destroyed") */
 
-static int open_export(uint64_t number, int flags)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s.export-%llu", state_path, (unsigned long long)number);
-    return open(path, flags | O_CLOEXEC, 0666);
-}
+/* One file, as /dev/nvidiactl is, whose open files are told apart by their offset: nobody reads or writes there. A lock
+ * belongs to the open file behind a descriptor, so it lasts while any process has a copy of that. */
+#define EXPORT_BYTES 4096
 
-static void forget_export(uint64_t number)
+static struct flock lock_of_export(uint64_t number)
 {
-    char path[4096];
-    snprintf(path, sizeof path, "%s.export-%llu", state_path, (unsigned long long)number);
-    unlink(path);
-}
-
-/* Its lock belongs to the open file behind the descriptor, so it lasts while any process has a copy of that. */
-static bool export_is_open(uint64_t number)
-{
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
-    int file = open_export(number, O_RDWR);
-    if (file < 0)
-        return errno != ENOENT; /* no descriptor is left to ask with */
-    bool open = fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
-    close(file);
-    return open;
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)(number * EXPORT_BYTES), .l_len = 1};
 }
 
 static void drop_closed_exports(void)
 {
-    for (uint32_t index = 1; mapped->exports && index < mapped->record_high; index++) {
+    int file = mapped->exports ? open_beside(".exports") : -1;
+    for (uint32_t index = 1; file >= 0 && mapped->exports && index < mapped->record_high; index++) {
         const struct sim_record *record = &mapped->records[index];
-        if (!record->live || record->process != SIM_NOBODY || export_is_open(record->address))
+        if (!record->live || record->process != SIM_NOBODY)
             continue;
-        sim_release_locked(index); /* its file stays, as a device's does */
+        struct flock lock = lock_of_export(record->address);
+        if (fcntl(file, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK)
+            continue;
+        sim_release_locked(index);
         mapped->exports--;
     }
+    if (file >= 0) /* else no descriptor is left to ask with */
+        close(file);
 }
 
 /* A descriptor of the memory behind a record: `content` for those that import it, behind the record that keeps it. */
 int sim_export(uint32_t target, const void *content, size_t bytes)
 {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
     uint64_t number = atomic_fetch_add(&mapped->exported, 1) + 1;
-    int file = open_export(number, O_RDWR | O_CREAT | O_EXCL);
-    if (file < 0)
-        return -1;
+    struct flock lock = lock_of_export(number);
+    off_t place = lock.l_start;
+    int file = open_beside(".exports");
     struct sim_kept kept = {0};
-    bool written = fcntl(file, F_OFD_SETLK, &lock) == 0;
+    bool written = file >= 0 && fcntl(file, F_OFD_SETLK, &lock) == 0;
     if (written)
         kept = sim_keep(target, number);
-    written = written && kept.record && pwrite(file, &kept, sizeof kept, 0) == (ssize_t)sizeof kept &&
-              pwrite(file, content, bytes, sizeof kept) == (ssize_t)bytes;
-    if (!written) {
+    written = written && kept.record && pwrite(file, &kept, sizeof kept, place) == (ssize_t)sizeof kept &&
+              pwrite(file, content, bytes, place + (off_t)sizeof kept) == (ssize_t)bytes && lseek(file, place, SEEK_SET) == place;
+    if (!written && file >= 0) {
         close(file);
-        forget_export(number);
         return -1;
     }
     return file;
@@ -315,8 +302,9 @@ int sim_export(uint32_t target, const void *content, size_t bytes)
 
 bool sim_exported(int file, struct sim_kept *kept, void *content, size_t bytes)
 {
-    return pread(file, kept, sizeof *kept, 0) == (ssize_t)sizeof *kept &&
-           pread(file, content, bytes, sizeof *kept) == (ssize_t)bytes;
+    off_t place = lseek(file, 0, SEEK_CUR);
+    return place > 0 && pread(file, kept, sizeof *kept, place) == (ssize_t)sizeof *kept &&
+           pread(file, content, bytes, place + (off_t)sizeof *kept) == (ssize_t)bytes;
 }
 
 void sim_reap(void)

@@ -284,13 +284,21 @@ void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid)
 
 /* ---- memory shared with other processes ---- */
 
-void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
+static void change(_Atomic uint64_t *word, int64_t by)
+{
+    if (by > 0)
+        atomic_fetch_add(word, (uint64_t)by);
+    else
+        gs_subtract(word, (uint64_t)-by);
+}
+
+void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, int64_t bytes)
 {
     struct gs_attachment *at = changing(accounts, card);
     if (!at)
         return;
-    atomic_fetch_add(&accounts->mine[card].exported_bytes, bytes);
-    atomic_fetch_add(&at->slot->usage[card].exported_bytes, bytes);
+    change(&accounts->mine[card].exported_bytes, bytes);
+    change(&at->slot->usage[card].exported_bytes, bytes);
 }
 
 void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count)
@@ -298,14 +306,10 @@ void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count
     struct gs_attachment *at = changing(accounts, card);
     if (!at)
         return;
-    if (count > 0) {
-        atomic_fetch_add(&accounts->mine[card].imports, (uint64_t)count);
-        atomic_fetch_add(&at->slot->usage[card].imports, (uint64_t)count);
-    } else {
-        gs_subtract(&accounts->mine[card].imports, (uint64_t)-count);
-        gs_subtract(&at->slot->usage[card].imports, (uint64_t)-count);
-        gs_slots_forget_orphans(at->region, at->slot);
-    }
+    change(&accounts->mine[card].imports, count);
+    change(&at->slot->usage[card].imports, count);
+    if (count < 0)
+        gs_orphans_settle(&accounts->exports, at->region, at->slot);
 }
 
 void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
@@ -317,5 +321,5 @@ void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, ui
     gs_subtract(&accounts->mine[card].exported_bytes, bytes);
     gs_subtract(&at->slot->usage[card].exported_bytes, bytes);
     gs_accounts_return(accounts, card, bytes);
-    gs_slots_forget_orphans(at->region, at->slot);
+    gs_orphans_settle(&accounts->exports, at->region, at->slot);
 }

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "accounts/exports.h"
 #include "system/os.h"
 #include "region.h"
 
@@ -39,6 +40,7 @@ struct gs_accounts {
     _Atomic uint64_t looked_ns;
     _Atomic uint32_t host_pid;
     uint32_t moves;
+    struct gs_exports exports;
     char path[GS_PATH_ROOM];
 };
 
@@ -76,13 +78,13 @@ void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid);
 uint64_t gs_accounts_used(struct gs_accounts *accounts, uint32_t card);
 /* What this process holds of a card. */
 uint64_t gs_accounts_mine(const struct gs_accounts *accounts, uint32_t card);
-/* Empties the slots of processes that are no more; how many. */
-uint32_t gs_accounts_sweep(struct gs_accounts *accounts);
+/* Empties the slots of processes that are no more, and forgets what nobody keeps; whether less is counted. */
+bool gs_accounts_sweep(struct gs_accounts *accounts);
 
 /* Memory that other processes may have opened, and theirs opened here: freed by us, it may live on. */
-void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
+void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, int64_t bytes);
 void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count);
-/* Returns bytes that were exported: kept as orphaned while anybody else has imports open. */
+/* Returns bytes that were exported: kept as orphaned while anybody else has them open. */
 void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
 
 #endif

@@ -157,6 +157,7 @@ struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts)
 static bool claim(const struct gs_accounts *accounts, struct gs_attachment *at, uint64_t last)
 {
     gs_slots_sweep(at->region, NULL, accounts->path);
+    gs_orphans_settle(&accounts->exports, at->region, at->slot);
     struct gpuslice_slot *slot = gs_slot_claim(at->region, last);
     if (slot)
         gs_slot_lock(at->region, slot, accounts->path);
@@ -177,14 +178,15 @@ struct gs_attachment *gs_attach_claiming(struct gs_accounts *accounts)
     return has ? at : NULL;
 }
 
-uint32_t gs_accounts_sweep(struct gs_accounts *accounts)
+bool gs_accounts_sweep(struct gs_accounts *accounts)
 {
     gs_accounts_look(accounts);
     gs_lock(&lock);
     struct gs_attachment *at = gs_attached(accounts);
-    uint32_t swept = at && at->region ? gs_slots_sweep(at->region, at->slot, accounts->path) : 0;
+    bool less = at && at->region && gs_slots_sweep(at->region, at->slot, accounts->path);
+    less |= at && at->region && gs_orphans_settle(&accounts->exports, at->region, at->slot);
     gs_unlock(&lock);
-    return swept;
+    return less;
 }
 
 /* ---- mending, under the lock ---- */
@@ -240,6 +242,7 @@ static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
     atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
         write_holding(accounts, next, card);
+    gs_exports_show(&accounts->exports, region);
     atomic_store_explicit(&accounts->at, next, memory_order_release);
 }
 

@@ -74,7 +74,7 @@ static bool is_let_go(struct gpuslice_slot *slot, int64_t number, const char *pa
     return false;
 }
 
-/* Another pid namespace's processes cannot be seen, but a process holds its slot's lock while it is there. */
+/* A process that cannot be seen, as those of another pid namespace, holds its slot's lock while it is there. */
 static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *path)
 {
     uint64_t now = gs_coarse_ns(), since;
@@ -88,17 +88,22 @@ static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *
     return since && now - since > GONE_AFTER_NS;
 }
 
-/* What could not be read, now or when the slot was taken (no descriptor was left, say), tells nothing. */
-static bool is_there(const struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace)
+/* Whether the program that took the slot is there, as far as /proc tells. */
+enum presence { ABSENT, PRESENT, UNTOLD };
+
+/* What could not be read, now or when the slot was taken (another user's stack, or no descriptor was left), tells nothing. */
+static enum presence presence_of(const struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace)
 {
     struct gs_process process = gs_process(owner_pid(owner));
-    if (!process.alive || process.start_time == 0 || gs_load(&slot->start_time) == 0)
-        return process.alive;
+    if (!process.alive)
+        return ABSENT;
+    if (process.start_time == 0 || gs_load(&slot->start_time) == 0)
+        return UNTOLD;
     if (owner_word(owner_pid(owner), process.start_time, namespace) != owner)
-        return false;
+        return ABSENT;
     /* The same process, but is it the same program? exec frees the card and keeps the pid. */
     uint64_t stack = gs_load(&slot->start_stack);
-    return !stack || !process.start_stack || stack == process.start_stack;
+    return !stack || !process.start_stack ? UNTOLD : stack == process.start_stack ? PRESENT : ABSENT;
 }
 
 /* Whether the slot's owner is known to be gone. One that is just being claimed in another namespace may look as if nobody
@@ -108,7 +113,10 @@ static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *s
 {
     if (owner >> (OWNER_PID_BITS + OWNER_START_BITS) != namespace_hash(namespace))
         return !is_consistent(slot, owner) || is_unlocked(slot, slot - region->slots, path);
-    return !is_there(slot, owner, namespace) && is_let_go(slot, slot - region->slots, path);
+    enum presence presence = presence_of(slot, owner, namespace);
+    return presence == ABSENT   ? is_let_go(slot, slot - region->slots, path)
+           : presence == UNTOLD ? is_unlocked(slot, slot - region->slots, path)
+                                : false;
 }
 
 /* ---- emptying ---- */
@@ -136,19 +144,6 @@ static void empty(struct gpuslice_region *region, struct gpuslice_slot *slot)
     atomic_store(&slot->provisional, 0);
 }
 
-void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine)
-{
-    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
-        uint64_t orphaned = gs_load(&region->cards[card].orphaned_bytes), imports = 0;
-        if (!orphaned)
-            continue;
-        for (uint64_t i = 0; i < gs_slots_high(region, mine); i++)
-            imports += gs_load(&region->slots[i].owner) ? gs_bounded(&region->slots[i].usage[card].imports) : 0;
-        if (!imports)
-            atomic_compare_exchange_strong(&region->cards[card].orphaned_bytes, &orphaned, 0);
-    }
-}
-
 uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine, const char *path)
 {
     uint32_t swept = 0;
@@ -168,7 +163,6 @@ uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_sl
     }
     if (swept)
         atomic_fetch_add(&region->swept, swept);
-    gs_slots_forget_orphans(region, mine);
     return swept;
 }
 
@@ -192,7 +186,7 @@ static void take_over(struct gpuslice_region *region, struct gpuslice_slot *slot
     atomic_store(&slot->pid, gs_pid());
     atomic_store(&slot->pid_namespace, gs_pid_namespace());
     atomic_store(&slot->start_time, self.start_time);
-    atomic_store(&slot->start_stack, self.start_stack);
+    atomic_store(&slot->start_stack, gs_stack_is_random() ? self.start_stack : 0);
 }
 
 /* The n-th slot to try. Where the file was damaged, those behind the last one come first, in a ring: a thread that was

@@ -42,7 +42,5 @@ uint64_t gs_slots_leaving(struct gpuslice_region *region, uint32_t card);
 /* Locks the slot's byte of the file for as long as this program's memory lasts. */
 void gs_slot_lock(struct gpuslice_region *region, struct gpuslice_slot *slot, const char *path);
 void gs_slots_forget_lock(void); /* in a forked child: that lock is the parent's */
-/* Memory freed by its exporter, and no importer left in any slot: gone for good. */
-void gs_slots_forget_orphans(struct gpuslice_region *region, const struct gpuslice_slot *mine);
 
 #endif

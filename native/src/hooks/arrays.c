@@ -114,6 +114,14 @@ static bool begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape,
     return gs_reserve(request->place.card, request->bytes);
 }
 
+/* Beyond what any card takes (131,072 of any extent in NVIDIA's table of compute capabilities) it is for the driver to say what is
+ * wrong with a shape. Should it take it all the same, that is undone. */
+static bool is_for_the_driver(const CUDA_ARRAY3D_DESCRIPTOR *shape)
+{
+    enum { MOST_EXTENT = 131072 };
+    return shape->Width > MOST_EXTENT || shape->Height > MOST_EXTENT || shape->Depth > MOST_EXTENT;
+}
+
 /* What was not made gives back its part, and the page if nobody joined it meanwhile. */
 static void give_back(const struct request *request)
 {
@@ -147,15 +155,20 @@ static int finish(const struct request *request, int result, const void *made)
     return result;
 }
 
-#define CREATE(symbol, shape3d, levels, made, call)                                                                    \
+#define CREATE(symbol, shape3d, levels, made, destroy, call)                                                            \
     do {                                                                                                               \
         struct request request;                                                                                        \
         if (!gs_enter_cuda() || !shape)                                                                                \
             return DRIVER(symbol) call;                                                                                \
         CUDA_ARRAY3D_DESCRIPTOR whole = shape3d;                                                                       \
-        if (!begin(&request, &whole, levels))                                                                          \
+        bool refused = !begin(&request, &whole, levels);                                                               \
+        if (refused && !is_for_the_driver(&whole))                                                                     \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         int result = DRIVER(symbol) call;                                                                              \
+        if (refused && result == CUDA_SUCCESS)                                                                         \
+            DRIVER(destroy)(*made);                                                                                    \
+        if (refused)                                                                                                   \
+            return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;                                         \
         return finish(&request, result, result == CUDA_SUCCESS ? (const void *)*made : NULL);                          \
     } while (0)
 
@@ -164,27 +177,27 @@ static int finish(const struct request *request, int result, const void *made)
 
 int cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
 {
-    CREATE(cuArrayCreate, FLAT, 1, array, (array, shape));
+    CREATE(cuArrayCreate, FLAT, 1, array, cuArrayDestroy, (array, shape));
 }
 
 int cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
 {
-    CREATE(cuArrayCreate_v2, FLAT, 1, array, (array, shape));
+    CREATE(cuArrayCreate_v2, FLAT, 1, array, cuArrayDestroy, (array, shape));
 }
 
 int cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)
 {
-    CREATE(cuArray3DCreate, SOLID, 1, array, (array, shape));
+    CREATE(cuArray3DCreate, SOLID, 1, array, cuArrayDestroy, (array, shape));
 }
 
 int cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-    CREATE(cuArray3DCreate_v2, SOLID, 1, array, (array, shape));
+    CREATE(cuArray3DCreate_v2, SOLID, 1, array, cuArrayDestroy, (array, shape));
 }
 
 int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
-    CREATE(cuMipmappedArrayCreate, SOLID, levels, array, (array, shape, levels));
+    CREATE(cuMipmappedArrayCreate, SOLID, levels, array, cuMipmappedArrayDestroy, (array, shape, levels));
 }
 
 #define DESTROY(symbol)                                                                                                \

@@ -16,7 +16,7 @@ static void mark_exported(CUdeviceptr address)
     if (!gs_table_get(&gs_held, address, &entry) || entry.kind != GS_LINEAR)
         return;
     entry.kind |= GS_EXPORTED;
-    gs_accounts_exported(&gs_accounts, entry.card, entry.bytes);
+    gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
     gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
     gs_table_put(&gs_held, &entry);
 }

@@ -84,8 +84,18 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
     return height && row > UINT64_MAX / height ? UINT64_MAX : gs_round_up(row * height, GS_PAGE_BYTES);
 }
 
+/* A size that no number tells: it is for the driver to say what is wrong. Should it take it all the same, that is undone. */
+static int of_no_size(int result, const CUdeviceptr *address)
+{
+    if (result == CUDA_SUCCESS)
+        DRIVER(cuMemFree_v2)(*address);
+    return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;
+}
+
 int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
+    if (pitched_bytes(width, height) == UINT64_MAX && gs_enter_cuda())
+        return of_no_size(DRIVER(cuMemAllocPitch_v2)(address, pitch, width, height, element), address);
     struct request request = reserve_here(pitched_bytes(width, height));
     if (request.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;

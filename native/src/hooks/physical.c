@@ -1,6 +1,10 @@
 /* Physical memory behind virtual addresses. It lives while any handle or any mapping does, so references are counted:
  * releasing the handle of mapped memory frees nothing. */
+#define _GNU_SOURCE
 #include "hooks/physical.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "hooks/holders.h"
 #include "hooks/place.h"
@@ -72,6 +76,8 @@ void gs_physical_drop(uint64_t object)
     gs_table_take_of(&handles, entry.owner, object);
     if (!(entry.kind & GS_EXPORTED) || !gs_descriptors_keep(object))
         gs_release_entry(&entry);
+    else if ((entry.kind & 0xff) == GS_IMPORT)
+        gs_loan_ended(entry.card);
     gs_unpin(object); /* its members, if it is a group */
 }
 
@@ -189,18 +195,37 @@ int cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr
     return result;
 }
 
-static void mark_exported(uint64_t object, int descriptor)
+/* What was imported has its maker to count it, who may let go of it while the descriptor that is made here keeps it. So it
+ * counts here too. */
+static bool count_imported(const struct gs_entry *object)
+{
+    struct gs_card *card = NULL;
+    for (uint32_t i = 0; i < gs_card_count(); i++)
+        card = gs_card_at(i)->index == object->card ? gs_card_at(i) : card;
+    if (!card || !object->bytes || !gs_reserve(card, object->bytes))
+        return false;
+    gs_settle(card, object->bytes, object->bytes);
+    return true;
+}
+
+/* False: nobody would count what the descriptor keeps. */
+static bool mark_exported(uint64_t object, int descriptor)
 {
     struct gs_entry entry;
-    if (!gs_table_get(&objects, object, &entry) || (entry.kind & ~(uint32_t)GS_EXPORTED) != GS_LINEAR)
-        return;
-    if (!(entry.kind & GS_EXPORTED)) {
+    if (!gs_table_get(&objects, object, &entry) || entry.card >= GPUSLICE_CARDS)
+        return true;
+    bool first = !(entry.kind & GS_EXPORTED);
+    if ((entry.kind & 0xff) == GS_IMPORT ? first && !count_imported(&entry) : (entry.kind & 0xff) != GS_LINEAR)
+        return (entry.kind & 0xff) != GS_IMPORT;
+    if (first) {
         entry.kind |= GS_EXPORTED;
-        gs_accounts_exported(&gs_accounts, entry.card, entry.bytes);
+        gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
         gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
         gs_table_put(&objects, &entry);
     }
-    gs_descriptor_made(object, entry.card, entry.bytes, descriptor);
+    if (descriptor >= 0)
+        gs_descriptor_made(object, entry.card, entry.bytes, descriptor);
+    return true;
 }
 
 enum { POSIX_FILE_DESCRIPTOR = 1 };
@@ -211,9 +236,14 @@ int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h
     struct gs_entry entry;
     bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
     int result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
-    if (known && result == CUDA_SUCCESS)
-        mark_exported(entry.owner, type == POSIX_FILE_DESCRIPTOR && shareable ? *(int *)shareable : -1);
-    return result;
+    if (!known || result != CUDA_SUCCESS)
+        return result;
+    int descriptor = type == POSIX_FILE_DESCRIPTOR && shareable ? *(int *)shareable : -1;
+    if (mark_exported(entry.owner, descriptor))
+        return CUDA_SUCCESS;
+    if (descriptor >= 0)
+        syscall(SYS_close, descriptor);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* Counted where it was made. That it is open here keeps it counted when its maker goes. The card is the one it lies on:
@@ -234,7 +264,8 @@ int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *s
     }
     if (card) {
         gs_accounts_imported(&gs_accounts, card->index, 1);
-        gs_physical_made(*handle, card, 0, GS_IMPORT);
+        int descriptor = type == POSIX_FILE_DESCRIPTOR ? (int)(intptr_t)shareable : -1;
+        gs_physical_made(*handle, card, descriptor < 0 ? 0 : gs_export_size(descriptor), GS_IMPORT);
     }
     return result;
 }

@@ -171,7 +171,8 @@ int cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, int typ
     return result;
 }
 
-/* The blocks that were opened here of an imported pool stay its maker's until the pool is closed here, even if freed. */
+/* The blocks that were opened here of an imported pool stay its maker's until the pool is closed here, even if freed, and until
+ * they are freed, even if it is closed. */
 int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *data)
 {
     int device = -1;
@@ -181,8 +182,13 @@ int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *
         return result;
     int located = DRIVER(cuPointerGetAttribute)(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, *address);
     struct gs_card *card = located == CUDA_SUCCESS ? gs_card_of_device(device) : gs_current_place().card;
-    if (card)
-        gs_pool_opened(pool, card);
+    if (!card)
+        return result;
+    gs_pool_opened(pool, card);
+    gs_table_put(&gs_held, &(struct gs_entry){.key = *address,
+                                              .owner = (uint64_t)(uintptr_t)pool,
+                                              .kind = GS_STREAM_ORDERED,
+                                              .card = card->index});
     return result;
 }
 
@@ -192,7 +198,7 @@ int cuMemPoolExportPointer(void *data, CUdeviceptr address)
     bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolExportPointer)(data, address);
     if (active && result == CUDA_SUCCESS && gs_table_get(&gs_held, address, &entry) && entry.kind == GS_STREAM_ORDERED) {
-        entry.kind |= GS_LENT;
+        gs_pool_block_lent(&entry);
         gs_table_put(&gs_held, &entry);
     }
     return result;

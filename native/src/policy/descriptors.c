@@ -3,15 +3,15 @@
 #include "policy/driver_overhead.h"
 #include "policy/held.h"
 #include "system/at_fork.h"
-#include "system/open_file_locks.h"
 
 struct export {
     struct export *next;
     uint64_t object;
-    bool kept; /* the object is gone, the descriptor is what keeps its memory */
+    bool kept;      /* the object is gone, a descriptor is what keeps its memory */
+    bool untracked; /* one that cannot be followed counts as open */
     uint32_t card;
     uint64_t bytes;
-    struct gs_watch watch;
+    struct gs_bytes locked;
 };
 #define EXPORTS_AT_ONCE 32 /* in a mapping of their own, which is kept */
 
@@ -27,7 +27,15 @@ static void forget(void)
 }
 GS_AT_FORK(forget);
 
-static struct export *new_export(void)
+static struct export *export_of(uint64_t object)
+{
+    struct export *it = exports;
+    while (it && it->object != object)
+        it = it->next;
+    return it;
+}
+
+static struct export *new_export(uint64_t object, uint32_t card, uint64_t bytes)
 {
     if (!unused_exports) {
         struct export *more = gs_map_private(EXPORTS_AT_ONCE * sizeof *more);
@@ -37,48 +45,40 @@ static struct export *new_export(void)
         }
     }
     struct export *made = unused_exports;
-    if (made)
-        unused_exports = made->next;
-    return made;
+    if (!made)
+        return NULL;
+    unused_exports = made->next;
+    *made = (struct export){.next = exports, .object = object, .card = card, .bytes = bytes};
+    return exports = made;
 }
 
 void gs_descriptor_made(uint64_t object, uint32_t card, uint64_t bytes, int descriptor)
 {
     gs_lock(&exports_lock);
-    struct export *made = new_export();
-    if (made) {
-        made->object = object;
-        made->kept = false;
-        made->card = card;
-        made->bytes = bytes;
-        bool watched = gs_watch_begin(&made->watch, descriptor);
-        made->next = watched ? exports : unused_exports;
-        *(watched ? &exports : &unused_exports) = made;
-    }
+    struct export *made = export_of(object);
+    if (!made)
+        made = new_export(object, card, bytes);
+    struct gs_attachment at = gs_accounts_at(&gs_accounts);
+    if (made && !gs_export_made(&gs_accounts.exports, at.region, at.slot, &made->locked, card, bytes, descriptor))
+        made->untracked = true;
     gs_unlock(&exports_lock);
 }
 
-static bool has_export(uint64_t object)
-{
-    for (const struct export *it = exports; it; it = it->next)
-        if (it->object == object)
-            return true;
-    return false;
-}
+static bool is_open(const struct export *it) { return it->untracked || gs_export_is_open(&gs_accounts.exports, it->locked); }
 
-/* Takes those out of the list that were closed meanwhile: an object's, or (0) all whose object is gone. With the last of
- * these the memory is gone too. */
+/* Takes those out of the list of which no descriptor is open: an object's, or (0) all whose object is gone, and whose memory
+ * is gone with that. */
 static void forget_closed(uint64_t object)
 {
     for (struct export **at = &exports, *it; (it = *at);) {
-        if ((object ? it->object != object : !it->kept) || gs_watch_is_open(&it->watch)) {
+        if ((object ? it->object != object : !it->kept) || is_open(it)) {
             at = &it->next;
             continue;
         }
         *at = it->next;
         it->next = unused_exports;
         unused_exports = it;
-        if (!it->kept || has_export(it->object))
+        if (!it->kept)
             continue;
         gs_doubt(it->card, GS_UNLISTED, -(int64_t)it->bytes); /* before it is returned, as below */
         struct gs_entry gone = {.bytes = it->bytes, .kind = GS_LINEAR | GS_EXPORTED, .card = it->card};
@@ -91,17 +91,14 @@ bool gs_descriptors_keep(uint64_t object)
 {
     gs_lock(&exports_lock);
     forget_closed(object);
-    bool kept = false;
-    for (struct export *it = exports; it; it = it->next) {
-        if (it->object != object)
-            continue;
-        if (!kept) /* in nobody's figure, or an importer's */
-            gs_doubt(it->card, GS_UNLISTED, (int64_t)it->bytes);
-        kept = it->kept = true;
+    struct export *kept = export_of(object);
+    if (kept) { /* in nobody's figure, or an importer's */
+        gs_doubt(kept->card, GS_UNLISTED, (int64_t)kept->bytes);
+        kept->kept = true;
+        atomic_fetch_add(&lingering, 1);
     }
-    atomic_fetch_add(&lingering, kept);
     gs_unlock(&exports_lock);
-    return kept;
+    return kept != NULL;
 }
 
 bool gs_descriptors_settle(void)

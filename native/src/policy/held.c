@@ -74,6 +74,7 @@ static uint64_t release(struct gs_entry *entry)
         break;
     case GS_IMPORT:
         gs_loan_ended(entry->card);
+        bytes = entry->kind & GS_EXPORTED ? entry->bytes : 0;
         break;
     }
     if (entry->kind & GS_MANAGED) /* before it is returned: what is left out of the figure is counted */
@@ -105,6 +106,8 @@ static uint64_t most_of(const struct gs_entry *entry)
         return GS_PAGE_BYTES;
     case GS_SMALL:
         return gs_round_up(entry->bytes, GS_PAGE_BYTES) + GS_PAGE_BYTES;
+    case GS_IMPORT:
+        return entry->kind & GS_EXPORTED ? entry->bytes : 0;
     case GS_STREAM_ORDERED: /* a living pool tells itself what it keeps */
         return gs_pool_is_destroyed(entry->owner) || entry->kind & GS_LENT ? GS_MOST_BYTES : 0;
     default:

@@ -15,7 +15,10 @@ struct pool {
     uint64_t charged;
     uint64_t promised; /* reserved for growth that is under way: what it grows by till then is paid for */
     uint64_t unasked;  /* what it grew by beyond that, whoever noticed, since an allocation was settled last */
-    uint64_t shared;   /* of blocks that other processes may have opened, since they were freed here: by the pool's steps, which they keep whole */
+    uint64_t largest;  /* growth at once: no chunk is larger, and a block that is open elsewhere keeps the whole of its own */
+    uint64_t lent;     /* the chunks of blocks that other processes may have opened */
+    uint64_t shared;   /* the same of those that were freed here since */
+    uint64_t exported; /* what the accounts know of both, for the case of our end */
     uint64_t live;     /* blocks, once the program has destroyed the pool */
     uint32_t opened;   /* an imported one: counts as an import on its card */
     bool elsewhere;    /* on the host, or another process's: not ours to charge */
@@ -90,11 +93,20 @@ static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint
     *charged = now;
 }
 
+static void show_exported(struct pool *pool)
+{
+    uint64_t lent = pool->lent + pool->shared, now = lent < pool->charged ? lent : pool->charged;
+    if (now != pool->exported)
+        gs_accounts_exported(&gs_accounts, pool->card->index, (int64_t)(now - pool->exported));
+    pool->exported = now;
+}
+
 static void recharge_pool(struct pool *pool, uint64_t now, uint64_t reserved)
 {
     if (pool->managed)
         gs_doubt(pool->card->index, GS_UNLISTED, (int64_t)(now - pool->charged));
     recharge(pool->card, &pool->charged, now, reserved);
+    show_exported(pool);
 }
 
 /* What a pool gives back may live on where another process opened a block of it. */
@@ -104,10 +116,10 @@ static void leave_shared(struct pool *pool, uint64_t now)
     uint64_t bytes = less < pool->shared ? less : pool->shared;
     if (!bytes)
         return;
-    gs_accounts_exported(&gs_accounts, pool->card->index, bytes);
     gs_accounts_return_exported(&gs_accounts, pool->card->index, bytes);
     pool->shared -= bytes;
     pool->charged -= bytes;
+    pool->exported = gs_less(pool->exported, bytes);
 }
 
 /* `reserved`: by this thread, for growth that is over now. */
@@ -122,6 +134,8 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
         return;
     }
     leave_shared(pool, now);
+    if (gs_less(now, pool->charged) > pool->largest)
+        pool->largest = now - pool->charged;
     uint64_t covered = pool->charged + reserved;
     if (now > covered) { /* by a thread that grows it at this moment, perhaps, and has reserved for that */
         now = now - covered > pool->promised ? now - pool->promised : covered;
@@ -278,6 +292,19 @@ void gs_pool_opened(CUmemoryPool handle, struct gs_card *card)
     gs_unlock(&lock);
 }
 
+void gs_pool_block_lent(struct gs_entry *entry)
+{
+    gs_lock(&lock);
+    struct pool *pool = find(entry->owner);
+    if (pool && pool->card && !pool->elsewhere) {
+        entry->kind |= GS_LENT;
+        entry->bytes = pool->largest;
+        pool->lent += entry->bytes;
+        show_exported(pool);
+    }
+    gs_unlock(&lock);
+}
+
 /* ---- the end of a pool ---- */
 
 struct census {
@@ -328,8 +355,10 @@ void gs_pool_block_freed(const struct gs_entry *entry)
         return; /* of a living pool, which tells itself what it keeps */
     gs_lock(&lock);
     struct pool *pool = find(entry->owner);
-    if (pool && entry->kind & GS_LENT)
-        pool->shared += gs_round_up(entry->bytes, GS_POOL_STEP);
+    if (pool && entry->kind & GS_LENT) {
+        pool->lent = gs_less(pool->lent, entry->bytes);
+        pool->shared += entry->bytes;
+    }
     if (pool && pool->destroyed && --pool->live == 0)
         end_pool(pool);
     gs_unlock(&lock);

@@ -37,6 +37,8 @@ bool gs_pool_settle(CUmemoryPool pool, struct gs_card *card, uint64_t reserved);
 void gs_pool_made(CUmemoryPool pool, struct gs_card *card, bool managed);
 /* An imported pool's memory is open here, on this card. */
 void gs_pool_opened(CUmemoryPool pool, struct gs_card *card);
+/* Other processes may open this block from now on: it stands for its whole chunk then. */
+void gs_pool_block_lent(struct gs_entry *entry);
 void gs_pool_destroyed(CUmemoryPool pool);
 bool gs_pool_is_destroyed(uint64_t owner); /* of a block */
 /* A block is gone whose pool may be gone already. */

@@ -57,6 +57,8 @@ static void open_accounts_at(const char *prefix)
     char path[PATH_ROOM];
     if (join(path, prefix, "/var/lib/gpuslice/region"))
         gs_accounts_open(&gs_accounts, path);
+    if (join(path, prefix, "/etc/gpuslice"))
+        gs_exports_are_of(&gs_accounts.exports, path);
 }
 
 /* A limits file that cannot be read leaves no card at all: every allocation is refused. So does a region that cannot

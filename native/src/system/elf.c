@@ -35,25 +35,24 @@ static const ElfW(Dyn) * dynamic_section(const struct dl_phdr_info *object)
 }
 
 /* glibc leaves absolute addresses in the section, musl and the vdso relative ones. */
-static const void *pointer(const struct dl_phdr_info *object, const ElfW(Dyn) * entry)
+static const void *pointer(uintptr_t base, const ElfW(Dyn) * entry)
 {
     uintptr_t at = entry->d_un.d_ptr;
-    return (const void *)(at < object->dlpi_addr ? at + object->dlpi_addr : at);
+    return (const void *)(at < base ? at + base : at);
 }
 
-static bool find_symbols(const struct dl_phdr_info *object, struct symbols *symbols)
+static bool find_symbols(uintptr_t base, const ElfW(Dyn) * entry, struct symbols *symbols)
 {
     *symbols = (struct symbols){0};
-    const ElfW(Dyn) *entry = dynamic_section(object);
     for (; entry && entry->d_tag != DT_NULL; entry++) {
         if (entry->d_tag == DT_SYMTAB)
-            symbols->table = pointer(object, entry);
+            symbols->table = pointer(base, entry);
         else if (entry->d_tag == DT_STRTAB)
-            symbols->names = pointer(object, entry);
+            symbols->names = pointer(base, entry);
         else if (entry->d_tag == DT_GNU_HASH)
-            symbols->gnu_hash = pointer(object, entry);
+            symbols->gnu_hash = pointer(base, entry);
         else if (entry->d_tag == DT_HASH)
-            symbols->sysv_hash = pointer(object, entry);
+            symbols->sysv_hash = pointer(base, entry);
     }
     return symbols->table && symbols->names;
 }
@@ -92,30 +91,15 @@ static uint32_t find_by_count(const struct symbols *symbols, const char *name)
     return 0;
 }
 
-static const void *function_in(const struct dl_phdr_info *object, const char *name)
+static const void *function_in(uintptr_t base, const ElfW(Dyn) * dynamic, const char *name)
 {
     struct symbols symbols;
-    if (!find_symbols(object, &symbols))
+    if (!find_symbols(base, dynamic, &symbols))
         return NULL;
     uint32_t index = symbols.gnu_hash    ? find_by_gnu_hash(&symbols, name)
                      : symbols.sysv_hash ? find_by_count(&symbols, name)
                                          : 0;
-    return index ? (const void *)(object->dlpi_addr + symbols.table[index].st_value) : NULL;
-}
-
-struct search {
-    const char *name;
-    const void *found;
-};
-
-static int search_object(struct dl_phdr_info *object, size_t size, void *context)
-{
-    (void)size;
-    struct search *search = context;
-    if (holds(object, (const void *)gs_elf_function))
-        return 0;
-    search->found = function_in(object, search->name);
-    return search->found != NULL;
+    return index ? (const void *)(base + symbols.table[index].st_value) : NULL;
 }
 
 /* libc's own, not another preload library's: a program's tool that overrides dlsym would answer with our own hooks. */
@@ -129,6 +113,50 @@ static bool is_libc(const char *path)
     return false;
 }
 
+typedef int (*visit_function)(struct dl_phdr_info *, size_t, void *);
+typedef int (*iterate_function)(visit_function, void *);
+
+/* glibc's loader exports its list to debuggers, from the first program on and libc among the first of it, before anything that
+ * may be unloaded under our eyes. musl has no such name. */
+extern struct r_debug _r_debug __attribute__((weak));
+
+static iterate_function find_iterate(void)
+{
+    struct link_map *object = &_r_debug ? _r_debug.r_map : NULL;
+    const void *found = NULL;
+    for (; object && !found; object = object->l_next)
+        if (is_libc(object->l_name))
+            found = function_in(object->l_addr, object->l_ld, "dl_iterate_phdr");
+    return found ? (iterate_function)found : dl_iterate_phdr;
+}
+
+/* libc's own too: a tool in front of it looks that up by dlsym, which is us, or shows what was loaded when it started. */
+static int each_object(visit_function visit, void *context)
+{
+    static iterate_function libc;
+    iterate_function iterate = __atomic_load_n(&libc, __ATOMIC_RELAXED);
+    if (!iterate) {
+        iterate = find_iterate();
+        __atomic_store_n(&libc, iterate, __ATOMIC_RELAXED);
+    }
+    return iterate(visit, context);
+}
+
+struct search {
+    const char *name;
+    const void *found;
+};
+
+static int search_object(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct search *search = context;
+    if (holds(object, (const void *)gs_elf_function))
+        return 0;
+    search->found = function_in(object->dlpi_addr, dynamic_section(object), search->name);
+    return search->found != NULL;
+}
+
 static int search_libc(struct dl_phdr_info *object, size_t size, void *context)
 {
     return is_libc(object->dlpi_name) ? search_object(object, size, context) : 0;
@@ -137,8 +165,8 @@ static int search_libc(struct dl_phdr_info *object, size_t size, void *context)
 void *gs_elf_function(const char *name)
 {
     struct search search = {name, NULL};
-    if (!dl_iterate_phdr(search_libc, &search))
-        dl_iterate_phdr(search_object, &search);
+    if (!each_object(search_libc, &search))
+        each_object(search_object, &search);
     return (void *)search.found;
 }
 
@@ -163,7 +191,7 @@ static int copy_path(struct dl_phdr_info *object, size_t size, void *context)
 bool gs_elf_path_of(const void *address, char *path, size_t room)
 {
     struct path_search search = {address, path, room};
-    return dl_iterate_phdr(copy_path, &search) == 1;
+    return each_object(copy_path, &search) == 1;
 }
 
 bool gs_elf_own_path(char *path, size_t room) { return gs_elf_path_of((const void *)gs_elf_function, path, room); }
@@ -176,7 +204,7 @@ static int compare_file_name(struct dl_phdr_info *object, size_t size, void *con
 
 bool gs_elf_is_loaded(const char *file_name)
 {
-    return dl_iterate_phdr(compare_file_name, (void *)file_name) == 1;
+    return each_object(compare_file_name, (void *)file_name) == 1;
 }
 
 /* A copy under another name says in its file what it is. */
@@ -188,7 +216,7 @@ static bool is_named(const struct dl_phdr_info *object, const char *file_name)
         return true;
     for (const ElfW(Dyn) *entry = dynamic_section(object); entry && entry->d_tag != DT_NULL; entry++) {
         if (entry->d_tag == DT_STRTAB)
-            names = pointer(object, entry);
+            names = pointer(object->dlpi_addr, entry);
         else if (entry->d_tag == DT_SONAME)
             soname = entry->d_un.d_val;
     }
@@ -213,14 +241,14 @@ static int compare_holder(struct dl_phdr_info *object, size_t size, void *contex
 bool gs_elf_is_in(const void *address, const char *file_name)
 {
     struct whereabouts it = {address, file_name, false, false};
-    dl_iterate_phdr(compare_holder, &it);
+    each_object(compare_holder, &it);
     return it.named;
 }
 
 bool gs_elf_is_elsewhere(const void *address, const char *file_name)
 {
     struct whereabouts it = {address, file_name, false, false};
-    dl_iterate_phdr(compare_holder, &it);
+    each_object(compare_holder, &it);
     return it.found && !it.named;
 }
 
@@ -242,5 +270,5 @@ static int stop_at_holder(struct dl_phdr_info *object, size_t size, void *contex
 bool gs_elf_is_behind(const void *address)
 {
     struct order order = {address, false};
-    return dl_iterate_phdr(stop_at_holder, &order) == 1 && order.passed_us;
+    return each_object(stop_at_holder, &order) == 1 && order.passed_us;
 }

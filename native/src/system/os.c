@@ -17,6 +17,7 @@
 #include "system/elf.h"
 
 /* Of linux/futex.h, which not every libc brings. */
+enum { ADDR_NO_RANDOMIZE = 0x0040000 }; /* of linux/personality.h */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 static int open_file(const char *path, int flags)
@@ -66,13 +67,22 @@ static bool has_room(int file, size_t bytes)
     return syscall(SYS_fallocate, file, 0, (off_t)0, (off_t)bytes) == 0 || (errno != ENOSPC && errno != EDQUOT);
 }
 
+/* O_CREAT is for what is not there: in a folder that everybody may write the kernel refuses it for another user's file
+ * (fs.protected_regular, which systemd sets), even to root. */
+static int open_or_make(const char *path, int flags)
+{
+    int file = open_file(path, flags);
+    if (file < 0 && errno == ENOENT)
+        file = open_file(path, flags | O_CREAT | O_EXCL);
+    return file < 0 && errno == EEXIST ? open_file(path, flags) : file; /* somebody was quicker */
+}
+
 void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
 {
     int saved = errno;
     void *address = MAP_FAILED;
     struct stat found;
-    /* Made by the agent as a rule. */
-    int file = open_file(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK);
+    int file = open_or_make(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (file >= 0 && describe(file, &found) && is_plain(&found)) {
         if (found.st_size == 0)
             syscall(SYS_fchmod, file, 0666); /* other users of the container count here too, whatever our umask */
@@ -296,6 +306,17 @@ struct gs_process gs_process(uint32_t pid)
     return (struct gs_process){.alive = alive,
                                .start_time = host_ticks(field(behind + 2, 22 - 3)),
                                .start_stack = stack > 1 ? stack : 0};
+}
+
+/* Not under a debugger, say, or where the machine has it off. */
+bool gs_stack_is_random(void)
+{
+    char machine = '2';
+    int saved = errno;
+    unsigned long flags = (unsigned long)syscall(SYS_personality, 0xffffffffUL);
+    errno = saved;
+    gs_read_file("/proc/sys/kernel/randomize_va_space", &machine, 1);
+    return !(flags & ADDR_NO_RANDOMIZE) && machine != '0';
 }
 
 uint64_t gs_pid_namespace(void)

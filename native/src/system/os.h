@@ -44,6 +44,7 @@ struct gs_process {
     uint64_t start_stack; /* 0 when the kernel does not tell */
 };
 struct gs_process gs_process(uint32_t pid);
+bool gs_stack_is_random(void); /* whether this program's stack begins elsewhere than the next one's of this process */
 uint64_t gs_pid_namespace(void); /* inode; 0 when unknown */
 
 /* A lock of this process, not of the region. Zero is unlocked. */

@@ -31,6 +31,8 @@ __all__ = [
 
 STATE_VARIABLE: Final = "GPUSLICE_SIM_STATE"
 XID_EVENT: Final = 0x8
+_EXPORT_BYTES: Final = 4096
+"""Of the file of exported descriptors, for each: as `native/sim/state/state.c` has it."""
 """NVML's event type of a critical XID."""
 
 
@@ -125,20 +127,20 @@ class Machine:
         held = [0] * layout.CARDS
         for holding in self.holdings():
             held[holding.card] += holding.bytes
-        return tuple(self._reading(index, held[index]) for index in range(self._state.card_count))
-
-    def _reading(self, index: int, used_bytes: int) -> CardReading:
-        card = self._state.cards[index]
-        return CardReading(
-            index=index,
-            name=card.name.decode(),
-            uuid=card.uuid.decode(),
-            parent=card.parent if card.parent >= 0 else None,
-            total_mib=card.total_bytes // MIB,
-            idle_mib=card.idle_bytes // MIB,
-            used_bytes=used_bytes,
-            busy_ns=card.busy_ns,
-            lost=bool(card.lost),
+        cards = enumerate(self._state.cards[: self._state.card_count])
+        return tuple(
+            CardReading(
+                index=index,
+                name=card.name.decode(),
+                uuid=card.uuid.decode(),
+                parent=card.parent if card.parent >= 0 else None,
+                total_mib=card.total_bytes // MIB,
+                idle_mib=card.idle_bytes // MIB,
+                used_bytes=held[index],
+                busy_ns=card.busy_ns,
+                lost=bool(card.lost),
+            )
+            for index, card in cards
         )
 
     def holdings(self, pid: int | None = None) -> tuple[HeldMemory, ...]:
@@ -204,13 +206,13 @@ class Machine:
         return [(record, alive[record.process]) for record in held]
 
     def _is_exported(self, number: int) -> bool:
-        """Whether a descriptor of that memory is open in any process."""
+        """Whether a descriptor of that memory is open in any process, or on its way to one."""
         try:
-            file = os.open(f"{self.path}.export-{number}", os.O_RDWR)
+            file = os.open(f"{self.path}.exports", os.O_RDWR)
         except FileNotFoundError:
             return False
         try:
-            return _is_locked(file, 0)
+            return _is_locked(file, number * _EXPORT_BYTES)
         finally:
             os.close(file)
 

@@ -20,9 +20,7 @@ MOST_CARDS = 100
 SETTLED_S = 600.0
 """A pod that was placed less than this ago may still be loading: nobody tells it to ask for less."""
 MOST_MOVES = 4  # of pods on one card: who must move more gains little
-SIZE_RISK = (
-    "A peak is that of the time measured, with a tenth more: a pod that loads more one day is refused memory."
-)
+SIZE_RISK = "Sizes are the measured peak plus 10 %: a pod that needs more some day will be refused memory."
 MOVE_RISK = (
     "Moving a pod means deleting it and letting it be recreated: its work since the last checkpoint is lost, "
     "and its scheduler may choose another card. Node selectors, affinity and taints are not looked at here."
@@ -191,7 +189,7 @@ class _Room:
         found: list[Move] = []
         parts = [(each, each.placement.slices[0]) for each in self.holders[place] if each.placement]
         for allocation, part in sorted(parts, key=lambda pair: -pair[1].units):
-            target = self._best(part.units, part.compute_percent)
+            target = self._tightest(part.units, part.compute_percent)
             if target is None:
                 for other, left in before.items():  # all of it as it was
                     if self._left.get(other) != left:
@@ -203,7 +201,7 @@ class _Room:
         self.taken.update((move.node, move.card) for move in found)
         return tuple(found)
 
-    def _best(self, units: int, compute_percent: int) -> Place | None:
+    def _tightest(self, units: int, compute_percent: int) -> Place | None:
         for left in sorted(each for each, places in self._by_left.items() if each >= units and places):
             fitting = [each for each in self._by_left[left] if self._left[each][1] >= compute_percent]
             if fitting:

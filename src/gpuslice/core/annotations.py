@@ -160,7 +160,11 @@ def decode_placement(
     Raises `ContractError` naming the annotation that cannot be read.
     """
     if ANN_INDEX not in annotations:
-        return _placement_from_allocation(annotations, node_name, request)
+        text = annotations.get(ANN_ALLOCATION)
+        amounts = per_card(ANN_ALLOCATION, text) if text else {}
+        if amounts and request is not None and sum(amounts.values()) != request.units:
+            amounts = _evenly(request.units, list(amounts))
+        return _placement(node_name, amounts, _compute_per_card(annotations)) if amounts else None
     cards = _cards(annotations[ANN_INDEX])
     if request is not None:
         units = request.units
@@ -250,18 +254,6 @@ def _exact_allocation(annotations: Mapping[str, str], units: int) -> dict[int, i
     except ContractError:
         return None  # the first protocol stands on its own
     return amounts if sum(amounts.values()) == units else None
-
-
-def _placement_from_allocation(
-    annotations: Mapping[str, str], node_name: str, request: Request | None
-) -> Placement | None:
-    text = annotations.get(ANN_ALLOCATION)
-    if not text:
-        return None
-    amounts = per_card(ANN_ALLOCATION, text)
-    if amounts and request is not None and sum(amounts.values()) != request.units:
-        amounts = _evenly(request.units, list(amounts))
-    return _placement(node_name, amounts, _compute_per_card(annotations)) if amounts else None
 
 
 def _evenly(units: int, cards: list[int]) -> dict[int, int]:

@@ -177,12 +177,13 @@ class Pool:
                 "allowMultipleAllocations": True,
                 "attributes": self._attributes(card),
                 "capacity": {
-                    CLAIM_MEMORY: _memory(card.units, _SUFFIX[self.unit]),
-                    CLAIM_SLOTS: _steps(self.slots, default=1),
+                    # who names no amount of memory wants a card
+                    CLAIM_MEMORY: _capacity(card.units, default=card.units, suffix=_SUFFIX[self.unit]),
+                    CLAIM_SLOTS: _capacity(self.slots, default=1),
                 },
             }
             if self.divides_compute:
-                device["capacity"][CLAIM_COMPUTE] = _steps(WHOLE_CORE_PERCENT, default=0)
+                device["capacity"][CLAIM_COMPUTE] = _capacity(WHOLE_CORE_PERCENT, default=0)
             if (reason := self.unhealthy.get(card.index)) is not None:
                 value = re.sub(r"[^A-Za-z0-9_.-]+", "-", reason)[:63].strip("-_.")  # as a label's
                 device["taints"] = [{"key": CLAIM_TAINT, "value": value, "effect": "NoSchedule"}]
@@ -250,17 +251,10 @@ def semantic_version(text: str) -> str:
     return ".".join(str(int(part)) for part in [*parts, "0", "0"][:3])
 
 
-# Ranges begin at none, though a claim of nothing is refused when it is prepared: kube-scheduler looks for
-# room for admin access as well, so who only watches a full card has to ask for nothing of it.
-
-
-def _memory(units: int, suffix: str) -> dict[str, Any]:
-    """All of it, unless a claim asks for less: who names no amount wants a card."""
-    whole = f"{units}{suffix}"
-    valid = {"min": "0", "max": whole, "step": f"1{suffix}"}
-    return {"value": whole, "requestPolicy": {"default": whole, "validRange": valid}}
-
-
-def _steps(most: int, *, default: int) -> dict[str, Any]:
-    valid = {"min": "0", "max": str(most), "step": "1"}
-    return {"value": str(most), "requestPolicy": {"default": str(default), "validRange": valid}}
+def _capacity(most: int, *, default: int, suffix: str = "") -> dict[str, Any]:
+    """Its range begins at none, though a claim of nothing is refused when it is prepared: kube-scheduler
+    looks for room for admin access as well, so who only watches a full card has to ask for nothing of it.
+    """
+    valid = {"min": "0", "max": f"{most}{suffix}", "step": f"1{suffix}"}
+    policy = {"default": f"{default}{suffix}", "validRange": valid}
+    return {"value": f"{most}{suffix}", "requestPolicy": policy}

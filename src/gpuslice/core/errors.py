@@ -26,20 +26,17 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
-class InvalidRequestError(GpusliceError):
-    """A pod asks for something that can never be given; tell its author.
-
-    The message names the field, its value and what would be right.
-    """
+class FieldError(GpusliceError):
+    """The message names the field, its value and what would be right."""
 
     def __init__(self, field: str, value: object, must_be: str) -> None:
         super().__init__(f'{field} is "{shown(value)}", must be {must_be}')
         self.field = field
 
 
-class ContractError(GpusliceError):
+class InvalidRequestError(FieldError):
+    """A pod asks for something that can never be given; tell its author."""
+
+
+class ContractError(FieldError):
     """An annotation, ConfigMap or payload of the contract cannot be read; leave it out and say so."""
-
-    def __init__(self, field: str, value: object, must_be: str) -> None:
-        super().__init__(f'{field} is "{shown(value)}", must be {must_be}')
-        self.field = field

@@ -137,7 +137,21 @@ def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
     groups: dict[str, list[_Found]] = {}
     for each in found:
         groups.setdefault(each.reason, []).append(each)
-    classes = sorted(map(_class, groups.values()), key=lambda each: (not each.fits, -len(each.nodes)))
+    classes = []
+    for members in groups.values():
+        best = max(members, key=lambda each: each.most)
+        like = NodeClass(
+            members[0].reason,
+            tuple(sorted(each.name for each in members)),
+            fits=members[0].fits,
+            never=all(each.never for each in members),
+            detail=best.detail,
+        )
+        if best.state is not None and best.most >= 0:
+            card = best.state.node.cards[best.state.left.index(best.most)].index
+            like = replace(like, best=best.name, card=card, most=best.most)
+        classes.append(like)
+    classes.sort(key=lambda each: (not each.fits, -len(each.nodes)))
     hints = [*_hints(found, wish)]
     by_claims = [each.name for each in found if each.reason == BY_CLAIMS]
     if by_claims and not any(each.fits for each in found):
@@ -204,21 +218,6 @@ def obstacle(node: Place, wish: Wish) -> str:
     if len(terms) == 1:
         return f"Is not {unmet(terms[0], node.name, node.labels)}, as the pod's node affinity requires"
     return f"Meets none of the {len(terms)} terms of the pod's node affinity"
-
-
-def _class(members: Sequence[_Found]) -> NodeClass:
-    best = max(members, key=lambda each: each.most)
-    found = NodeClass(
-        members[0].reason,
-        tuple(sorted(each.name for each in members)),
-        fits=members[0].fits,
-        never=all(each.never for each in members),
-        detail=best.detail,
-    )
-    if best.state is None or best.most < 0:
-        return found
-    card = best.state.node.cards[best.state.left.index(best.most)].index
-    return replace(found, best=best.name, card=card, most=best.most)
 
 
 def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:
@@ -303,40 +302,28 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
         best = max(starved, key=lambda each: each.most)
         yield f"Cards are free on nodes that lack something else: {best.detail}."
     elif refused and all(each.never for each in shared):
-        yield _too_large(shared, request)
-        yield from _meant_in_mib(shared, request)
+        yield from _too_large(shared, request)
     else:
         yield from _pieces(refused, request)
 
 
-def _wanted(request: Request) -> str:
-    where = "of one card" if request.card_count == 1 else f"on each of {request.card_count} cards"
-    return f"{request.units_per_card} are wanted {where}"
-
-
-def _too_large(shared: Sequence[_Found], request: Request) -> str:
+def _too_large(shared: Sequence[_Found], request: Request) -> Iterable[str]:
     nodes = [each.state.node for each in shared if each.state is not None]
-    largest = max(gpu.units for node in nodes for gpu in node.cards)
-    if largest < request.units_per_card:
-        cards = f" on each of {request.card_count} cards" if request.card_count > 1 else ""
-        return (
-            f"It will never fit here: it asks for {counted(request.units_per_card, 'unit')}{cards}, and the "
-            f"largest card of the nodes that share any has {largest}. Ask for less, or spread it over more "
-            "cards."
-        )
-    most = max(sum(gpu.units >= request.units_per_card for gpu in node.cards) for node in nodes)
-    return (
-        f"It will never fit here: it asks for {counted(request.units_per_card, 'unit')} on each of "
-        f"{request.card_count} cards of one node, and no node has more than {most} that large. Ask for fewer "
-        "cards."
-    )
-
-
-def _meant_in_mib(shared: Sequence[_Found], request: Request) -> Iterable[str]:
-    """No card has a thousand GiB, and hardly one as few MiB: so large a request mistook the unit."""
-    largest = max(gpu.units for each in shared if each.state for gpu in each.state.node.cards)
+    largest = max(card.units for node in nodes for card in node.cards)
     asked, gib = request.units_per_card, UNIT_MIB["GiB"]
-    if largest < gib <= asked:
+    if largest < asked:
+        cards = f" on each of {request.card_count} cards" if request.card_count > 1 else ""
+        yield (
+            f"It will never fit here: it asks for {counted(asked, 'unit')}{cards}, and the "
+            f"largest shared card has {largest}. Ask for less, or spread it over more cards."
+        )
+    else:
+        most = max(sum(card.units >= asked for card in node.cards) for node in nodes)
+        yield (
+            f"It will never fit here: it asks for {counted(asked, 'unit')} on each of {request.card_count} "
+            f"cards of one node, and no node has more than {most} that large. Ask for fewer cards."
+        )
+    if largest < gib <= asked:  # no card has a thousand GiB, and hardly one as few MiB: the unit was mistaken
         units = counted(-(-asked // gib), "unit")
         yield f"If that is in MiB: a unit is one GiB here, and {asked} MiB are {units}."
 
@@ -361,7 +348,7 @@ def why_there(state: NodeState, pod: Pod) -> Iterable[str]:
         which = "emptiest" if state.node.packing == SPREAD else "fullest"
         what = "card that has" if len(back) == 1 else "cards that have"
         which = f"best joined and {which}" if link is not None else which
-        yield f"As things stand it is on the {which} {what} room for it, and would be put there again."
+        yield f"It is already on the {which} {what} room for it."
 
 
 def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
@@ -369,12 +356,14 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
     enough = [(total, each) for total, each in scattered if total >= request.units]
     if enough:
         total, best = max(enough, key=lambda pair: (pair[0], pair[1].name))
+        where = "of one card" if request.card_count == 1 else f"on each of {request.card_count} cards"
+        wanted = f"{request.units_per_card} are wanted {where}"
         yield (
             f"The free memory is fragmented: {best.name} has {counted(total, 'unit')} free in all, the most "
-            f"on one card is {best.most}, and {_wanted(request)}. It fits when a pod leaves."
+            f"on one card is {best.most}, and {wanted}. It will fit when a pod ends."
         )
         return
     all_free = sum(total for total, _ in scattered)
     if all_free:
-        are = f"{counted(all_free, 'unit')} {'is' if all_free == 1 else 'are'}"
-        yield f"{are} free on all these nodes together, on none of them {request.units}."
+        free = counted(all_free, "unit")
+        yield f"These nodes have {free} free in total, but none of them has {request.units}."

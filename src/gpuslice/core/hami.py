@@ -100,7 +100,13 @@ def remarks(pod: PodForm) -> Iterator[str]:
     """What of a pod that asks in HAMi's names is left out without changing what it gets."""
     if all(set(PARTS).isdisjoint(each.limits) for each in pod.containers):
         if any(EXCLUSIVE_GPU in each.limits for each in pod.containers):
-            yield from _of_whole_cards(pod)
+            why = f'limits["{EXCLUSIVE_GPU}"] without {MEMORY} asks for whole cards'
+            for name in ANNOTATIONS:
+                if given := pod.annotations.get(name):
+                    yield (
+                        f'metadata.annotations["{name}"] "{given}" has no effect: {why}, '
+                        "which NVIDIA's plugin chooses"
+                    )
         return
     for name, why in WITHOUT_EFFECT.items():
         if given := pod.annotations.get(name):
@@ -119,13 +125,6 @@ def remarks(pod: PodForm) -> Iterator[str]:
         for name in (entry.get("name", "") for entry in container.env):
             if why := next((why for known, why in ENVIRONMENT.items() if name.startswith(known)), ""):
                 yield f'container "{container.name}": env {name} has no effect: {why}'
-
-
-def _of_whole_cards(pod: PodForm) -> Iterator[str]:
-    why = f'limits["{EXCLUSIVE_GPU}"] without {MEMORY} asks for whole cards, which NVIDIA\'s plugin chooses'
-    for name in ANNOTATIONS:
-        if given := pod.annotations.get(name):
-            yield f'metadata.annotations["{name}"] "{given}" has no effect: {why}'
 
 
 def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:

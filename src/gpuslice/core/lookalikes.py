@@ -65,7 +65,7 @@ def resource_hint(name: str) -> str:
     if name in OTHERS:
         return f"{name} is {OTHERS[name]} name, which gpuslice does not know: ask for {EITHER_MEMORY}."
     (near,) = get_close_matches(name, _RESOURCES, n=1, cutoff=ALIKE) or ("",)
-    return f"{name} is no resource that gpuslice or NVIDIA gives out: did you mean {near}?" if near else ""
+    return f"{name} is not a resource of gpuslice or NVIDIA: did you mean {near}?" if near else ""
 
 
 def resource_hints(names: Iterable[str]) -> tuple[str, ...]:

@@ -48,8 +48,7 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
     """
     if slots is None or state.node.packing:
         slots = choose_slots(state, request)
-    barred = _barred(state.node, request)
-    if not slots or barred or not all(_fits(state, request, slot) for slot in slots):
+    if not slots or barred(state.node, request) or not all(_fits(state, request, slot) for slot in slots):
         return refuse(state, request)
     return on_cards(state.node.name, (state.node.cards[slot].index for slot in slots), request)
 
@@ -75,8 +74,8 @@ def refuse(state: NodeState, request: Request) -> Refusal:
     node = state.node
     if not node.divides_cards:
         return not_shared(node.name)
-    if (barred := _barred(node, request)) is not None:
-        return barred
+    if (refusal := barred(node, request)) is not None:
+        return refusal
     if node.kubelet_away:
         return Refusal(KUBELET_AWAY, never=False)
     roomy = [slot for slot, left in enumerate(state.left) if left >= request.units_per_card]
@@ -89,7 +88,7 @@ def refuse(state: NodeState, request: Request) -> Refusal:
         )
         reason = NO_CORE.format(name=request.names.compute)
         return Refusal(reason, never=state.node.compute_percent < request.compute_percent, detail=detail)
-    node, each = state.node, request.units_per_card
+    each = request.units_per_card
     large_enough = sum(card.units >= each for card in node.cards)
     never = large_enough < request.card_count
     if request.card_count > 1:
@@ -98,10 +97,14 @@ def refuse(state: NodeState, request: Request) -> Refusal:
             f"much free on {len(roomy)} of {len(node.cards)} cards"
         )
         return Refusal(NO_ROOM_IN_SEVERAL.format(count=request.card_count), never, detail)
-    return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {_most_free(state)}")
+    freest = max(range(len(state.left)), key=lambda slot: state.left[slot])
+    room = f"{state.left[freest]} of {node.cards[freest].units} (card {node.cards[freest].index})"
+    largest = max(card.units for card in node.cards)
+    most_free = f"the most free on one card of {node.name} is {room}, its largest card has {largest}"
+    return Refusal(NO_ROOM, never, f"asked for {counted(each, 'unit')} on one card; {most_free}")
 
 
-def _barred(node: Node, request: Request) -> Refusal | None:
+def barred(node: Node, request: Request) -> Refusal | None:
     """Why the node takes no pod of this kind, however empty it is."""
     if request.names != node.names:
         reason = OTHER_NAMES.format(offered=node.names.memory, asked=request.names.memory)
@@ -113,14 +116,6 @@ def _barred(node: Node, request: Request) -> Refusal | None:
         reason = CORE_REQUIRED.format(name=node.names.compute)
         return Refusal(reason, never=True, detail=f"{node.name} divides compute as well as memory")
     return None
-
-
-def _most_free(state: NodeState) -> str:
-    slot = max(range(len(state.left)), key=lambda slot: state.left[slot])
-    gpu = state.node.cards[slot]
-    largest = max(card.units for card in state.node.cards)
-    most = f"{state.left[slot]} of {gpu.units} (card {gpu.index})"
-    return f"the most free on one card of {state.node.name} is {most}, its largest card has {largest}"
 
 
 def _fits(state: NodeState, request: Request, slot: int) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_allocations import Allocation, NodeAllocations
+from gpuslice.core.placement import barred
 
 Cost = tuple[int, int, int, int, int]
 """Budgets violated, highest priority of a victim, sum of the priorities, number of victims, and minus the
@@ -72,7 +73,7 @@ def eviction(
     Pods that are leaving count as gone: what they free need not be freed again. `taken` is what they, or
     others, leave to somebody else.
     """
-    if _barred(allocations, request):
+    if allocations.node is None or barred(allocations.node, request):
         return None
     cards = _cards(allocations, priority, _leaves, taken)
     return _cheapest(allocations.name, cards, _Rules(request, importance, budgets))
@@ -107,7 +108,7 @@ def victims(
     count as gone. Where the cards need nobody, its choice stands: those before the pod want for room.
     `suffices` tells whether what the pod wants beside cards is there without these (uids).
     """
-    if _barred(allocations, request):
+    if allocations.node is None or barred(allocations.node, request):
         return None
     going = set(proposed)
     settled = _cards(allocations, None, lambda allocation: allocation.pod.uid in going, taken)
@@ -154,14 +155,6 @@ class _Card:
         if not request.compute_percent:
             core = NO_LIMIT
         return (units, core) if units >= 0 and core >= 0 else None
-
-
-def _barred(allocations: NodeAllocations, request: Request) -> bool:
-    """Whether the node takes no pod of this kind, no matter who leaves it."""
-    node = allocations.node
-    if node is None or node.tier < request.min_tier:
-        return True
-    return node.compute_required and not request.compute_percent
 
 
 def _cards(

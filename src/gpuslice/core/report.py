@@ -190,7 +190,22 @@ def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
         annotations=facts.annotations,
         capacity=facts.allocatable,  # the vendor's tools show what can be given out, not what is built in
     )
-    uses = [_pod_use(each) for each in pods if each.pod.request is not None]
+    uses = []
+    for each in (each for each in pods if each.pod.request is not None):
+        pod = each.pod
+        slices = pod.placement.slices if pod.placement is not None else ()
+        asked = pod.request.units if pod.request is not None else 0
+        uses.append(
+            PodUse(
+                namespace=pod.namespace,
+                name=pod.name,
+                phase=each.phase,
+                status=each.status,
+                units=sum(part.units for part in slices) if slices else asked,
+                by_card={part.card: part.units for part in slices},
+                compute_by_card={part.card: part.compute_percent for part in slices if part.compute_percent},
+            )
+        )
     uses.sort(key=lambda use: (use.pending, min(use.by_card, default=0), use.namespace, use.name))
     known = {card.index: card for card in node.cards}
     named = {index for use in uses for index in use.by_card}
@@ -205,21 +220,6 @@ def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
         for index in sorted(known.keys() | named)
     )
     return NodeUse(facts, facts.units, cards, tuple(uses), node.problem)
-
-
-def _pod_use(facts: PodFacts) -> PodUse:
-    pod = facts.pod
-    shares = pod.placement.slices if pod.placement is not None else ()
-    asked = pod.request.units if pod.request is not None else 0
-    return PodUse(
-        namespace=pod.namespace,
-        name=pod.name,
-        phase=facts.phase,
-        status=facts.status,
-        units=sum(part.units for part in shares) if shares else asked,
-        by_card={part.card: part.units for part in shares},
-        compute_by_card={part.card: part.compute_percent for part in shares if part.compute_percent},
-    )
 
 
 def _exclusive_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> ExclusiveUse:

@@ -77,15 +77,10 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
             f'pod: limits["{names.compute}"]', percent, f"{must_be}: a pod's containers share one card"
         )
     app_containers = sum(spec.kind is ContainerKind.APP for spec in everyone)
-    tier = _min_tier(labels or {})
-    return Request(units, card_count, percent, held, app_containers, names=names, min_tier=tier)
-
-
-def _min_tier(labels: Mapping[str, str]) -> Tier:
-    given = labels.get(LABEL_MIN_TIER, Tier.NONE.word)
-    if given not in TIERS:
-        raise InvalidRequestError(f'label "{LABEL_MIN_TIER}"', given, f"one of {', '.join(TIERS)}")
-    return TIERS[given]
+    tier = (labels or {}).get(LABEL_MIN_TIER, Tier.NONE.word)
+    if tier not in TIERS:
+        raise InvalidRequestError(f'label "{LABEL_MIN_TIER}"', tier, f"one of {', '.join(TIERS)}")
+    return Request(units, card_count, percent, held, app_containers, names=names, min_tier=TIERS[tier])
 
 
 def _one_set_of_names(asking: Sequence[ContainerSpec]) -> ResourceNames:

@@ -23,7 +23,7 @@ _RESOURCES = (
 
 _EXCLUSIVE = (
     Step(
-        "One app that needs 3 GiB, on a whole card, as without sharing.",
+        "Without sharing: one app that needs 3 GiB gets a whole card.",
         "kubectl apply -f examples/sharing/app-3g-v1-exclusive.yaml",
         exactly("statefulset.apps/app-3g-v1 created"),
     ),
@@ -33,7 +33,7 @@ _EXCLUSIVE = (
         columns("NAME READY STATUS RESTARTS AGE\napp-3g-v1-0 1/1 Running 0 «age»"),
     ),
     Step(
-        "Take it away again.",
+        "Delete it.",
         "kubectl delete statefulset app-3g-v1",
         containing('statefulset.apps "app-3g-v1" deleted'),
     ),
@@ -41,19 +41,19 @@ _EXCLUSIVE = (
 
 _SHARING = (
     Step(
-        "Share the node's cards: its label, and the resource is memory from now on.",
+        "Share the node's cards by setting its label: from now on it offers memory instead of cards.",
         f"kubectl label node {NODE} cgpu=true",
         exactly(f"node/{NODE} labeled"),
     ),
     INSTALL,
     agents_ready([NODE]),
     Step(
-        "No whole card is left to be had there, but 15 units of memory.",
+        "The node now offers 15 units of memory and no whole card.",
         _RESOURCES,
         exactly("0 whole cards, 15 units"),
     ),
     Step(
-        "The card's 16 GiB are 15 units.",
+        "The card of 16 GB counts as 15 units.",
         "kubectl inspect cgpu",
         exactly(
             "NAME                       IPADDRESS      GPU0(Allocated/Total)  GPU Memory(GiB)\n"
@@ -67,12 +67,12 @@ _SHARING = (
 
 TWO_APPS = (
     Step(
-        "The same app twice, each asking for 4 GiB of memory in place of a card.",
+        "Two replicas of the app, each requesting 4 GiB of memory instead of a card.",
         "kubectl apply -f examples/sharing/app-3g-v1.yaml",
         exactly("statefulset.apps/app-3g-v1 created"),
     ),
     Step(
-        "Both run on the one card.",
+        "Both run on the same card.",
         "kubectl inspect cgpu -d",
         exactly(
             "NAME:       cn-hangzhou.192.168.2.167\n"
@@ -89,20 +89,20 @@ TWO_APPS = (
         ),
     ),
     Step(
-        "Each sees 4301 MiB and not the card's 16130.",
+        "Each sees 4301 MiB instead of the card's 16130.",
         "kubectl exec -it app-3g-v1-0 -- nvidia-smi",
         exactly(smi.table(3193, 4301)),
         terminal=True,
     ),
     Step("", "kubectl exec -it app-3g-v1-1 -- nvidia-smi", exactly(smi.table(3193, 4301)), terminal=True),
     Step(
-        "On the node: both together, and the 10 MiB of the idle card.",
+        "On the node, nvidia-smi shows the sum of both, plus the 10 MiB of an idle card.",
         "nvidia-smi",
         containing(smi.table_of_node(6396, 16130)),
         on_node=NODE,
     ),
     Step(
-        "In one of them, ask for 1024 MiB more than it has left: refused, and the app goes on.",
+        "In one of them, try to allocate another 1024 MiB: refused, and the app keeps running.",
         "kubectl exec -it app-3g-v1-1 -- bash",
         containing(
             "gpu_cuda_malloc starting...\n"
@@ -120,12 +120,12 @@ TWO_APPS = (
 
 OVER_LIMIT = (
     Step(
-        "A third app says 4 GiB and takes 6.",
+        "A third app requests 4 GiB and allocates 6.",
         "kubectl apply -f examples/sharing/app-6g-v1.yaml",
         exactly("statefulset.apps/app-6g-v1 created"),
     ),
     Step(
-        "It crashes, again and again; its neighbours have not been restarted once.",
+        "It keeps crashing; its neighbours have not been restarted once.",
         "kubectl get pod",
         columns(
             "NAME READY STATUS RESTARTS AGE\n"
@@ -139,12 +139,12 @@ OVER_LIMIT = (
 
 WHO_USES_WHAT = (
     Step(
-        "Who used what? The exporter joins in.",
+        "Install the exporter to see who uses what.",
         "kubectl apply -f exporter.yaml",
         exactly("daemonset.apps/gpuslice-exporter created"),
     ),
     Step(
-        "The card, and each app beside its limit: the greedy one was refused, the others have what they had.",
+        "The card, and each app with its limit: the greedy one was refused, the others keep their memory.",
         "gpuslice top --once",
         columns(
             "NODE GPU MODEL UTIL MEMORY GIVEN OUT TEMP POWER HISTORY\n"
@@ -159,7 +159,7 @@ WHO_USES_WHAT = (
 
 _BACK = (
     Step(
-        "Give the card back: without pods on it, the label is all it takes.",
+        "Stop sharing: once no pod uses the card, the label is all it takes.",
         "kubectl delete statefulset app-3g-v1 app-6g-v1",
         containing('statefulset.apps "app-6g-v1" deleted'),
     ),
@@ -168,15 +168,15 @@ _BACK = (
         f"kubectl label node {NODE} cgpu=false --overwrite",
         exactly(f"node/{NODE} labeled"),
     ),
-    Step("It can be had whole again.", _RESOURCES, exactly("1 whole cards, 0 units")),
+    Step("The node offers a whole card again.", _RESOURCES, exactly("1 whole cards, 0 units")),
     Step(
-        "ACK's newer label says the same, where the old one does not speak: shared by memory and compute,",
+        "ACK's newer label works too, on nodes without the old one. It shares memory and compute …",
         f"kubectl label node {NODE} cgpu- ack.node.gpu.schedule=core_mem",
         exactly(f"node/{NODE} modified"),
     ),
     Step("", _RESOURCES, exactly("0 whole cards, 15 units")),
     Step(
-        "and back.",
+        "… and switches back.",
         f"kubectl label node {NODE} ack.node.gpu.schedule=default --overwrite",
         exactly(f"node/{NODE} labeled"),
     ),
@@ -185,7 +185,7 @@ _BACK = (
 
 STORY = Story(
     "cgpu",
-    "Two apps share one card, and a third is kept to its part",
+    "Two apps share one card, and a third is held to its limit",
     (NodePlan(NODE, "192.168.2.167", ("V100-SXM2-16GB",), exclusive=True),),
     _EXCLUSIVE + _SHARING + TWO_APPS + OVER_LIMIT + WHO_USES_WHAT + _BACK,
 )

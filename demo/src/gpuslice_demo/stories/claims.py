@@ -14,13 +14,13 @@ from gpuslice_demo.stories.installing import INSTALL
 
 _CLAIMS_READY = (
     Step(
-        "Give the node's cards out by claims: two labels.",
+        "Two labels make the node give out its cards through claims.",
         f"kubectl label node {NODE} cgpu=true gpuslice.io/mode=claims",
         exactly(f"node/{NODE} labeled"),
     ),
     INSTALL,
     Step(
-        "What claims need: a class of devices, who makes templates of claims, and who rewrites pods.",
+        "Claims need a device class, a controller for claim templates, and the webhook, which rewrites pods.",
         "kubectl apply -f claims.yaml -f webhook.yaml",
         columns(
             "deviceclass.resource.k8s.io/gpuslice.io created\n"
@@ -37,12 +37,12 @@ _CLAIMS_READY = (
         containing("successfully rolled out"),
     ),
     Step(
-        "The agent is a driver of claims now, and offers the node's card.",
+        "The agent is now a DRA driver and offers the node's card.",
         "kubectl get resourceslices",
         columns(f"NAME NODE DRIVER POOL AGE\n{NODE}-gpu.gpuslice.io-0 {NODE} gpu.gpuslice.io {NODE} «age»"),
     ),
     Step(
-        "Which pods: those of a namespace with this label.",
+        "This label selects the namespace whose pods use claims.",
         "kubectl label namespace default gpuslice.io/claims=true",
         exactly("namespace/default labeled"),
     ),
@@ -50,7 +50,7 @@ _CLAIMS_READY = (
 
 _CLAIMED = (
     Step(
-        "Nobody wrote a claim; each pod has one, with which kube-scheduler itself chose the card.",
+        "Nobody wrote a claim, but each pod has one, and kube-scheduler itself chose the card.",
         "kubectl get resourceclaims",
         columns(
             "NAME STATE AGE\n"
@@ -59,7 +59,7 @@ _CLAIMED = (
         ),
     ),
     Step(
-        "What is in force is in its status: 4 of 15 units, which are 4301 MiB.",
+        "The claim's status shows the limit that is enforced: 4 of 15 units, which are 4301 MiB.",
         "kubectl get resourceclaims -o jsonpath='{.items[0].status.devices[0].data}'",
         exactly('{"computePercent":0,"memoryLimitBytes":4509925376,"tier":"library","units":4}'),
     ),
@@ -67,12 +67,12 @@ _CLAIMED = (
 
 _FULL = (
     Step(
-        "12 of 15 units are taken. One more of 4 fits on no card.",
+        "12 of 15 units are allocated, so a fourth pod of 4 units does not fit.",
         "kubectl scale statefulset app-3g-v1 --replicas=3",
         exactly("statefulset.apps/app-3g-v1 scaled"),
     ),
     Step(
-        "kube-scheduler says little about that …",
+        "kube-scheduler says little about the reason …",
         "kubectl get events --field-selector reason=FailedScheduling",
         containing(
             "0/1 nodes are available: 1 cannot allocate all claims. still not schedulable, preemption: 0/1"
@@ -80,15 +80,15 @@ _FULL = (
         ),
     ),
     Step(
-        "… and gpuslice more.",
+        "… and gpuslice says more.",
         "gpuslice explain app-3g-v1-2",
-        containing("3 units are free on all these nodes together, on none of them 4."),
+        containing("These nodes have 3 units free in total, but none of them has 4."),
     ),
 )
 
 _FREE = (
     Step(
-        "The apps go, and their claims with them.",
+        "Deleting the apps deletes their claims.",
         "kubectl delete statefulset app-3g-v1 app-6g-v1",
         containing('statefulset.apps "app-6g-v1" deleted'),
     ),
@@ -98,7 +98,7 @@ _FREE = (
 
 STORY = Story(
     "claims",
-    "The same two apps, unchanged, by claims (dynamic resource allocation)",
+    "The same two apps, unchanged, with claims (dynamic resource allocation)",
     (NodePlan(NODE, "192.168.2.167", ("V100-SXM2-16GB",)),),
     _CLAIMS_READY + TWO_APPS + _CLAIMED + OVER_LIMIT + WHO_USES_WHAT + _FULL + _FREE,
 )

@@ -8,8 +8,8 @@ from gpuslice_demo.expected import columns
 from gpuslice_demo.steps import Step
 
 INSTALL = Step(
-    "Install the product: the scheduler extender and, on every node with the label, the agent; the plugin of"
-    " whole cards leaves those nodes.",
+    "Install gpuslice: the scheduler extender and, on every labelled node, the agent, which replaces the"
+    " device plugin for whole cards.",
     "kubectl apply -f install.yaml",
     columns(
         "daemonset.apps/gpushare-device-plugin-ds created\n"
@@ -29,7 +29,7 @@ def agents_ready(names: Iterable[str]) -> Step:
     """Wait until the agent of each of these nodes runs."""
     counts = " ".join([str(len(list(names)))] * 5)
     return Step(
-        "All of it runs as ordinary pods.",
+        "Everything runs as ordinary pods.",
         "kubectl get daemonset,deployment -n kube-system",
         columns(
             "NAME DESIRED CURRENT READY UP-TO-DATE AVAILABLE NODE SELECTOR AGE\n"

@@ -41,12 +41,12 @@ def _apply(number: str) -> Step:
 
 _WHOLE_CARDS = (
     Step(
-        "Two notebooks that each ask for a whole card.",
+        "Two notebooks that each request a whole card.",
         "kubectl apply -f examples/notebooks/gpu_deployment.yaml",
         exactly("deployment.apps/tf-notebook-gpu created\nservice/tf-notebook-gpu created"),
     ),
     Step(
-        "There is one card: one runs, one waits.",
+        "There is only one card: one notebook runs, the other waits.",
         "kubectl get pod --sort-by=.status.phase",
         columns(
             "NAME READY STATUS RESTARTS AGE\n"
@@ -55,13 +55,13 @@ _WHOLE_CARDS = (
         ),
     ),
     Step(
-        "Its events say why.",
+        "The event says why.",
         "kubectl get events --field-selector reason=FailedScheduling"
         " -o jsonpath='{.items[0].reason}  {.items[0].message}'",
         containing("FailedScheduling  0/6 nodes are available: 6 Insufficient nvidia.com/gpu."),
     ),
     Step(
-        "Take them away.",
+        "Delete them.",
         "kubectl delete -f examples/notebooks/gpu_deployment.yaml",
         columns('deployment.apps "tf-notebook-gpu" deleted«any»\nservice "tf-notebook-gpu" deleted«any»'),
     ),
@@ -72,12 +72,12 @@ _WHOLE_CARDS = (
 _SHARED_CARD = (
     replace(
         INSTALL,
-        say="The node with the whole card is given back; the product comes onto the others.",
+        say="Remove the node with the whole card, and install gpuslice on the others.",
         before=_remove_exclusive_node,
     ),
     agents_ready([SHARED]),
     Step(
-        "One node's card is shared; which, is shown beside the others.",
+        "All nodes, and which of them share their cards.",
         "gpuslice top node",
         exactly(
             "NAME                          IPADDRESS      ROLE    STATUS  GPU(Total)  GPU(Allocated)"
@@ -93,7 +93,7 @@ _SHARED_CARD = (
         ),
     ),
     Step(
-        "Its memory is 14 units.",
+        "The shared card has 14 units of memory.",
         "gpuslice top node -s",
         exactly(
             "NAME                          IPADDRESS      GPU0(Allocated/Total)\n"
@@ -104,14 +104,14 @@ _SHARED_CARD = (
         ),
     ),
     Step(
-        "Three notebooks, each with 4 GiB of the card and a service of its own.",
+        "Three notebooks, each with 4 GiB of the card and a Service of its own.",
         "kubectl apply -f examples/notebooks/mem_deployment.yaml",
         exactly("deployment.apps/tf-notebook created\nservice/tf-notebook created"),
     ),
     _apply("-2"),
     _apply("-3"),
     Step(
-        "All three run, on the same node.",
+        "All three run on the same node.",
         "kubectl get pod -o wide",
         columns(
             "NAME READY STATUS RESTARTS AGE IP NODE NOMINATED NODE READINESS GATES\n"
@@ -132,7 +132,7 @@ _SHARED_CARD = (
         ),
     ),
     Step(
-        "Twelve of the card's 14 units are given out.",
+        "12 of the card's 14 units are allocated.",
         "gpuslice top node -s",
         exactly(
             "NAME                          IPADDRESS      GPU0(Allocated/Total)\n"
@@ -143,7 +143,7 @@ _SHARED_CARD = (
         ),
     ),
     Step(
-        "To whom.",
+        "By pod.",
         "gpuslice top node -s -d",
         columns(
             "\nNAME: cn-zhangjiakou.192.168.3.184\n"
@@ -164,7 +164,7 @@ _SHARED_CARD = (
         ),
     ),
     Step(
-        "Each of them is shown its own 4308 MiB.",
+        "Each sees only its own 4308 MiB.",
         "for name in tf-notebook tf-notebook-2 tf-notebook-3; do kubectl exec deploy/$name --"
         " nvidia-smi --query-gpu=name,memory.total --format=csv,noheader; done",
         exactly("\n".join(["Tesla T4, 4308 MiB"] * 3)),

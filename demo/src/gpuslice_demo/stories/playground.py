@@ -1,4 +1,4 @@
-"""A cluster to try things in: as many nodes and cards as wanted, the webhook on, and pods of every fate."""
+"""A cluster to try things out: any number of nodes and cards, the webhook on, and pods in various states."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def playground(nodes: int, cards: int) -> Story:
     )
     return Story(
         "playground",
-        f"{nodes} nodes of {cards} cards to try things on",
+        f"{nodes} nodes of {cards} cards to try things out",
         plans,
         (
             INSTALL,
@@ -77,18 +77,18 @@ def playground(nodes: int, cards: int) -> Story:
                 containing("successfully rolled out"),
             ),
             Step(
-                "A pod that makes no sense is denied, with the field.",
+                "It denies a pod whose request is invalid, and names the field.",
                 "kubectl create -f denied.yaml",
                 containing("aliyun.com/gpu-count«any»two"),
             ),
             Step(
-                "Pods of every other fate.",
+                "Pods in various states.",
                 "kubectl apply -f pods.yaml",
                 containing("pod/idle created"),
             ),
             Step(
-                "One uses 3 of its 4 GiB, one computes, one takes more than it asked for, one fits on no"
-                " card, one has no image, one has done its work.",
+                "One uses 3 of its 4 GiB, one computes, one exceeds its limit, one fits on no card, one has"
+                " no image, and one has finished.",
                 "kubectl get pod",
                 columns(
                     "NAME READY STATUS RESTARTS AGE\n"
@@ -100,8 +100,8 @@ def playground(nodes: int, cards: int) -> Story:
                     "without-an-image 0/1 ImagePullBackOff 0 «age»"
                 ),
             ),
-            Step("Who has what.", "kubectl inspect cgpu", containing("GPU Memory")),
-            Step("Who uses what.", "gpuslice top --once", containing("computing")),
+            Step("What is allocated to whom.", "kubectl inspect cgpu", containing("GPU Memory")),
+            Step("What each pod uses.", "gpuslice top --once", containing("computing")),
         ),
         files=manifests(),
     )

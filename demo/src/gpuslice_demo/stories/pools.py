@@ -13,7 +13,7 @@ _SHARED = {"cgpu": "true"}
 
 _LABEL_CHANGE = (
     Step(
-        "A change of the isolation label counts from the agent's next start, so delete its pod.",
+        "A change of the isolation label takes effect when the agent restarts, so delete its pod.",
         f"kubectl label node {SHARED_ONLY} cgpu.disable.isolation=false --overwrite",
         exactly(f"node/{SHARED_ONLY} labeled"),
     ),
@@ -24,18 +24,18 @@ _LABEL_CHANGE = (
         columns('pod "gpushare-device-plugin-ds-«id»" deleted«any»'),
     ),
     Step(
-        "The DaemonSet makes a new one.",
+        "The DaemonSet creates a new one.",
         "kubectl get po -n kube-system -l name=gpushare-device-plugin-ds"
         f" --field-selector=spec.nodeName={SHARED_ONLY}",
         columns("NAME READY STATUS RESTARTS AGE\ngpushare-device-plugin-ds-«id» 1/1 Running 0 «age»"),
     ),
     Step(
-        "What ran goes on.",
+        "The running app is not affected.",
         "kubectl get po cgpu-test-no-isolation-0",
         columns("NAME READY STATUS RESTARTS AGE\ncgpu-test-no-isolation-0 1/1 Running 0 «age»"),
     ),
     Step(
-        "The same program there has its limit now.",
+        "The same program now has a limit there.",
         "kubectl apply -f examples/node-pools/cgpu-test.yaml && kubectl scale sts cgpu-test --replicas=2",
         columns("statefulset.apps/cgpu-test «any»\nstatefulset.apps/cgpu-test scaled"),
     ),
@@ -75,7 +75,7 @@ STORY = Story(
             ),
         ),
         Step(
-            "The agents, one on each node.",
+            "One agent runs on each node.",
             "kubectl get po -n kube-system -l name=gpushare-device-plugin-ds -o wide"
             " --sort-by=.spec.nodeName",
             columns(
@@ -87,12 +87,12 @@ STORY = Story(
             ),
         ),
         Step(
-            "A program that takes what it finds goes to the pool with limits.",
+            "A program that takes all the memory it sees goes to the pool with limits.",
             "kubectl apply -f examples/node-pools/cgpu-test.yaml",
             exactly("statefulset.apps/cgpu-test created"),
         ),
         Step(
-            "One that keeps to its part by itself goes to the other.",
+            "One that limits itself goes to the other.",
             "kubectl apply -f examples/node-pools/cgpu-test-no-isolation.yaml",
             exactly("statefulset.apps/cgpu-test-no-isolation created"),
         ),
@@ -106,17 +106,17 @@ STORY = Story(
             ),
         ),
         Step(
-            "With limits: TensorFlow took nearly all of what it was shown, which is 3 of 15 units.",
+            "With limits, TensorFlow sees 3 of 15 units, and takes nearly all of it.",
             "kubectl exec cgpu-test-0 -- nvidia-smi",
             exactly(smi.table(3039, 3226)),
         ),
         Step(
-            "Without: the whole card is to be seen.",
+            "Without limits, the program sees the whole card.",
             "kubectl exec cgpu-test-no-isolation-0 -- nvidia-smi",
             exactly(smi.table(1929, 16130)),
         ),
         Step(
-            "The program learned its part from its environment.",
+            "The environment tells the program its part.",
             "kubectl exec cgpu-test-no-isolation-0 -- env | grep ALIYUN | sort",
             exactly(
                 "ALIYUN_COM_GPU_MEM_CONTAINER=3\n"

@@ -27,11 +27,14 @@ async def ask_webhook(session: aiohttp.ClientSession, cluster: Cluster, call: We
     """Posts the review; whatever goes wrong is an answer with ``error``."""
     try:
         place = _place(cluster, call.client_config)
+        bundle, authority = call.client_config.get("caBundle"), None
+        if bundle and place.url.startswith("https:"):
+            authority = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
         async with session.post(
             place.url,
             data=msgspec.json.encode(call.review),
             headers={"content-type": "application/json"},
-            ssl=_tls(call.client_config, place.url),
+            ssl=authority or True,  # without one of its own, the system's
             server_hostname=place.server_name,
             timeout=aiohttp.ClientTimeout(total=call.timeout_s),
         ) as answer:
@@ -62,11 +65,3 @@ def _place(cluster: Cluster, config: Object) -> _Place:
     if not base:
         raise ValueError(f'service "{namespace}/{name}" has no annotation {SERVICE_URL}')
     return _Place(base.rstrip("/") + (service.get("path") or "/"), f"{name}.{namespace}.svc")
-
-
-def _tls(config: Object, url: str) -> ssl.SSLContext | bool:
-    """The system's authorities unless the configuration brings its own."""
-    bundle = config.get("caBundle")
-    if not bundle or not url.startswith("https:"):
-        return True
-    return ssl.create_default_context(cadata=base64.b64decode(bundle).decode())

@@ -56,7 +56,9 @@ def merged(
     if conflicts and not options.force:
         raise _conflict_error(conflicts)
     lost = {path for _, path in conflicts}
-    others = [left for entry in others if (left := _without(entry, lost))]
+    others = [
+        entry | {"fieldsV1": encode(left)} for entry in others if (left := managed.fields_of(entry) - lost)
+    ]
     mine = next((entry for entry in entries if managed.is_applier(entry, options)), {})
     owned_by_others = {path for entry in others for path in managed.fields_of(entry)}
     dropped = managed.fields_of(mine) - wanted.keys() - owned_by_others
@@ -71,16 +73,12 @@ def merged(
     return result
 
 
-def _without(entry: Object, lost: set[Path]) -> Object | None:
-    left = managed.fields_of(entry) - lost
-    return entry | {"fieldsV1": encode(left)} if left else None
-
-
 def _conflict_error(conflicts: list[Conflict]) -> ApiError:
-    causes = [
-        Cause(path_text(path), "FieldManagerConflict", f"conflict with {_who(entry)}")
-        for entry, path in conflicts
-    ]
+    causes = []
+    for entry, path in conflicts:
+        part = f' with subresource "{entry["subresource"]}"' if entry.get("subresource") else ""
+        who = f'"{entry["manager"]}"{part} using {entry["apiVersion"]}'
+        causes.append(Cause(path_text(path), "FieldManagerConflict", f"conflict with {who}"))
     if len(causes) == 1:
         message = f"Apply failed with 1 conflict: {causes[0].message}: {causes[0].field}"
     else:
@@ -93,11 +91,6 @@ def _conflict_error(conflicts: list[Conflict]) -> ApiError:
         ]
         message = f"Apply failed with {len(causes)} conflicts: " + "\n".join(parts)
     return ApiError(409, "Conflict", message, {"causes": [cause.to_dict() for cause in causes]})
-
-
-def _who(entry: Object) -> str:
-    part = f' with subresource "{entry["subresource"]}"' if entry.get("subresource") else ""
-    return f'"{entry["manager"]}"{part} using {entry["apiVersion"]}'
 
 
 class _Merge:

@@ -23,8 +23,9 @@ def admit_builtin(cluster: Cluster, resource: Resource, obj: Object) -> None:
         spec = obj["spec"]
         name = spec.setdefault("serviceAccountName", "default")
         spec["serviceAccount"] = name
-        spec = obj["spec"]
-        class_name = spec.get("priorityClassName") or _default_class(cluster)
+        classes = cluster.store.shelf("priorityclasses.scheduling.k8s.io").items.values()
+        default_class = next((entry.key[1] for entry in classes if entry.obj.get("globalDefault")), "")
+        class_name = spec.get("priorityClassName") or default_class
         if class_name in _SYSTEM_PRIORITIES:
             value, preemption = _SYSTEM_PRIORITIES[class_name], "PreemptLowerPriority"
         elif class_name:
@@ -39,7 +40,7 @@ def admit_builtin(cluster: Cluster, resource: Resource, obj: Object) -> None:
             spec["priorityClassName"] = class_name
         spec["priority"] = value
         spec.setdefault("preemptionPolicy", preemption)
-        _tolerate(obj["spec"])
+        _tolerate(spec)
     if resource.store == "services":
         _addresses(cluster, obj["spec"])
 
@@ -55,11 +56,6 @@ def _check_namespace(cluster: Cluster, resource: Resource, obj: Object) -> None:
         cause = Cause("metadata.namespace", "NamespaceTerminating", f"namespace {name} is being terminated")
         details = {**(error.details or {}), "causes": [cause.to_dict()]}
         raise ApiError(403, "Forbidden", error.message, details)
-
-
-def _default_class(cluster: Cluster) -> str:
-    classes = cluster.store.shelf("priorityclasses.scheduling.k8s.io").items.values()
-    return next((entry.key[1] for entry in classes if entry.obj.get("globalDefault")), "")
 
 
 def _tolerate(spec: Object) -> None:

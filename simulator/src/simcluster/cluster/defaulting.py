@@ -94,17 +94,14 @@ def _container(container: Object, host_network: bool) -> None:
             _set(port, hostPort=port.get("containerPort"))
     for probe in _PROBES:
         if probe in container:
-            _probe(container[probe])
+            found = container[probe]
+            _set(found, timeoutSeconds=1, periodSeconds=10, successThreshold=1, failureThreshold=3)
+            if "httpGet" in found:
+                _set(found["httpGet"], path="/", scheme="HTTP")
     for variable in container.get("env") or []:
         reference = (variable.get("valueFrom") or {}).get("fieldRef")
         if reference:
             _set(reference, apiVersion="v1")
-
-
-def _probe(probe: Object) -> None:
-    _set(probe, timeoutSeconds=1, periodSeconds=10, successThreshold=1, failureThreshold=3)
-    if "httpGet" in probe:
-        _set(probe["httpGet"], path="/", scheme="HTTP")
 
 
 def _template(template: Object) -> None:

@@ -78,19 +78,18 @@ def _rows(resource: Resource) -> list[Object]:
         own["shortNames"] = list(resource.short_names)
     if resource.categories:
         own["categories"] = list(resource.categories)
-    return [own, *(_part_row(resource, part) for part in resource.subresources)]
-
-
-def _part_row(resource: Resource, part: str) -> Object:
-    group, version, kind, verbs = _PARTS[part]
-    row: Object = {
-        "name": f"{resource.plural}/{part}",
-        "singularName": "",
-        "namespaced": resource.namespaced,
-        "kind": kind or resource.kind,
-        "verbs": verbs,
-    }
-    return row | ({"group": group, "version": version} if kind and version and group else {})
+    rows = [own]
+    for part in resource.subresources:
+        group, version, kind, verbs = _PARTS[part]
+        row: Object = {
+            "name": f"{resource.plural}/{part}",
+            "singularName": "",
+            "namespaced": resource.namespaced,
+            "kind": kind or resource.kind,
+            "verbs": verbs,
+        }
+        rows.append(row | ({"group": group, "version": version} if kind and version and group else {}))
+    return rows
 
 
 def wants_aggregated(request: Request) -> str:
@@ -103,7 +102,19 @@ def wants_aggregated(request: Request) -> str:
 
 def aggregated(catalog: Catalog, core: bool, version: str) -> Response:
     """All groups with all resources at once: of ``/api`` (core) or of ``/apis``."""
-    groups = [_aggregated_group(catalog, g, v) for g, v in catalog.group_versions() if (g == "") is core]
+    groups = []
+    for group, number in catalog.group_versions():
+        if (group == "") is core:
+            rows = [_aggregated_resource(resource) for resource in catalog.of(group, number)]
+            metadata: Object = {"creationTimestamp": None}
+            if group:
+                metadata["name"] = group
+            groups.append(
+                {
+                    "metadata": metadata,
+                    "versions": [{"version": number, "resources": rows, "freshness": "Current"}],
+                }
+            )
     body = {
         "kind": "APIGroupDiscoveryList",
         "apiVersion": f"apidiscovery.k8s.io/{version}",
@@ -111,14 +122,6 @@ def aggregated(catalog: Catalog, core: bool, version: str) -> Response:
         "items": groups,
     }
     return json_response(body, content_type=_AGGREGATED.format(version=version))
-
-
-def _aggregated_group(catalog: Catalog, group: str, version: str) -> Object:
-    rows = [_aggregated_resource(resource) for resource in catalog.of(group, version)]
-    return {
-        "metadata": {"name": group, "creationTimestamp": None} if group else {"creationTimestamp": None},
-        "versions": [{"version": version, "resources": rows, "freshness": "Current"}],
-    }
 
 
 def _aggregated_resource(resource: Resource) -> Object:
@@ -133,19 +136,12 @@ def _aggregated_resource(resource: Resource) -> Object:
         row["shortNames"] = list(resource.short_names)
     if resource.categories:
         row["categories"] = list(resource.categories)
-    if resource.subresources:
-        row["subresources"] = [_aggregated_part(resource, part) for part in resource.subresources]
-    return row
-
-
-def _aggregated_part(resource: Resource, part: str) -> Object:
-    group, version, kind, verbs = _PARTS[part]
-    own = _kind(resource.group, resource.version, resource.kind)
-    return {
-        "subresource": part,
-        "responseKind": _kind(group, version, kind) if kind else own,
-        "verbs": verbs,
-    }
+    parts = []
+    for part in resource.subresources:
+        group, version, kind, verbs = _PARTS[part]
+        kind_of_part = _kind(group, version, kind) if kind else row["responseKind"]
+        parts.append({"subresource": part, "responseKind": kind_of_part, "verbs": verbs})
+    return row | ({"subresources": parts} if parts else {})
 
 
 def _kind(group: str, version: str, kind: str) -> Object:

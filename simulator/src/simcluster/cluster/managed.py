@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from simcluster.cluster.fieldset import Leaves, Path, decode, encode, leaves
+from simcluster.cluster.fieldset import Path, decode, encode, leaves
 from simcluster.cluster.metadata import same_content
 from simcluster.cluster.moment import format_time
 from simcluster.cluster.request import Object, Request
@@ -76,7 +76,8 @@ def _updated(  # noqa: PLR0917 - one write seen from all sides
 ) -> list[Object]:
     before = leaves(cluster.schema, resource.schema, old) if old else {}
     after = leaves(cluster.schema, resource.schema, new)
-    changed, removed = _difference(before, after)
+    changed = {path for path, value in after.items() if path not in before or before[path] != value}
+    removed = before.keys() - after.keys()
     if "status" in resource.subresources and options.subresource != "status":
         changed = {path for path in changed if path[0] != "f:status"}
     if not changed and not removed:
@@ -92,12 +93,6 @@ def _updated(  # noqa: PLR0917 - one write seen from all sides
         elif left := fields - changed - removed:
             kept.append(entry if left == fields else entry | {"fieldsV1": encode(left)})
     return [*kept, mine | {"fieldsV1": encode(owned)}] if owned else kept
-
-
-def _difference(before: Leaves, after: Leaves) -> tuple[set[Path], set[Path]]:
-    """Paths that are new or have another value, and paths that are gone."""
-    changed = {path for path, value in after.items() if path not in before or before[path] != value}
-    return changed, before.keys() - after.keys()
 
 
 def owner_entry(cluster: Cluster, resource: Resource, options: WriteOptions, paths: set[Path]) -> Object:

@@ -25,7 +25,13 @@ def begin_metadata(cluster: Cluster, resource: Resource, namespace: str, obj: Ob
             "the namespace of the provided object does not match the namespace sent on the request:"
             f" {given!r}, {namespace!r}"
         )
-    _name(cluster, resource, metadata)
+    if not metadata.get("name"):
+        if not metadata.get("generateName"):
+            cause = Cause(
+                "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
+            )
+            raise invalid(resource.kind, resource.group, "", [cause])
+        metadata["name"] = metadata["generateName"] + cluster.identities.new_suffix()
     for key in ("resourceVersion", "selfLink", *_SERVER_OWNED):
         metadata.pop(key, None)
     if resource.namespaced:
@@ -36,17 +42,6 @@ def begin_metadata(cluster: Cluster, resource: Resource, namespace: str, obj: Ob
     metadata["creationTimestamp"] = format_time(cluster.now_s())
     if resource.has_generation:
         metadata["generation"] = 1
-
-
-def _name(cluster: Cluster, resource: Resource, metadata: Object) -> None:
-    if metadata.get("name"):
-        return
-    if not metadata.get("generateName"):
-        cause = Cause(
-            "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
-        )
-        raise invalid(resource.kind, resource.group, "", [cause])
-    metadata["name"] = metadata["generateName"] + cluster.identities.new_suffix()
 
 
 def carry_metadata(resource: Resource, current: Entry, obj: Object) -> None:

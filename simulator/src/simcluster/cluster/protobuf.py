@@ -96,23 +96,20 @@ def _bytes(value: Wire) -> bytes:
 def _message(schema: Schema, message: Message, data: bytes) -> Object:
     result: Object = {}
     for number, value in _fields(data):
-        if field := message.numbered.get(number):
-            _store(schema, field, value, result)
+        field = message.numbered.get(number)
+        if field is None:
+            continue
+        if field.shape == "map":
+            parts = dict(_fields(_bytes(value)))
+            key, item = _bytes(parts.get(1, b"")).decode(), _single(schema, field, parts.get(2, b""))
+            result.setdefault(field.name, {})[key] = item
+        elif field.shape == "list":
+            result.setdefault(field.name, []).append(_single(schema, field, value))
+        elif field.inline:
+            result.update(_single(schema, field, value))
+        else:
+            result[field.name] = _single(schema, field, value)
     return result
-
-
-def _store(schema: Schema, field: Field, value: Wire, result: Object) -> None:
-    if field.shape == "map":
-        data = _bytes(value)
-        parts = dict(_fields(data))
-        key, item = _bytes(parts.get(1, b"")).decode(), _single(schema, field, parts.get(2, b""))
-        result.setdefault(field.name, {})[key] = item
-    elif field.shape == "list":
-        result.setdefault(field.name, []).append(_single(schema, field, value))
-    elif field.inline:
-        result.update(_single(schema, field, value))
-    else:
-        result[field.name] = _single(schema, field, value)
 
 
 def _single(schema: Schema, field: Field, value: Wire) -> Any:

@@ -74,7 +74,10 @@ def _list_position(cluster: Cluster, request: Request) -> tuple[int, Key | None]
     wanted = request.query.get("resourceVersion", "")
     match = request.query.get("resourceVersionMatch", "")
     if token:
-        position = _decode_continue(token)
+        try:
+            position = msgspec.json.decode(base64.urlsafe_b64decode(token), type=_Continue)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise bad_request("continue key is not valid") from error
         return position.version, position.key
     if match and not wanted:
         raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
@@ -93,13 +96,6 @@ def parse_version(text: str) -> int:
         return int(text or 0)
     except ValueError as error:
         raise bad_request(f"Invalid value: {text!r}: resourceVersion must be a number") from error
-
-
-def _decode_continue(token: str) -> _Continue:
-    try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(token), type=_Continue)
-    except (ValueError, msgspec.DecodeError) as error:
-        raise bad_request("continue key is not valid") from error
 
 
 def watch(cluster: Cluster, target: Target, request: Request) -> Response:

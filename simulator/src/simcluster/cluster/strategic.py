@@ -31,7 +31,8 @@ class StrategicMerge:
         body = {key: value for key, value in patch.items() if not key.startswith("$")}
         if directive == "replace":
             return body
-        result = _retained(target, patch)
+        retained = patch.get(_RETAIN, target)
+        result = {key: value for key, value in target.items() if key in retained}
         for key, value in body.items():
             self._member(message.fields.get(key) if message else None, result, key, value)
         # the directives that stand beside a list: removal from sets of scalars, and the wanted order
@@ -51,7 +52,8 @@ class StrategicMerge:
         if value is None:
             result.pop(key, None)
         elif isinstance(value, dict):
-            merged = self._object(self._inner(field), _as_object(result.get(key)), value)
+            before = result.get(key)
+            merged = self._object(self._inner(field), before if isinstance(before, dict) else {}, value)
             if merged is None:
                 result.pop(key, None)
             else:
@@ -74,7 +76,8 @@ class StrategicMerge:
         for item in patch:
             if field.key not in item:
                 raise bad_request(f"map: {item} does not contain declared merge key: {field.key}")
-            position = _position(result, field.key, item[field.key])
+            names = [each.get(field.key) for each in result]
+            position = names.index(item[field.key]) if item[field.key] in names else None
             if item.get(_DIRECTIVE) == "delete":
                 if position is not None:
                     del result[position]
@@ -85,20 +88,6 @@ class StrategicMerge:
             else:
                 result[position] = merged
         return result
-
-
-def _retained(target: Object, patch: Object) -> Object:
-    if _RETAIN not in patch:
-        return dict(target)
-    return {key: value for key, value in target.items() if key in patch[_RETAIN]}
-
-
-def _as_object(value: Any) -> Object:
-    return value if isinstance(value, dict) else {}
-
-
-def _position(items: list[Any], key: str, wanted: Any) -> int | None:
-    return next((index for index, item in enumerate(items) if item.get(key) == wanted), None)
 
 
 def _ordered(items: list[Any], order: list[Any], key: str) -> list[Any]:

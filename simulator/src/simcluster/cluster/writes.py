@@ -36,7 +36,6 @@ from simcluster.cluster.quota import check_quotas
 from simcluster.cluster.reads import find
 from simcluster.cluster.render import renderer_for
 from simcluster.cluster.request import Object, Request, Response
-from simcluster.cluster.resources import Resource
 from simcluster.cluster.route import Target
 from simcluster.cluster.scope import keep_other_parts, without_client_status
 from simcluster.cluster.store import Entry, with_version
@@ -153,7 +152,11 @@ def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
     validation = request.query.get("fieldValidation", "Warn")
 
     def changed(current: Entry) -> Body:
-        patched = changer(_typed(target.resource, current))
+        known = current.copy()
+        if target.resource.group == "events.k8s.io":
+            known = to_events_group(known)
+        about = {"apiVersion": target.resource.api_version, "kind": target.resource.kind}
+        patched = changer(about | known)
         check_type(target.resource, patched)
         return decode_object(cluster.schema, target.resource, patched, validation)
 
@@ -187,12 +190,6 @@ def _apply(cluster: Cluster, target: Target, request: Request) -> Steps:
     obj = apply.begun(cluster, resource, body.obj, options)
     entry = yield from create_object(cluster, target, obj, options)
     return answer(cluster, target, request, entry, status=201, warnings=body.warnings)
-
-
-def _typed(resource: Resource, entry: Entry) -> Object:
-    """A copy as the client knows it."""
-    obj = to_events_group(entry.copy()) if resource.group == "events.k8s.io" else entry.copy()
-    return {"apiVersion": resource.api_version, "kind": resource.kind} | obj
 
 
 def patch_function(cluster: Cluster, schema_name: str, request: Request) -> Callable[[Object], Any]:

@@ -44,19 +44,14 @@ def reconcile(
         digest = template_hash(daemon_set["spec"]["template"])
         kept = {f"{name}-{value}" for value in held}
         past = record(daemon_set, "DaemonSet", digest, revisions, kept)
-        actions = _place(daemon_set, by_node, eligible)
+        namespace = daemon_set["metadata"]["namespace"]
+        missing = sorted(eligible - by_node.keys())
+        actions = [Create("Pod", _pod(daemon_set, node), namespace) for node in missing]
+        for node, there in by_node.items():
+            surplus = _surplus(there, node in eligible)
+            actions += [step for pod in surplus if not is_going(pod) for step in _delete(pod)]
         actions = past + (actions or _roll(daemon_set, by_node, eligible, now_s))
     return [*actions, *_status(daemon_set, by_node, eligible, now_s)]
-
-
-def _place(daemon_set: Object, by_node: Mapping[str, Sequence[Object]], eligible: set[str]) -> list[Action]:
-    namespace = daemon_set["metadata"]["namespace"]
-    missing = sorted(eligible - by_node.keys())
-    actions: list[Action] = [Create("Pod", _pod(daemon_set, node), namespace) for node in missing]
-    for node, pods in by_node.items():
-        surplus = _surplus(pods, node in eligible)
-        actions += [step for pod in surplus if not is_going(pod) for step in _delete(pod)]
-    return actions
 
 
 def _surplus(pods: Sequence[Object], eligible: bool) -> Sequence[Object]:

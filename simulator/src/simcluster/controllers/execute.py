@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,16 @@ class Executor:
                 case Delete():
                     await self._delete(key, action)
                 case Patch():
-                    await self._patch(action)
+                    part = "status" if action.status else ""
+                    with contextlib.suppress(NotFoundError):
+                        await self._client.merge_patch(
+                            self._kinds[action.kind],
+                            action.name,
+                            action.change,
+                            action.namespace,
+                            uid=action.uid,
+                            subresource=part,
+                        )
                 case Tell():
                     await self._tell(key[0], about, action)
                 case Again():
@@ -88,16 +98,6 @@ class Executor:
             return
         if action.uid in self._cache.of(action.kind):
             self._expected.deletion(key[1], action.uid)
-
-    async def _patch(self, action: Patch) -> None:
-        resource = self._kinds[action.kind]
-        part = "status" if action.status else ""
-        try:
-            await self._client.merge_patch(
-                resource, action.name, action.change, action.namespace, uid=action.uid, subresource=part
-            )
-        except NotFoundError:
-            return
 
     async def _tell(self, kind: str, about: Object | None, action: Tell) -> None:
         if about is None or kind not in _COMPONENTS:

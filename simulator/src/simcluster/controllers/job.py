@@ -150,7 +150,11 @@ class _Look:
 
     def _end(self, kind: str, reason: str, message: str) -> list[Action]:
         criteria = "SuccessCriteriaMet" if kind == "Complete" else "FailureTarget"
-        conditions = [self._condition(item, reason, message) for item in (criteria, kind)]
+        now = format_time(self.now_s)
+        about = {"status": "True", "lastProbeTime": now, "lastTransitionTime": now}
+        conditions = [
+            {"type": item, **about, "reason": reason, "message": message} for item in (criteria, kind)
+        ]
         self.active = []
         ended: dict[str, Any] = {"conditions": conditions}
         if kind == "Complete":
@@ -159,11 +163,6 @@ class _Look:
         else:
             event = Tell(reason, message, "Warning")
         return [*self._write_status(ended), event]
-
-    def _condition(self, kind: str, reason: str, message: str) -> dict[str, Any]:
-        now = format_time(self.now_s)
-        times = {"lastProbeTime": now, "lastTransitionTime": now}
-        return {"type": kind, "status": "True", **times, "reason": reason, "message": message}
 
     def _write_status(self, more: Mapping[str, Any]) -> list[Action]:
         status: dict[str, Any] = {

@@ -60,7 +60,14 @@ def _taint(node: Object, now_s: float) -> list[Action]:
     """The taints that follow from Ready and from cordoning, beside those somebody else set."""
     held = (node.get("spec") or {}).get("taints") or []
     wanted = [item for item in held if item["key"] not in _OURS]
-    for key, effect in _needed(node):
+    needed: list[tuple[str, str]] = []
+    ready = condition(node, "Ready").get("status")
+    if ready in ("False", "Unknown"):
+        key = NOT_READY if ready == "False" else UNREACHABLE
+        needed += [(key, "NoSchedule"), (key, "NoExecute")]
+    if (node.get("spec") or {}).get("unschedulable"):
+        needed.append((UNSCHEDULABLE, "NoSchedule"))
+    for key, effect in needed:
         known = next((item for item in held if item["key"] == key and item["effect"] == effect), None)
         stamp = {"timeAdded": format_time(now_s)} if effect == "NoExecute" else {}
         wanted.append(known or {"key": key, "effect": effect, **stamp})
@@ -71,17 +78,6 @@ def _taint(node: Object, now_s: float) -> list[Action]:
         "metadata": {"resourceVersion": node["metadata"]["resourceVersion"]},
     }
     return [patch("Node", node, change)]
-
-
-def _needed(node: Object) -> list[tuple[str, str]]:
-    needed: list[tuple[str, str]] = []
-    ready = condition(node, "Ready").get("status")
-    if ready in ("False", "Unknown"):
-        key = NOT_READY if ready == "False" else UNREACHABLE
-        needed += [(key, "NoSchedule"), (key, "NoExecute")]
-    if (node.get("spec") or {}).get("unschedulable"):
-        needed.append((UNSCHEDULABLE, "NoSchedule"))
-    return needed
 
 
 def _keys(taints: Sequence[Object]) -> set[tuple[str, str, str]]:

@@ -16,7 +16,12 @@ def node_takes(spec: Object, node: Object) -> bool:
     labels = labels_of(node)
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
-    return meets(spec.get("affinity"), node["metadata"]["name"], labels) and _tolerates_all(spec, node)
+    taints = (node.get("spec") or {}).get("taints") or []
+    driving = [taint for taint in taints if taint["effect"] in ("NoSchedule", "NoExecute")]
+    tolerations = spec.get("tolerations") or []
+    return meets(spec.get("affinity"), node["metadata"]["name"], labels) and all(
+        any(tolerates(item, taint) for item in tolerations) for taint in driving
+    )
 
 
 def pinned_node(pod: Object) -> str:
@@ -30,18 +35,12 @@ def pinned_node(pod: Object) -> str:
     return ""
 
 
-def _tolerates_all(spec: Object, node: Object) -> bool:
-    taints = (node.get("spec") or {}).get("taints") or []
-    driving = [taint for taint in taints if taint["effect"] in ("NoSchedule", "NoExecute")]
-    return all(any(tolerates(item, taint) for item in spec.get("tolerations") or []) for taint in driving)
-
-
 def tolerates(toleration: Object, taint: Object) -> bool:
     """Whether one toleration covers one taint."""
-    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
-    if toleration.get("key") and toleration["key"] != taint["key"]:
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
         return False
     if toleration.get("operator") == "Exists":
         return True
-    return bool(toleration.get("key")) and toleration.get("value", "") == taint.get("value", "")
+    return bool(toleration.get("key")) and (toleration.get("value") or "") == (taint.get("value") or "")

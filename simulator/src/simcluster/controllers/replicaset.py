@@ -26,24 +26,16 @@ def reconcile(replica_set: Object, pods: Sequence[Object], now_s: float) -> list
     active = [pod for pod in pods if is_active(pod)]
     actions: list[Action] = []
     if not is_going(replica_set):
+        metadata = replica_set["metadata"]
+        reference = controller_reference(replica_set, "apps/v1", "ReplicaSet")
         missing = replica_set["spec"].get("replicas", 1) - len(active)
-        actions = _create(replica_set, missing) if missing > 0 else _delete(active, -missing)
+        for _ in range(min(missing, _BURST)):
+            pod = new_pod(replica_set["spec"]["template"], reference, {}, generateName=f"{metadata['name']}-")
+            actions.append(Create("Pod", pod, metadata["namespace"]))
+        for surplus in sorted(active, key=deletion_rank)[: max(min(-missing, _BURST), 0)]:
+            name = surplus["metadata"]["name"]
+            actions += [Tell("SuccessfulDelete", f"Deleted pod: {name}"), delete("Pod", surplus)]
     return [*actions, *_status(replica_set, active, now_s)]
-
-
-def _create(replica_set: Object, count: int) -> list[Action]:
-    metadata = replica_set["metadata"]
-    reference = controller_reference(replica_set, "apps/v1", "ReplicaSet")
-    pod = new_pod(replica_set["spec"]["template"], reference, {}, generateName=f"{metadata['name']}-")
-    return [Create("Pod", pod, metadata["namespace"]) for _ in range(min(count, _BURST))]
-
-
-def _delete(active: Sequence[Object], count: int) -> list[Action]:
-    actions: list[Action] = []
-    for pod in sorted(active, key=deletion_rank)[: min(count, _BURST)]:
-        name = pod["metadata"]["name"]
-        actions += [Tell("SuccessfulDelete", f"Deleted pod: {name}"), delete("Pod", pod)]
-    return actions
 
 
 def _status(replica_set: Object, active: Sequence[Object], now_s: float) -> list[Action]:

@@ -38,14 +38,10 @@ def record(owner: Object, kind: str, label: str, held: Sequence[Object], in_use:
     actions: list[Action] = []
     if known["revision"] != newest:
         actions.append(patch("ControllerRevision", known, {"revision": newest + 1}))
-    return actions + _surplus(owner, held, in_use | {name})
-
-
-def _surplus(owner: Object, held: Sequence[Object], in_use: set[str]) -> list[Action]:
-    idle = [item for item in held if item["metadata"]["name"] not in in_use]
-    count = len(idle) - owner["spec"].get("revisionHistoryLimit", 10)
+    idle = [item for item in held if item["metadata"]["name"] not in in_use | {name}]
+    surplus = max(len(idle) - owner["spec"].get("revisionHistoryLimit", 10), 0)
     oldest = sorted(idle, key=lambda item: int(item.get("revision", 0)))
-    return [delete("ControllerRevision", item) for item in oldest[: max(count, 0)]]
+    return actions + [delete("ControllerRevision", item) for item in oldest[:surplus]]
 
 
 def template_of(revision: Object) -> Object:

@@ -94,12 +94,10 @@ class Controllers:
         self._touch_graph(kind, obj, gone)
         if kind in self._reconcilers and not gone and (kind != "Pod" or claims.names(obj)):
             self._queue.add((kind, uid))
-        if kind == "Namespace" or self._is_in_ending_namespace(obj):
-            namespace = (
-                obj if kind == "Namespace" else self._cache.get("Namespace", "", obj["metadata"]["namespace"])
-            )
-            if namespace is not None:
-                self._queue.add(("Namespace", namespace["metadata"]["uid"]))
+        home = obj["metadata"].get("namespace", "")
+        namespace = obj if kind == "Namespace" else self._cache.get("Namespace", "", home)
+        if namespace and (kind == "Namespace" or namespace["metadata"].get("deletionTimestamp")):
+            self._queue.add(("Namespace", namespace["metadata"]["uid"]))
         if owner := controller_uid(obj):
             self._touch_owner(obj, owner)
         # A node matters to every DaemonSet, a pod to its services and to a node that drives it away
@@ -107,19 +105,25 @@ class Controllers:
         if kind == "Node" and gone:
             self._queue.add_after((_LOST_NODE, name), self._settings.node_grace_s)
         if kind == "Node" and self._looks_different(obj, gone):
-            for uid in self._cache.of("DaemonSet"):
-                self._queue.add(("DaemonSet", uid))
+            self._touch("DaemonSet", lambda _: True)
         elif kind == "ResourceClaim" and not gone:
             self._queue.add((kind, uid))
         elif kind == "ResourceClaimTemplate":
-            self._touch_claiming_pods(obj["metadata"]["namespace"], name)
+            self._touch("Pod", lambda pod: _home(pod) == home and name in claims.templates(pod))
         elif kind == "Pod":
-            self._touch_claims_of(obj)
-            for uid, service in self._cache.of("Service").items():
-                if services.selects_pod(service, obj):
-                    self._queue.add(("Service", uid))
-            self._touch_tainted_node(obj["spec"].get("nodeName", ""))
-            self._touch_quotas(obj["metadata"]["namespace"])
+            for claim_name in filter(None, claims.names(obj).values()):
+                if (claim := self._cache.get("ResourceClaim", home, claim_name)) is not None:
+                    self._queue.add(("ResourceClaim", claim["metadata"]["uid"]))
+            node = self._cache.get("Node", "", obj["spec"].get("nodeName", ""))
+            if node is not None and (node.get("spec") or {}).get("taints"):
+                self._queue.add(("Node", node["metadata"]["uid"]))
+            self._touch("Service", lambda service: services.selects_pod(service, obj))
+            self._touch("ResourceQuota", lambda quota: _home(quota) == home)
+
+    def _touch(self, kind: str, concerned: Callable[[Object], bool]) -> None:
+        for uid, each in self._cache.of(kind).items():
+            if concerned(each):
+                self._queue.add((kind, uid))
 
     def _touch_graph(self, kind: str, obj: Object, gone: bool) -> None:
         if kind == "Lease":
@@ -152,32 +156,6 @@ class Controllers:
         if gone:
             del self._faces[uid]
         return face != before
-
-    def _touch_tainted_node(self, name: str) -> None:
-        node = self._cache.get("Node", "", name)
-        if node is not None and (node.get("spec") or {}).get("taints"):
-            self._queue.add(("Node", node["metadata"]["uid"]))
-
-    def _touch_quotas(self, namespace: str) -> None:
-        for uid, held in self._cache.of("ResourceQuota").items():
-            if held["metadata"]["namespace"] == namespace:
-                self._queue.add(("ResourceQuota", uid))
-
-    def _touch_claiming_pods(self, namespace: str, template: str) -> None:
-        for uid, pod in self._cache.of("Pod").items():
-            if pod["metadata"]["namespace"] == namespace and template in claims.templates(pod):
-                self._queue.add(("Pod", uid))
-
-    def _touch_claims_of(self, pod: Object) -> None:
-        for name in filter(None, claims.names(pod).values()):
-            claim = self._cache.get("ResourceClaim", pod["metadata"]["namespace"], name)
-            if claim is not None:
-                self._queue.add(("ResourceClaim", claim["metadata"]["uid"]))
-
-    def _is_in_ending_namespace(self, obj: Object) -> bool:
-        name = obj["metadata"].get("namespace")
-        namespace = self._cache.get("Namespace", "", name) if name else None
-        return namespace is not None and bool(namespace["metadata"].get("deletionTimestamp"))
 
     # -- deciding -------------------------------------------------------------------------------------
 
@@ -312,3 +290,7 @@ class Controllers:
         except NotFoundError:
             return True
         return bool(owner["metadata"]["uid"] != reference["uid"])
+
+
+def _home(obj: Object) -> str:
+    return str(obj["metadata"].get("namespace", ""))

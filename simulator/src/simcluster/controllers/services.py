@@ -58,22 +58,21 @@ def _endpoint_address(pod: Object) -> dict[str, Any]:
 
 def _slice(service: Object, pods: Sequence[Object], held: Sequence[Object]) -> list[Action]:
     ports = [{"name": "", **port} for port in _ports(service, pods)]
-    body = {"endpoints": [_endpoint(pod) for pod in pods], "ports": ports}
+    endpoints = [
+        {
+            "addresses": [_address(pod)],
+            "conditions": {"ready": _serves(pod), "serving": is_ready(pod), "terminating": is_going(pod)},
+            "nodeName": pod["spec"].get("nodeName"),
+            "targetRef": _endpoint_address(pod)["targetRef"],
+        }
+        for pod in pods
+    ]
+    body = {"endpoints": endpoints, "ports": ports}
     if not held:
         name = f"{service['metadata']['name']}-{service['metadata']['uid'][:5]}"
         return [_create("EndpointSlice", service, name, {"addressType": "IPv4", **body})]
     stored = {key: held[0].get(key) or [] for key in body}
     return [] if stored == body else [patch("EndpointSlice", held[0], body)]
-
-
-def _endpoint(pod: Object) -> dict[str, Any]:
-    ready = _serves(pod)
-    return {
-        "addresses": [_address(pod)],
-        "conditions": {"ready": ready, "serving": is_ready(pod), "terminating": is_going(pod)},
-        "nodeName": pod["spec"].get("nodeName"),
-        "targetRef": _endpoint_address(pod)["targetRef"],
-    }
 
 
 def _ports(service: Object, pods: Sequence[Object]) -> list[dict[str, Any]]:

@@ -146,7 +146,9 @@ class _Held:
         name = f"{own}-{number}"
         partition = ((self.spec.get("updateStrategy") or {}).get("rollingUpdate") or {}).get("partition", 0)
         revision = self.revisions.current if number < partition else self.revisions.update
-        claims = self._claims(name)
+        claims: list[dict[str, Any]] = copy.deepcopy(self.spec.get("volumeClaimTemplates") or [])
+        for claim in claims:
+            claim["metadata"] = {**claim["metadata"], "name": f"{claim['metadata']['name']}-{name}"}
         actions: list[Action] = [Create("PersistentVolumeClaim", claim, namespace) for claim in claims]
         labels = {
             "statefulset.kubernetes.io/pod-name": name,
@@ -166,12 +168,6 @@ class _Held:
             spec["volumes"] = [v for v in spec.get("volumes") or [] if v["name"] != volume["name"]] + [volume]
         actions.append(Create("Pod", pod, namespace))
         return [*actions, Tell("SuccessfulCreate", f"create Pod {name} in StatefulSet {own} successful")]
-
-    def _claims(self, pod_name: str) -> list[dict[str, Any]]:
-        claims: list[dict[str, Any]] = copy.deepcopy(self.spec.get("volumeClaimTemplates") or [])
-        for claim in claims:
-            claim["metadata"] = {**claim["metadata"], "name": f"{claim['metadata']['name']}-{pod_name}"}
-        return claims
 
     def status(self) -> dict[str, Any]:
         live = [pod for number, pod in self.by_ordinal.items() if not is_finished(pod)]

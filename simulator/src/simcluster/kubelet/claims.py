@@ -335,8 +335,19 @@ class ClaimManager:
         return [self._prepared[key] for key in keys if key in self._prepared]
 
     def _devices(self, pod: Object, container: Object) -> Iterator[tuple[str, dra.Device]]:
+        """Of each claim, what the requests that the container names were given; all where it names none."""
+        made = names(pod)
         for claim in self._claims(pod, container):
-            yield from _devices_of(claim, pod, container)
+            uses = [
+                each.get("request", "")
+                for each in (container.get("resources") or {}).get("claims") or ()
+                if made.get(each["name"]) == claim.message.name
+            ]
+            for driver, devices in claim.devices.items():
+                for device in devices:
+                    requests = {name.partition("/")[0] for name in device.request_names}
+                    if "" in uses or not requests.isdisjoint(uses):
+                        yield driver, device
 
     def _cdi_devices(self) -> dict[str, dict[str, Any]]:
         """Every CDI device of the node, by its full name."""
@@ -357,18 +368,3 @@ def _health_of(news: dra.DeviceHealth) -> tuple[tuple[str, str], Health]:
 def _end(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
-
-
-def _devices_of(claim: PreparedClaim, pod: Object, container: Object) -> Iterable[tuple[str, dra.Device]]:
-    """Of a claim, what the requests that the container names were given; all of it where it names none."""
-    made = names(pod)
-    uses = [
-        each.get("request", "")
-        for each in (container.get("resources") or {}).get("claims") or ()
-        if made.get(each["name"]) == claim.message.name
-    ]
-    for driver, devices in claim.devices.items():
-        for device in devices:
-            requests = {name.partition("/")[0] for name in device.request_names}
-            if "" in uses or not requests.isdisjoint(uses):
-                yield driver, device

@@ -70,7 +70,11 @@ def _value(
     if "fieldRef" in source:
         return field(source["fieldRef"]["fieldPath"], fields)
     if "resourceFieldRef" in source:
-        return _resource(source["resourceFieldRef"], container)
+        asked = source["resourceFieldRef"]
+        part, _, name = asked["resource"].partition(".")
+        amount = amounts_of((container.get("resources") or {}).get(part)).get(name, 0)
+        divisor = amounts_of({name: asked.get("divisor") or "1"})[name] or 1
+        return str(-(-amount // divisor))  # whole units of it, rounded up
     kind = "configmap" if "configMapKeyRef" in source else "secret"
     reference = source["configMapKeyRef" if kind == "configmap" else "secretKeyRef"]
     data = read(kind, reference["name"])
@@ -114,14 +118,6 @@ def _fields(pod: Object, host_ip: str, pod_ip: str) -> dict[str, str]:
         "status.podIP": pod_ip,
         "status.podIPs": pod_ip,
     }
-
-
-def _resource(reference: Mapping[str, Any], container: Object) -> str:
-    """Whole units of `divisor`, rounded up."""
-    kind, _, name = reference["resource"].partition(".")
-    amount = amounts_of((container.get("resources") or {}).get(kind)).get(name, 0)
-    divisor = amounts_of({name: reference.get("divisor") or "1"})[name] or 1
-    return str(-(-amount // divisor))
 
 
 def decode_secret(document: Object) -> dict[str, str]:

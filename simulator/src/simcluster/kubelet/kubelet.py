@@ -92,7 +92,9 @@ class Kubelet:
         try:
             await self._endpoints.start()
             await self._pod_resources.start()
-            await _persist(lambda: status.register(reset_extended=self._plugin_folder_is_empty()))
+            # an empty folder is a new machine to kubelet: every file counts as a checkpoint, its socket too
+            folder = self.settings.plugin_folder
+            await _persist(lambda: status.register(reset_extended=not any(folder.iterdir())))
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self._report(status), name="node status")
                 self._tasks.create_task(self._beat(status), name="node lease")
@@ -115,10 +117,6 @@ class Kubelet:
             await self._pod_resources.stop()
             await self._endpoints.stop()
             await self._server.stop()
-
-    def _plugin_folder_is_empty(self) -> bool:
-        """What kubelet takes for a machine that is new: every file counts as a checkpoint, its socket too."""
-        return not any(self.settings.plugin_folder.iterdir())
 
     def _recover(self) -> None:
         """Clean the plugin folder and take over the checkpoints. Raises CorruptClaimsError."""

@@ -37,7 +37,10 @@ class LogWriter:
         while chunk := await stream.read(65536):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                self._write(line, name)
+                whole = max(len(line) - 1, 0) // _LONGEST_LINE_BYTES * _LONGEST_LINE_BYTES
+                for start in range(0, whole, _LONGEST_LINE_BYTES):
+                    self._entry(line[start : start + _LONGEST_LINE_BYTES], name, b"P")
+                self._entry(line[whole:], name, b"F")
             while len(rest) >= _LONGEST_LINE_BYTES:
                 self._entry(rest[:_LONGEST_LINE_BYTES], name, b"P")
                 rest = rest[_LONGEST_LINE_BYTES:]
@@ -46,12 +49,6 @@ class LogWriter:
 
     def close(self) -> None:
         self._file.close()
-
-    def _write(self, line: bytes, name: str) -> None:
-        while len(line) > _LONGEST_LINE_BYTES:
-            self._entry(line[:_LONGEST_LINE_BYTES], name, b"P")
-            line = line[_LONGEST_LINE_BYTES:]
-        self._entry(line, name, b"F")
 
     def _entry(self, text: bytes, name: str, tag: bytes) -> None:
         moment = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()

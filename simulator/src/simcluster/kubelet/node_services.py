@@ -41,15 +41,11 @@ class NodeServices:
     ) -> None:
         """An event on the pod; with `container`, on that part of its spec."""
         metadata = pod["metadata"]
-        part = container and f"spec.{_list_of(pod, container)}{{{container}}}"
+        is_app = any(each["name"] == container for each in pod["spec"]["containers"])
+        part = container and f"spec.{'containers' if is_app else 'initContainers'}{{{container}}}"
         about = pod_reference(metadata["namespace"], metadata["name"], metadata["uid"], part)
         kind = "Warning" if warning else "Normal"
         await self.recorder.create_event(about, reason, message, type=kind)
-
-
-def _list_of(pod: Object, container: str) -> str:
-    apps = {one["name"] for one in pod["spec"]["containers"]}
-    return "containers" if container in apps else "initContainers"
 
 
 @dataclass(frozen=True, slots=True)

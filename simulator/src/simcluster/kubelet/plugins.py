@@ -136,7 +136,16 @@ class PluginEndpoints(RegistrationService):
         client = self._client(call.resource)
         try:
             if isinstance(call, PreferredCall):
-                return await self._prefer(client, call)
+                one = dp.ContainerPreferredAllocationRequest(
+                    available_deviceIDs=list(call.available),
+                    must_include_deviceIDs=list(call.must_include),
+                    allocation_size=call.size,
+                )
+                preferred = await client.get_preferred_allocation(
+                    dp.PreferredAllocationRequest(container_requests=[one])
+                )
+                responses = preferred.container_responses
+                return tuple(responses[0].deviceIDs) if responses else ()
             request = dp.AllocateRequest(
                 container_requests=[dp.ContainerAllocateRequest(devices_ids=list(call.ids))]
             )
@@ -146,18 +155,6 @@ class PluginEndpoints(RegistrationService):
         if not answer.container_responses:
             raise PluginError(f"no containers return in allocation response {answer}")
         return answer.container_responses[0].SerializeToString()
-
-    async def _prefer(self, client: DevicePluginClient, call: PreferredCall) -> Response:
-        one = dp.ContainerPreferredAllocationRequest(
-            available_deviceIDs=list(call.available),
-            must_include_deviceIDs=list(call.must_include),
-            allocation_size=call.size,
-        )
-        answer = await client.get_preferred_allocation(
-            dp.PreferredAllocationRequest(container_requests=[one])
-        )
-        responses = answer.container_responses
-        return tuple(responses[0].deviceIDs) if responses else ()
 
     def _client(self, resource: str) -> DevicePluginClient:
         client = self._clients.get(resource)

@@ -69,11 +69,13 @@ class PodResources(PodResourcesService):
         return pr.AllocatableResourcesResponse(devices=devices)
 
     def _pod(self, pod: Object) -> pr.PodResources:
-        metadata = pod["metadata"]
+        metadata, spec = pod["metadata"], pod["spec"]
+        inits = spec.get("initContainers") or ()
+        sidecars = [each for each in inits if each.get("restartPolicy") == "Always"]
         return pr.PodResources(
             name=metadata["name"],
             namespace=metadata["namespace"],
-            containers=[self._container(pod, container) for container in _listed_containers(pod)],
+            containers=[self._container(pod, each) for each in (*sidecars, *spec["containers"])],
         )
 
     def _container(self, pod: Object, container: Object) -> pr.ContainerResources:
@@ -84,9 +86,3 @@ class PodResources(PodResourcesService):
         ]
         claimed = self._claims.dynamic_resources(pod, container) if self._claims is not None else []
         return pr.ContainerResources(name=container["name"], devices=devices, dynamic_resources=claimed)
-
-
-def _listed_containers(pod: Object) -> list[Object]:
-    spec = pod["spec"]
-    sidecars = [one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"]
-    return [*sidecars, *spec["containers"]]

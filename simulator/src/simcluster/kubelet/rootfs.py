@@ -97,7 +97,8 @@ def build(path: Path, programs: Mapping[str, Path], mounts: Iterable[Mount]) -> 
 def _link(root: Rootfs, container_path: str, host: Path) -> None:
     """A mount below another mount would be written into the host's folder; such a one is left out."""
     place = root.inside(container_path)
-    if _below_a_link(root.path, place.parent):
+    steps = [place.parent, *place.parent.parents]
+    if any(step.is_symlink() for step in steps[: steps.index(root.path)]):
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_symlink() or place.is_file():
@@ -105,8 +106,3 @@ def _link(root: Rootfs, container_path: str, host: Path) -> None:
     elif place.is_dir():
         shutil.rmtree(place)
     place.symlink_to(host)
-
-
-def _below_a_link(root: Path, folder: Path) -> bool:
-    steps = [folder, *folder.parents]
-    return any(step.is_symlink() for step in steps[: steps.index(root)])

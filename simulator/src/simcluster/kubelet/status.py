@@ -67,13 +67,13 @@ def conditions(phase: str, records: Sequence[ContainerRecord], old: Conditions, 
         "Ready": _ready(phase, records),
         "ContainersReady": _ready(phase, records),
     }
-    mine = [_dated(kind, fresh[kind], old.get(kind), now) for kind in _REPORTED]
+    mine = []
+    for kind in _REPORTED:
+        before = old.get(kind) or {}
+        same = before.get("status") == fresh[kind]["status"]
+        since = before["lastTransitionTime"] if same and before["lastTransitionTime"] else now
+        mine.append({"type": kind, **fresh[kind], "lastProbeTime": None, "lastTransitionTime": since})
     return mine + [dict(one) for kind, one in old.items() if kind not in _REPORTED]
-
-
-def _dated(kind: str, fresh: dict[str, Any], old: Mapping[str, Any] | None, now: str) -> dict[str, Any]:
-    since = old["lastTransitionTime"] if old and old.get("status") == fresh["status"] else None
-    return {"type": kind, **fresh, "lastProbeTime": None, "lastTransitionTime": since or now}
 
 
 def _initialized(phase: str, records: Iterable[ContainerRecord]) -> dict[str, Any]:

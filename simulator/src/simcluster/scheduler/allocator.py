@@ -16,6 +16,7 @@ from typing import Any
 
 from simcluster.cluster.amounts import Object
 from simcluster.cluster.quantity import parse_quantity
+from simcluster.controllers.placement import tolerates
 
 _DRIVER = re.compile(r'\s*device\.driver\s*==\s*"([^"]+)"\s*')
 DeviceKey = tuple[str, str, str]  # driver, pool, name
@@ -246,17 +247,7 @@ def _tolerated(spec: Object, device: Device) -> bool:
         for each in device.document.get("taints") or ()
         if each.get("effect") in ("NoSchedule", "NoExecute")
     ]
-    return all(any(_tolerates(one, taint) for one in spec.get("tolerations") or ()) for taint in hard)
-
-
-def _tolerates(toleration: Object, taint: Object) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return True
-    return (toleration.get("value") or "") == (taint.get("value") or "")
+    return all(any(tolerates(one, taint) for one in spec.get("tolerations") or ()) for taint in hard)
 
 
 def _whole(quantity: Any) -> int:

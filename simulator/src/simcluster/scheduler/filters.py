@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from gpuslice.core.node_affinity import meets
 from simcluster.cluster.amounts import Object, pod_requests
+from simcluster.controllers.placement import tolerates
 from simcluster.scheduler.nodes import NodeInfo, host_ports
 
 UNSCHEDULABLE_TAINT = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
@@ -48,7 +48,7 @@ def _node_name(pod: Object, node: NodeInfo, _: frozenset[str]) -> Failure | None
 
 def _taints(pod: Object, node: NodeInfo, _: frozenset[str]) -> Failure | None:
     hard = [taint for taint in node.taints if taint.get("effect") in ("NoSchedule", "NoExecute")]
-    if all(tolerates(pod, taint) for taint in hard):
+    if all(pod_tolerates(pod, taint) for taint in hard):
         return None
     return Failure(("node(s) had untolerated taint(s)",), unresolvable=True)
 
@@ -84,15 +84,5 @@ def _resources(pod: Object, node: NodeInfo, ignored: frozenset[str]) -> Failure 
 FILTERS: tuple[Filter, ...] = (_unschedulable, _node_name, _taints, node_affinity, _ports, _resources)
 
 
-def tolerates(pod: Object, taint: dict[str, str]) -> bool:
-    return any(_tolerates(one, taint) for one in pod["spec"].get("tolerations") or ())
-
-
-def _tolerates(toleration: dict[str, Any], taint: dict[str, str]) -> bool:
-    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
-        return False
-    if toleration.get("key") and toleration["key"] != taint.get("key"):
-        return False
-    if toleration.get("operator") == "Exists":
-        return True
-    return bool(toleration.get("key")) and (toleration.get("value") or "") == (taint.get("value") or "")
+def pod_tolerates(pod: Object, taint: dict[str, str]) -> bool:
+    return any(tolerates(one, taint) for one in pod["spec"].get("tolerations") or ())

@@ -77,7 +77,12 @@ class SchedulingQueue:
 
     def pop(self, now: float) -> Waiting | None:
         """The next pod to try, highest priority and longest waiting first; None when there is none now."""
-        self._flush(now)
+        for uid, backing_off in list(self.backoff.items()):
+            if self._backoff_end(backing_off) <= now:
+                self.active[uid] = self.backoff.pop(uid)
+        for uid, refused in list(self.unschedulable.items()):
+            if refused.since + UNSCHEDULABLE_LIMIT_S <= now:
+                self._release(uid, now)
         if not self.active:
             return None
         waiting = min(self.active.values(), key=lambda one: one.order)
@@ -126,11 +131,3 @@ class SchedulingQueue:
     def _backoff_end(self, waiting: Waiting) -> float:
         doubled = self._initial_backoff_s * 2.0 ** (waiting.attempts - 1)
         return waiting.since + min(doubled, self._max_backoff_s)
-
-    def _flush(self, now: float) -> None:
-        for uid, waiting in list(self.backoff.items()):
-            if self._backoff_end(waiting) <= now:
-                self.active[uid] = self.backoff.pop(uid)
-        for uid, waiting in list(self.unschedulable.items()):
-            if waiting.since + UNSCHEDULABLE_LIMIT_S <= now:
-                self._release(uid, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from simcluster.cluster.amounts import Object, add, pod_requests
-from simcluster.scheduler.filters import tolerates
+from simcluster.scheduler.filters import pod_tolerates
 from simcluster.scheduler.nodes import NodeInfo
 
 MAX_SCORE = 100
@@ -17,7 +17,10 @@ def scores(pod: Object, nodes: Iterable[NodeInfo]) -> dict[str, int]:
     """Least allocated, balanced allocation and soft taints, with the default profile's weights."""
     asked = pod_requests(pod)
     many = list(nodes)
-    soft = {node.name: _soft_taints(pod, node) for node in many}
+    soft = {}
+    for node in many:
+        taints = (taint for taint in node.taints if taint.get("effect") == "PreferNoSchedule")
+        soft[node.name] = sum(not pod_tolerates(pod, taint) for taint in taints)
     most = max(soft.values(), default=0)
     return {
         node.name: _least_allocated(asked, node)
@@ -46,8 +49,3 @@ def _balanced(asked: dict[str, int], node: NodeInfo) -> int:
     if len(fractions) < 2:
         return MAX_SCORE
     return int(MAX_SCORE * (1 - abs(fractions[0] - fractions[1]) / 2))
-
-
-def _soft_taints(pod: Object, node: NodeInfo) -> int:
-    soft = (taint for taint in node.taints if taint.get("effect") == "PreferNoSchedule")
-    return sum(not tolerates(pod, taint) for taint in soft)

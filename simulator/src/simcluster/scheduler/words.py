@@ -24,13 +24,10 @@ def fit_error(nodes: int, failures: Mapping[str, Failure], *, claims: bool = Fal
     reasons = Counter(reason for failure in failures.values() for reason in failure.reasons)
     head = _available(nodes, _histogram(reasons))
     deallocation = CLAIMS_STAY if claims else NOTHING_CLAIMED
-    return f"{head} {deallocation}, preemption: {_available(nodes, _preemption(nodes, failures))}"
-
-
-def _preemption(nodes: int, failures: Mapping[str, Failure]) -> list[str]:
-    """A node that nobody named is taken as one where evicting pods cannot help."""
+    # a node that nobody named is taken as one where evicting pods cannot help
     candidates = sum(not failure.unresolvable for failure in failures.values())
-    return _histogram(Counter({NO_VICTIMS: candidates, NO_HELP: nodes - candidates}))
+    preemption = _histogram(Counter({NO_VICTIMS: candidates, NO_HELP: nodes - candidates}))
+    return f"{head} {deallocation}, preemption: {_available(nodes, preemption)}"
 
 
 def _histogram(counts: Mapping[str, int]) -> list[str]:

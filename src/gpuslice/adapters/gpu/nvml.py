@@ -114,7 +114,16 @@ class _Driver:
         found = [self._read(position) for position in range(count)]
         cards = sorted((one for one in found if isinstance(one, DriverCard)), key=lambda card: card.index)
         lost = tuple(one for one in found if isinstance(one, LostCard))
-        return Inventory(tuple(cards), lost, version, self._links_between(found))
+        for (first, one), (second, other) in combinations(enumerate(found), 2):
+            if isinstance(one, LostCard) or isinstance(other, LostCard):
+                continue
+            pair = min(one.uuid, other.uuid), max(one.uuid, other.uuid)
+            if pair not in self._links:  # asked once: nobody moves cards about while the driver is loaded
+                with contextlib.suppress(pynvml.NVMLError):
+                    self._links[pair] = _link_between(first, second)
+        here = {card.uuid for card in cards}
+        links = tuple(PairLink(*pair, link) for pair, link in self._links.items() if here.issuperset(pair))
+        return Inventory(tuple(cards), lost, version, links)
 
     def processes(self) -> tuple[ProcessReading, ...]:
         if not self._initialised:
@@ -149,7 +158,12 @@ class _Driver:
             raise
         if data.eventType != pynvml.nvmlEventTypeXidCriticalError:
             return None
-        return XidEvent(int(data.eventData), self._uuid_of(data.device))
+        address = _address(data.device)
+        uuid = self._uuids.get(address, "")
+        if address and not uuid:
+            with contextlib.suppress(pynvml.NVMLError):
+                uuid = text(pynvml.nvmlDeviceGetUUID(data.device))
+        return XidEvent(int(data.eventData), uuid)
 
     def shutdown(self) -> None:
         if self._initialised:
@@ -172,27 +186,6 @@ class _Driver:
             return LostCard(position, str(error))
         self._uuids[_address(handle)] = card.uuid
         return card
-
-    def _links_between(self, found: list[DriverCard | LostCard]) -> tuple[PairLink, ...]:
-        """Asked once for each pair: nobody moves cards about while the driver is loaded."""
-        for (first, one), (second, other) in combinations(enumerate(found), 2):
-            if isinstance(one, LostCard) or isinstance(other, LostCard):
-                continue
-            pair = min(one.uuid, other.uuid), max(one.uuid, other.uuid)
-            if pair not in self._links:
-                with contextlib.suppress(pynvml.NVMLError):
-                    self._links[pair] = _link_between(first, second)
-        here = {one.uuid for one in found if isinstance(one, DriverCard)}
-        return tuple(PairLink(*pair, link) for pair, link in self._links.items() if here.issuperset(pair))
-
-    def _uuid_of(self, handle: Any) -> str:
-        known = self._uuids.get(_address(handle), "")
-        if known or not _address(handle):
-            return known
-        try:
-            return text(pynvml.nvmlDeviceGetUUID(handle))
-        except pynvml.NVMLError:
-            return ""
 
 
 def _link_between(first: int, second: int) -> Link:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-from gpuslice.adapters.gpu.readings import Read, Reading
+from gpuslice.adapters.gpu.readings import Read, Reading, threshold
 
 _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 _VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t
@@ -42,10 +42,6 @@ def _ecc_by_place() -> Iterator[tuple[int, Read]]:
 
 def _most(kind: int) -> Read:
     return lambda card: float(pynvml.nvmlDeviceGetMaxClockInfo(card, kind))
-
-
-def _threshold(kind: int) -> Read:
-    return lambda card: float(pynvml.nvmlDeviceGetTemperatureThreshold(card, kind))
 
 
 def _spare_rows(part: str) -> Read:
@@ -93,8 +89,8 @@ PARTICULARS: dict[int, Read] = {
     114: _most(pynvml.NVML_CLOCK_MEM),
     115: _most(pynvml.NVML_CLOCK_VIDEO),
     120: lambda card: float(pynvml.nvmlDeviceGetAutoBoostedClocksEnabled(card)[0]),
-    151: _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
-    152: _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
+    151: threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX),
+    152: threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX),
     153: lambda card: float(pynvml.nvmlDeviceGetMarginTemperature(card)),
     170: _fabric(lambda info: float(info.state)),
     171: _fabric(lambda info: float(info.status)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, Protocol
 
@@ -96,25 +96,20 @@ class ProcessReader:
     def memory(self) -> dict[int, int | None]:
         """A process may be in two lists with the same memory: the larger figure counts, not the sum."""
         found: dict[int, int | None] = {}
-        for pid, bytes_used, *_ in self._listed():
-            before, used = found.get(pid), None if bytes_used in _NOT_AVAILABLE else int(bytes_used)
-            known = [amount for amount in (before, used) if amount is not None]
-            found[pid] = max(known) if known else None
-        return found
-
-    def _listed(self) -> Iterator[tuple[int, ...]]:
-        answered = 0
-        error: pynvml.NVMLError | None = None
+        refusals = []
         for each in self._lists:
             try:
-                processes = each.read(self._card)
-            except pynvml.NVMLError as refused:
-                error = error or refused
+                listed = each.read(self._card)
+            except pynvml.NVMLError as error:
+                refusals.append(error)
                 continue
-            answered += 1
-            yield from processes
-        if not answered and error is not None:
-            raise error
+            for pid, bytes_used, *_ in listed:
+                before, used = found.get(pid), None if bytes_used in _NOT_AVAILABLE else int(bytes_used)
+                known = [amount for amount in (before, used) if amount is not None]
+                found[pid] = max(known) if known else None
+        if refusals and len(refusals) == len(self._lists):
+            raise refusals[0]
+        return found
 
     def _update(self, now_s: float) -> bool:
         """Take in what is new of how busy processes are; false where the card does not tell."""

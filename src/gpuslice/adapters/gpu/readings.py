@@ -30,7 +30,8 @@ def _clock(kind: int) -> Read:
     return lambda card: float(pynvml.nvmlDeviceGetClockInfo(card, kind))
 
 
-def _threshold(kind: int) -> Read:
+def threshold(kind: int) -> Read:
+    """A temperature in degrees Celsius."""
     return lambda card: float(pynvml.nvmlDeviceGetTemperatureThreshold(card, kind))
 
 
@@ -180,8 +181,8 @@ READERS: dict[int, Read] = {
     150: _temperature,
     155: lambda card: pynvml.nvmlDeviceGetPowerUsage(card) * _MILLI,
     156: lambda card: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(card)),
-    158: _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
-    159: _threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
+    158: threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+    159: threshold(pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN),
     160: lambda card: pynvml.nvmlDeviceGetPowerManagementLimit(card) * _MILLI,
     161: _power_limit(0),
     162: _power_limit(1),

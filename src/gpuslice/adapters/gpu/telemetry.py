@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import pynvml
 
 from gpuslice.adapters.gpu import gpm
-from gpuslice.adapters.gpu.links import ALL_LINKS, RATES, LinkRates
 from gpuslice.adapters.gpu.mig import MigReader, MigSample
 from gpuslice.adapters.gpu.nvml import open_nvml
 from gpuslice.adapters.gpu.particulars import PARTICULARS
@@ -35,7 +34,7 @@ from gpuslice.adapters.gpu.readings import (
     text,
 )
 from gpuslice.adapters.gpu.source import GpuUnavailableError
-from gpuslice.adapters.gpu.values import FieldValues, field_id
+from gpuslice.adapters.gpu.values import ALL_LINKS, RATES, FieldValues, LinkRates, field_id
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
 
@@ -164,22 +163,16 @@ class NvmlTelemetry:
             except pynvml.NVMLError as error:
                 self._drop(position)
                 lost.append((position, str(error)))
-        peers = self._peers_now(began) if PEERS in wanted else {}
-        return NodeSample(tuple(cards), tuple(lost), version, began, self._clock() - began, peers)
-
-    def _peers_now(self, now_s: float) -> Mapping[tuple[int, int], int]:
-        """Each pair of cards that answer; looked at as seldom as other things that hardly ever change."""
-        if now_s >= self._peers_due_s:
-            self._peers_due_s = now_s + SLOW_EVERY_S
-            cards = list(self._cards.values())
-            found = {
+        if PEERS in wanted and began >= self._peers_due_s:  # as seldom as all that hardly ever changes
+            self._peers_due_s = began + SLOW_EVERY_S
+            self._peers = {
                 (one.index, other.index): status
-                for one in cards
-                for other in cards
+                for one in self._cards.values()
+                for other in self._cards.values()
                 if one is not other and (status := one.reaches(other)) is not None
             }
-            self._peers = found
-        return self._peers
+        peers = self._peers if PEERS in wanted else {}
+        return NodeSample(tuple(cards), tuple(lost), version, began, self._clock() - began, peers)
 
     def _drop(self, position: int) -> None:
         if (card := self._cards.pop(position, None)) is not None:
@@ -249,7 +242,10 @@ class _Card:
             fields |= rates
             for number in without:
                 self._refuse(number, "no NVLink throughput counters", now_s)
-        self._note_unknown(asked, fields, wanted, now_s)
+        for number in asked:
+            known = number in _KNOWN_WAYS or bool(getattr(pynvml, wanted[number] or "-", None))
+            if number not in fields and not known:
+                self._refuse(number, "NVML does not give this field", now_s)
         return CardSample(
             position=self._position,
             index=self._index,
@@ -389,13 +385,3 @@ class _Card:
         """Let go of what the driver keeps for this card."""
         self._close_counters(*self._gpm)
         self._mig.close()
-
-    def _note_unknown(
-        self, asked: list[int], found: Mapping[int, Reading], names: Mapping[int, str], now_s: float
-    ) -> None:
-        """A field that NVML has no way to give at all, on any card."""
-        for number in asked:
-            ways = number in _KNOWN_WAYS
-            ways = ways or bool(getattr(pynvml, names[number] or "-", None))
-            if number not in found and not ways:
-                self._refuse(number, "NVML does not give this field", now_s)

@@ -1,4 +1,4 @@
-"""NVML's field values: many figures of a card for one call.
+"""NVML's field values: many figures of a card for one call; and NVLink's rates, which are made of them.
 
 Asked each second for each card, so not through NVIDIA's wrapper, which makes a slow object of every figure:
 here the array is kept and unpacked at once. Source of the layout: nvml.h, ``nvmlFieldValue_t``.
@@ -7,7 +7,7 @@ here the array is kept and unpacked at once. Source of the layout: nvml.h, ``nvm
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Any
@@ -58,3 +58,56 @@ def field_id(name: str, scope: int = 0) -> FieldId | None:
     """An NVML field by name; None when this binding does not know it."""
     number: int | None = getattr(pynvml, name, None)
     return None if number is None else (number, scope)
+
+
+ALL_LINKS = 0xFFFFFFFF
+LINKS = 18
+_KIB = 1024
+_MEGA = 1e6
+_BOTH, _SENT, _RECEIVED = ("TX", "RX"), ("TX",), ("RX",)
+# The first numbers of both directions together lie in pieces, as links were added to the cards.
+_OF_LINK = (*range(440, 446), *range(475, 481), *range(446, 449), *range(494, 497))
+
+Source = tuple[str, int]  # direction and link
+
+
+def _table() -> Iterator[tuple[int, tuple[Source, ...]]]:
+    for number, directions in ((449, _BOTH), (843, _SENT), (897, _RECEIVED)):
+        yield number, tuple((direction, ALL_LINKS) for direction in directions)
+    for link in range(LINKS):
+        yield _OF_LINK[link], tuple((direction, link) for direction in _BOTH)
+        yield 825 + link, (("TX", link),)
+        yield 879 + link, (("RX", link),)
+
+
+RATES: Mapping[int, tuple[Source, ...]] = dict(_table())
+
+
+class LinkRates:
+    """Remembers one card's counters from sample to sample."""
+
+    def __init__(self, card: Any) -> None:
+        self._values = FieldValues(card)
+        self._before: dict[Source, tuple[float, float]] = {}  # KiB and when
+
+    def read(self, wanted: list[int], now_s: float) -> tuple[dict[int, float], list[int]]:
+        """MB/s since the last time by field; and the fields that this card has no counters for."""
+        sources = sorted({source for number in wanted for source in RATES[number]})
+        ids = [
+            (getattr(pynvml, f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{direction}"), link)
+            for direction, link in sources
+        ]
+        answers = zip(sources, self._values.read(ids), strict=True)
+        counted = {source: value for source, (verdict, value) in answers if verdict == pynvml.NVML_SUCCESS}
+        rates: dict[Source, float] = {}
+        for source, value in counted.items():
+            before_kib, before_s = self._before.get(source, (value, now_s))
+            if now_s > before_s and value >= before_kib:
+                rates[source] = (value - before_kib) * _KIB / (now_s - before_s) / _MEGA
+        found = {
+            number: sum(rates[source] for source in RATES[number])
+            for number in wanted
+            if rates.keys() >= set(RATES[number])
+        }
+        self._before = {source: (value, now_s) for source, value in counted.items()}
+        return found, [n for n in wanted if not counted.keys() >= set(RATES[n])]

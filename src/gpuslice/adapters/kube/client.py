@@ -85,7 +85,7 @@ class KubeClient:
         Use `watch.Reflector` unless every line matters as it came. A line that says ERROR is raised.
         """
         query = requests.watch_query(resource_version, labels, fields, timeout_s)
-        lines = self._transport.stream("GET", resource.path(namespace), query=query)
+        lines = self._transport.stream(ApiRequest("GET", resource.path(namespace), query))
         read = requests.decoder(WatchEvent[resource.type])  # type: ignore[name-defined]  # known at run time
         async with contextlib.aclosing(lines) as open_lines:
             async for line in open_lines:
@@ -245,12 +245,9 @@ class KubeClient:
         query = request.query
         if request.method in ("POST", "PUT", "PATCH"):
             query = {"fieldManager": self._manager, **query}
+        headers = {"Accept": requests.JSON, **request.headers}
         response = await self._transport.request(
-            request.method,
-            request.path,
-            query=query,
-            headers={"Accept": requests.JSON, **request.headers},
-            body=request.body,
+            ApiRequest(request.method, request.path, query, headers, request.body)
         )
         requests.expect_success(response, request)
         return response

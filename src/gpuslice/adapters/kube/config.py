@@ -249,7 +249,7 @@ def proxy_for(server: str, environ: Mapping[str, str]) -> str:
     host = url.hostname or ""
     name = f"{url.scheme}_proxy"
     proxy = environ.get(name.upper()) or environ.get(name) or ""
-    if not proxy or _is_loopback(host):
+    if not proxy or is_loopback(host):
         return ""
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
     port = str(url.port or (443 if url.scheme == "https" else 80))
@@ -258,7 +258,8 @@ def proxy_for(server: str, environ: Mapping[str, str]) -> str:
     return _checked_url(proxy if "://" in proxy else f"http://{proxy}", name.upper())
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is of this machine alone."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-NO_STRINGS: Mapping[str, str] = {}
 BUSY_TRIES = 11  # of a request that the server is too busy for: once, and ten times more as client-go does
 LONGEST_WAIT_S = 5.0
 

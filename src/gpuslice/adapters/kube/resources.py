@@ -59,6 +59,8 @@ DICT: type[dict[str, Any]] = dict
 NAMESPACES = Resource("v1", "namespaces", "Namespace", DICT, namespaced=False)
 SERVICES = Resource("v1", "services", "Service", DICT)
 SECRETS = Resource("v1", "secrets", "Secret", DICT)
+LIVING = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that have not ended."""
 ACCESS_REVIEWS = Resource(
     "authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview", DICT, namespaced=False
 )

@@ -59,7 +59,14 @@ class PathReviews:
         self._waiting += 1
         try:
             async with self._asking:
-                answer = await self._ask(token, path)
+                user = await user_of(self._client, token)
+                answer = False
+                if user is not None:
+                    attributes = {"path": path, "verb": "get"}
+                    review = await self._client.create(
+                        ACCESS_REVIEWS, {"spec": {**user, "nonResourceAttributes": attributes}}
+                    )
+                    answer = bool((review.get("status") or {}).get("allowed"))
         except KubeError:
             return False
         finally:
@@ -69,13 +76,3 @@ class PathReviews:
         if len(self._answers) > MOST_ANSWERS:
             self._answers.popitem(last=False)
         return answer
-
-    async def _ask(self, token: str, path: str) -> bool:
-        user = await user_of(self._client, token)
-        if user is None:
-            return False
-        attributes = {"path": path, "verb": "get"}
-        found = await self._client.create(
-            ACCESS_REVIEWS, {"spec": {**user, "nonResourceAttributes": attributes}}
-        )
-        return bool((found.get("status") or {}).get("allowed"))

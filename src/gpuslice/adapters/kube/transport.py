@@ -1,6 +1,7 @@
 """The seam under the Kubernetes client: bytes to the API server and back.
 
-Production uses `HttpTransport`; a test may plug anything that answers like an API server.
+Production uses `HttpTransport`, in a `TimedTransport` where the times of requests are published; a test may
+plug anything that answers like an API server.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -19,7 +21,7 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
 from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
-from gpuslice.adapters.kube.http import BUSY_TRIES, NO_STRINGS, ApiRequest, ApiResponse
+from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse
 from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
@@ -31,25 +33,10 @@ _HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 class Transport(Protocol):
     """Carries requests. Header names of a `ApiResponse` are lower case; paths start with a slash."""
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
+    async def request(self, request: ApiRequest) -> ApiResponse:
         """The answer, whatever its status; UnavailableError when there was none."""
 
-    def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
+    def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
         """The lines of an endless answer, without line ends; a KubeError when it is no 2xx or breaks off."""
 
 
@@ -82,16 +69,7 @@ class HttpTransport:
         await asyncio.gather(*(line.close() for line in self._lines))
         self._lines.clear()
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-        body: bytes = b"",
-    ) -> ApiResponse:
-        request = ApiRequest(method, path, query, headers, body)
+    async def request(self, request: ApiRequest) -> ApiResponse:
         answer = await self._once(request)
         if answer.status == 401 and await self._renewed():
             answer = await self._once(request)
@@ -102,18 +80,10 @@ class HttpTransport:
             answer = await self._once(request)
         return answer
 
-    async def stream(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] = NO_STRINGS,
-        headers: Mapping[str, str] = NO_STRINGS,
-    ) -> AsyncGenerator[bytes]:
-        request = ApiRequest(method, path, query, headers)
+    async def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
         async with self._free:
             line = await self._started(request)
-            lasts_s = float(query.get("timeoutSeconds", "0"))
+            lasts_s = float(request.query.get("timeoutSeconds", "0"))
             end = asyncio.get_running_loop().call_later(
                 lasts_s + _GRACE_S if lasts_s else _FOREVER_S, line.abandon, "no end in time"
             )
@@ -290,17 +260,16 @@ def _as_unavailable(error: BaseException, request: ApiRequest, sent: _Sent) -> U
     return UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False)
 
 
-async def _part(line: HttpConnection, request: ApiRequest) -> bytes:
-    try:
-        return await line.part()
-    except FAILURES as error:
-        raise _as_unavailable(error, request, _Sent(begun=True)) from error
-
-
 async def _lines(line: HttpConnection, request: ApiRequest) -> AsyncGenerator[bytes]:
     """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
-    while part := await _part(line, request):
+    while True:
+        try:
+            part = await line.part()
+        except FAILURES as error:
+            raise _as_unavailable(error, request, _Sent(begun=True)) from error
+        if not part:
+            break
         rest, start = rest + part, 0
         while (end := rest.find(b"\n", start)) >= 0:
             if end > start:
@@ -309,3 +278,35 @@ async def _lines(line: HttpConnection, request: ApiRequest) -> AsyncGenerator[by
         rest = rest[start:]
     if rest.strip():
         yield rest
+
+
+Observe = Callable[[float, str, str], None]
+"""Seconds, method, resource."""
+
+
+class TimedTransport:
+    """`observe` hears of every request when it has been answered or has failed; not of watches."""
+
+    def __init__(self, inner: Transport, observe: Observe) -> None:
+        self._inner = inner
+        self._observe = observe
+
+    async def request(self, request: ApiRequest) -> ApiResponse:
+        began = time.perf_counter()
+        try:
+            return await self._inner.request(request)
+        finally:
+            self._observe(time.perf_counter() - began, request.method, resource_of(request.path))
+
+    def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
+        return self._inner.stream(request)
+
+
+@lru_cache(maxsize=1024)
+def resource_of(path: str) -> str:
+    """``pods/binding`` of ``/api/v1/namespaces/a/pods/b/binding``: as an RBAC rule writes it."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]  # after the version; groups are one part more
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join(parts[::2])

@@ -59,18 +59,12 @@ class Server(grpclib.server.Server):  # type: ignore[misc]  # grpclib has no typ
         """Until every call has ended and every client is gone."""
         for protocol in list(self._connected):
             await protocol.handler.wait_closed()
-            if await _made(protocol):
-                protocol.connection.close()
+            for _ in range(ACCEPTING_ITERATIONS):  # a client accepted just now is connected in one or two
+                if hasattr(protocol, "connection"):
+                    protocol.connection.close()
+                    break
+                await asyncio.sleep(0)
         await super().wait_closed()
-
-
-async def _made(protocol: Any) -> bool:
-    """Whether the client is connected. One accepted just now will be in an iteration or two."""
-    for _ in range(ACCEPTING_ITERATIONS):
-        if hasattr(protocol, "connection"):
-            return True
-        await asyncio.sleep(0)
-    return False
 
 
 class DevicePluginService(ABC):

@@ -60,22 +60,22 @@ def parsed(traceparent: str) -> SpanContext | None:
 def as_otlp(spans: Iterable[Span], resource: Attributes, version: str) -> dict[str, Any]:
     """An ExportTraceServiceRequest."""
     scope = {"name": "gpuslice", "version": version}
-    found = {"scope": scope, "spans": [_span(each) for each in spans]}
-    return {"resourceSpans": [{"resource": {"attributes": _pairs(resource)}, "scopeSpans": [found]}]}
-
-
-def _span(span: Span) -> dict[str, Any]:
-    return {
-        "traceId": span.context.trace_id,
-        "spanId": span.context.span_id,
-        "parentSpanId": span.parent.span_id if span.parent else "",
-        "name": span.name,
-        "kind": SERVER,
-        "startTimeUnixNano": str(span.began_ns),
-        "endTimeUnixNano": str(span.ended_ns),
-        "attributes": _pairs(span.attributes),
-        "status": {"code": ERROR, "message": span.error} if span.error else {},
-    }
+    found = [
+        {
+            "traceId": span.context.trace_id,
+            "spanId": span.context.span_id,
+            "parentSpanId": span.parent.span_id if span.parent else "",
+            "name": span.name,
+            "kind": SERVER,
+            "startTimeUnixNano": str(span.began_ns),
+            "endTimeUnixNano": str(span.ended_ns),
+            "attributes": _pairs(span.attributes),
+            "status": {"code": ERROR, "message": span.error} if span.error else {},
+        }
+        for span in spans
+    ]
+    scoped = [{"scope": scope, "spans": found}]
+    return {"resourceSpans": [{"resource": {"attributes": _pairs(resource)}, "scopeSpans": scoped}]}
 
 
 def _pairs(attributes: Attributes) -> list[dict[str, Any]]:

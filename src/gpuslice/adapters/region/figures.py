@@ -33,8 +33,8 @@ class Figure(NamedTuple):
 def format_figures(figures: Sequence[Figure], at_ns: int) -> bytes:
     """The file's bytes. `at_ns`: monotonic time, before the driver was asked. At most 256 go in."""
     entries = [
-        bytes(FigureEntry(_card_key(each.uuid), each.pid, each.start_time, each.memory_bytes))
-        for each in figures[:MOST]
+        bytes(FigureEntry(_hash(uuid.encode()[: UUID_BYTES - 1]) or 1, pid, start_time, memory_bytes))
+        for uuid, pid, start_time, memory_bytes in figures[:MOST]
     ]
     head = FiguresHead(MAGIC, 0, at_ns, len(entries))
     head.check = _hash(bytes(head)[FiguresHead.at_ns.offset :] + b"".join(entries))
@@ -56,7 +56,3 @@ def _hash(data: bytes) -> int:
     for byte in data:
         value = (value ^ byte) * _PRIME & _WORDS
     return value
-
-
-def _card_key(uuid: str) -> int:
-    return _hash(uuid.encode()[: UUID_BYTES - 1]) or 1

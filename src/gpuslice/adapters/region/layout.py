@@ -4,13 +4,13 @@ import ctypes
 from typing import Final
 
 MAGIC: Final = 0x4C53555047000000
-VERSION: Final = 3
+VERSION: Final = 4
 CARDS: Final = 16
 SLOTS: Final = 1024
 UUID_BYTES: Final = 96
+DRIVER_PATH_BYTES: Final = 232
 NO_LIMIT: Final = 2**64 - 1
 PID_BITS: Final = 22
-START_BITS: Final = 26
 
 
 class Credit(ctypes.Structure):
@@ -89,6 +89,17 @@ class RegionSlot(ctypes.Structure):
     )
 
 
+class DriverFile(ctypes.Structure):
+    """The driver's file of which exported descriptors are."""
+
+    _fields_ = (
+        ("inode", ctypes.c_uint64),
+        ("device", ctypes.c_uint64),
+        ("check", ctypes.c_uint64),
+        ("path", ctypes.c_char * DRIVER_PATH_BYTES),
+    )
+
+
 class RegionHead(ctypes.Structure):
     """What stands before the slots."""
 
@@ -97,6 +108,7 @@ class RegionHead(ctypes.Structure):
         ("slots_high", ctypes.c_uint64),
         ("swept", ctypes.c_uint64),
         ("padding", ctypes.c_uint64 * 5),
+        ("driver_file", DriverFile),
         ("cards", RegionCard * CARDS),
     )
 

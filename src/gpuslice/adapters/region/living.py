@@ -6,7 +6,7 @@ start time and its innermost pid tell it. A process's name in /proc may be any b
 """
 
 import os
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -58,16 +58,16 @@ def all_of_the_living(cards: Iterable[CardUsage], proc: Path = PROC) -> list[Car
     """As `of_the_living` for each, at one look at `proc`. Where nobody died it is the same object."""
     every = list(cards)
     alive = _alive([process for card in every for process in card.processes], proc)
-    return [_less_the_dead(card, alive) for card in every]
-
-
-def _less_the_dead(card: CardUsage, alive: Set[Identity]) -> CardUsage:
-    left = tuple(process for process in card.processes if (process.pid, process.start_time) in alive)
-    if len(left) == len(card.processes):
-        return card
-    gone_bytes = sum(process.used_bytes for process in card.processes)
-    gone_bytes -= sum(process.used_bytes for process in left)
-    return replace(card, processes=left, used_bytes=card.used_bytes - gone_bytes)
+    found = []
+    for card in every:
+        left = tuple(process for process in card.processes if (process.pid, process.start_time) in alive)
+        if len(left) < len(card.processes):
+            gone_bytes = sum(process.used_bytes for process in card.processes)
+            gone_bytes -= sum(process.used_bytes for process in left)
+            found.append(replace(card, processes=left, used_bytes=card.used_bytes - gone_bytes))
+        else:
+            found.append(card)
+    return found
 
 
 def _alive(processes: Iterable[ProcessUsage], proc: Path) -> set[Identity]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
-PING_BYTES = 8
 SMALLEST_FRAME_BYTES = 16 << 10  # that the other side must take, and takes until it says more
 LARGEST_FRAME_BYTES = (1 << 24) - 1
 LARGEST_WINDOW_BYTES = (1 << 31) - 1
@@ -19,31 +17,31 @@ END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
 PRIORITY_INSIDE = 0x20
+_IN_PARTS = END_HEADERS | PADDED | PRIORITY_INSIDE  # with the first of these alone, a frame is a head
 
 LARGEST_DATA_BYTES = 256 << 10
 """Of a frame of a body, which is taken as it comes. Go's client writes each frame by itself, in two records
 of TLS where it has the least of 16 KiB; so the names of 5,000 nodes come in one."""
 _LARGEST_BYTES = 64 << 10  # of any other, which must have come whole; and of a head in many
 _MOST_PARTS = 64  # of a head
+# Kinds of frames. Numbers by themselves: each frame is compared with them, and to look up a member of a class
+# takes longer than the comparison.
+DATA = 0
+HEADERS = 1
+PRIORITY = 2
+RST_STREAM = 3
+SETTINGS = 4
+PUSH_PROMISE = 5
+PING = 6
+GOAWAY = 7
+WINDOW_UPDATE = 8
+CONTINUATION = 9
+
+_LENGTHS = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _HEAD = struct.Struct(">BHBBL")
 _SETTING = struct.Struct(">HL")
 _PAIR = struct.Struct(">LL")
 _RESET = struct.Struct(">L")
-
-
-class Kind(IntEnum):
-    """Of a frame."""
-
-    DATA = 0
-    HEADERS = 1
-    PRIORITY = 2
-    RST_STREAM = 3
-    SETTINGS = 4
-    PUSH_PROMISE = 5
-    PING = 6
-    GOAWAY = 7
-    WINDOW_UPDATE = 8
-    CONTINUATION = 9
 
 
 class Setting(IntEnum):
@@ -89,53 +87,42 @@ class StreamFault(Exception):
 # -- to the client -------------------------------------------------------------------------------------------
 
 
-def frame_head(length: int, kind: Kind, flags: int, stream: int) -> bytes:
+def frame_head(length: int, kind: int, flags: int, stream: int) -> bytes:
     return _HEAD.pack(length >> 16, length & 0xFFFF, kind, flags, stream)
 
 
 def settings(values: dict[Setting, int]) -> bytes:
     body = b"".join(_SETTING.pack(name, value) for name, value in values.items())
-    return frame_head(len(body), Kind.SETTINGS, 0, 0) + body
+    return frame_head(len(body), SETTINGS, 0, 0) + body
 
 
 def settings_heard() -> bytes:
-    return frame_head(0, Kind.SETTINGS, ACK, 0)
+    return frame_head(0, SETTINGS, ACK, 0)
 
 
 def pong(body: bytes) -> bytes:
-    return frame_head(len(body), Kind.PING, ACK, 0) + body
+    return frame_head(len(body), PING, ACK, 0) + body
 
 
 def leave_to_send(stream: int, more_bytes: int) -> bytes:
-    return frame_head(4, Kind.WINDOW_UPDATE, 0, stream) + _RESET.pack(more_bytes)
+    return frame_head(4, WINDOW_UPDATE, 0, stream) + _RESET.pack(more_bytes)
 
 
 def reset(stream: int, code: Code) -> bytes:
-    return frame_head(4, Kind.RST_STREAM, 0, stream) + _RESET.pack(code)
+    return frame_head(4, RST_STREAM, 0, stream) + _RESET.pack(code)
 
 
 def goaway(last_stream: int, code: Code) -> bytes:
-    return frame_head(8, Kind.GOAWAY, 0, 0) + _PAIR.pack(last_stream, code)
+    return frame_head(8, GOAWAY, 0, 0) + _PAIR.pack(last_stream, code)
 
 
 # -- from the client -----------------------------------------------------------------------------------------
 
 
-class Frame(NamedTuple):
-    """`body` is of a head all of it, also where it came in several frames; of data, what has come of it.
-
-    `length`: of data, what the whole frame takes of the client's leave; 0 where only more of it has come.
-    """
-
-    kind: int
-    flags: int
-    stream: int
-    body: memoryview
-    length: int
-
-    @property
-    def ends_stream(self) -> bool:
-        return bool(self.flags & END_STREAM)
+Frame = tuple[int, int, int, memoryview, int]
+"""Kind, flags, stream, body, length. The body is of a head all of it, also where it came in several frames;
+of data, what has come of it. The length is of data what the whole frame takes of the client's leave; 0 where
+only more of it has come."""
 
 
 class FrameReader:
@@ -159,58 +146,68 @@ class FrameReader:
         """Frames in their order. Raises `ConnectionFault`. Their bytes are only good until the next one."""
         if self._unread:
             heard = memoryview(self._unread + heard)
-        at = self._greeting(heard)
+        size = len(heard)
+        at = 0 if self._greeted else self._greeting(heard)
         while at is not None:
             if self._data_left_bytes:
-                if at == len(heard):
+                if at == size:
                     break
                 part = heard[at : at + self._data_left_bytes]
                 at += len(part)
                 yield self._more_data(part, 0)
                 continue
-            if len(heard) - at < HEAD_BYTES:
+            begin = at + HEAD_BYTES
+            if size < begin:
                 break
-            length, kind, flags = int.from_bytes(heard[at : at + 3]), heard[at + 3], heard[at + 4]
-            stream = int.from_bytes(heard[at + 5 : at + HEAD_BYTES]) & LARGEST_WINDOW_BYTES
-            self._check(kind, stream, length)
-            begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
-            if kind == Kind.DATA:
-                is_padded = bool(flags & PADDED)  # and says first by how much
-                if is_padded and length and len(heard) == begin:
+            high, low, kind, flags, stream = _HEAD.unpack_from(heard, at)
+            length, stream = high << 16 | low, stream & LARGEST_WINDOW_BYTES
+            end = begin + length
+            if length > _LARGEST_BYTES or self._head_begun is not None or kind == CONTINUATION:
+                self._check(kind, stream, length)
+            if kind == DATA and (flags & PADDED or size < end):
+                begun = self._begin_data(heard, begin, flags, stream, length)
+                if begun is None:
                     break
-                self._padding_bytes = heard[begin] if is_padded and length else 0
-                if is_padded and self._padding_bytes >= length:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR)
-                self._data, self._data_left_bytes = (flags, stream), length - is_padded
-                part = heard[begin + is_padded : end]
-                at = begin + is_padded + len(part)
-                yield self._more_data(part, length)
-            elif len(heard) < end:
+                frame, at = begun
+                yield frame
+            elif size < end:
                 break
+            elif kind == CONTINUATION or (kind == HEADERS and flags & _IN_PARTS != END_HEADERS):
+                at = end
+                yield from self._more_head(kind, flags, stream, heard[begin:end])
             else:
                 at = end
-                frame = Frame(kind, flags, stream, heard[begin:end], length)
-                if kind not in (Kind.HEADERS, Kind.CONTINUATION):
-                    yield frame
-                elif (whole := self._more_head(frame)) is not None:
-                    yield whole
-        self._unread = bytes(heard[at or 0 :])
+                yield kind, flags, stream, heard[begin:end], length
+        self._unread = b"" if at == size else bytes(heard[at or 0 :])
 
     def _greeting(self, heard: memoryview) -> int | None:
         """Where the frames begin; None where it has not come yet."""
-        if self._greeted:
-            return 0
         if heard[: len(PREFACE)] != PREFACE[: len(heard)]:
             raise ConnectionFault(Code.PROTOCOL_ERROR)
         self._greeted = len(heard) >= len(PREFACE)
         return len(PREFACE) if self._greeted else None
 
     def _check(self, kind: int, stream: int, length: int) -> None:
-        if length > (LARGEST_DATA_BYTES if kind == Kind.DATA else _LARGEST_BYTES):
+        """Its size; and a head goes on in the very next frame, and nothing goes on that was not begun."""
+        if length > (LARGEST_DATA_BYTES if kind == DATA else _LARGEST_BYTES):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR)
-        goes_on = self._head_begun is not None and (kind, stream) == (Kind.CONTINUATION, self._head_begun[1])
-        if goes_on != (kind == Kind.CONTINUATION or self._head_begun is not None):
+        goes_on = self._head_begun is not None and (kind, stream) == (CONTINUATION, self._head_begun[1])
+        if goes_on != (kind == CONTINUATION or self._head_begun is not None):
             raise ConnectionFault(Code.PROTOCOL_ERROR)
+
+    def _begin_data(
+        self, heard: memoryview, begin: int, flags: int, stream: int, length: int
+    ) -> tuple[Frame, int] | None:
+        """What has come of a frame of data, and where that ends; None before it has said how it is padded."""
+        is_padded = bool(flags & PADDED)  # and says first by how much
+        if is_padded and length and len(heard) == begin:
+            return None
+        self._padding_bytes = heard[begin] if is_padded and length else 0
+        if is_padded and self._padding_bytes >= length:
+            raise ConnectionFault(Code.PROTOCOL_ERROR)
+        self._data, self._data_left_bytes = (flags, stream), length - is_padded
+        part = heard[begin + is_padded : begin + length]
+        return self._more_data(part, length), begin + is_padded + len(part)
 
     def _more_data(self, part: memoryview, length: int) -> Frame:
         """What has come of the data, without its padding; only its last part ends the stream."""
@@ -218,31 +215,30 @@ class FrameReader:
         self._data_left_bytes -= len(part)
         padding_bytes = max(0, self._padding_bytes - self._data_left_bytes)
         body = part[: max(0, len(part) - padding_bytes)]
-        return Frame(Kind.DATA, 0 if self._data_left_bytes else flags, stream, body, length)
+        return DATA, 0 if self._data_left_bytes else flags, stream, body, length
 
-    def _more_head(self, frame: Frame) -> Frame | None:
+    def _more_head(self, kind: int, flags: int, stream: int, body: memoryview) -> Iterator[Frame]:
         """The head, once it is whole. What it says of priority is not heeded (RFC 9113, 5.3.2)."""
-        body = frame.body
-        if frame.kind == Kind.HEADERS:
-            body = unpadded(frame.flags, body)
-            if frame.flags & PRIORITY_INSIDE:
+        if kind == HEADERS:
+            body = unpadded(flags, body)
+            if flags & PRIORITY_INSIDE:
                 if len(body) < 5:
                     raise ConnectionFault(Code.FRAME_SIZE_ERROR)
                 body = body[5:]
-            if frame.flags & END_HEADERS:
-                return Frame(frame.kind, frame.flags, frame.stream, body, frame.length)
-            self._head_begun, self._parts = (frame.flags, frame.stream), 0
+            if flags & END_HEADERS:
+                yield kind, flags, stream, body, len(body)
+                return
+            self._head_begun, self._parts = (flags, stream), 0
         self._head += body
         self._parts += 1
         if len(self._head) > _LARGEST_BYTES or self._parts > _MOST_PARTS:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
-        if not frame.flags & END_HEADERS:
-            return None
-        assert self._head_begun is not None  # checked when it went on
-        flags, stream = self._head_begun
-        whole = memoryview(bytes(self._head))
-        self._head, self._head_begun = bytearray(), None
-        return Frame(Kind.HEADERS, flags, stream, whole, len(whole))
+        if flags & END_HEADERS:
+            assert self._head_begun is not None  # checked when it went on
+            flags, stream = self._head_begun
+            whole = memoryview(bytes(self._head))
+            self._head, self._head_begun = bytearray(), None
+            yield HEADERS, flags, stream, whole, len(whole)
 
 
 def unpadded(flags: int, body: memoryview) -> memoryview:
@@ -254,10 +250,14 @@ def unpadded(flags: int, body: memoryview) -> memoryview:
     return body[1 : len(body) - body[0]]
 
 
+def check_length(kind: int, length: int) -> None:
+    """Of kinds that have one. Raises `ConnectionFault`, also where one of a stream would do."""
+    if length != _LENGTHS.get(kind, length) or (kind == GOAWAY and length < _PAIR.size):
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR)
+
+
 def number(body: memoryview) -> int:
     """Of 31 bits, alone in its frame."""
-    if len(body) != 4:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR)
     return int.from_bytes(body) & LARGEST_WINDOW_BYTES
 
 

@@ -1,12 +1,14 @@
 """The heads of HTTP/2: unpacked and packed (HPACK, RFC 7541), and what may stand in one (RFC 9113, 8).
 
 A field is looked at once, when it enters the table that both sides keep, and is a number in all later heads:
-a client says nearly the same in each. The code of Huffman and the fields that everybody knows are hpack's.
+a client says nearly the same in each. A head that comes again while the table is the same is not read again.
+The code of Huffman and the fields that everybody knows are hpack's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -15,9 +17,12 @@ from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from gpuslice.adapters.web.frames import Code, ConnectionFault, StreamFault
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, date
 
 TABLE_BYTES = 4096  # of the fields that the client may have us remember: what both sides begin with
 _OVERHEAD_BYTES = 32  # of a field in the table, by the RFC
+_MOST_RECENT = 16
+_RECENT_BYTES = 1 << 10  # of a head that is kept: all that are take less than the buffers of a connection
 _NUMBER_BYTES = 5  # the most that one takes behind its first byte
 _NOT_IN_A_NAME = frozenset((*range(33), *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:", *range(127, 256)))
 _OF_A_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -25,6 +30,7 @@ _FIRST_LINE = {b":method", b":scheme", b":path", b":authority"}
 _STATUS_200 = b"\x88"  # the eighth of the fields that both sides know
 _STATUS = b"\x08"  # its name, with another value
 _LITERAL = b"\x00"
+_LENGTH_IS = b"\x0f\x0d"  # content-length, the 28th, with a value that is not remembered
 NO_TABLE = b"\x20"
 """What our first head on a connection begins with. We have the client remember nothing; and one that allows a
 smaller table than the usual wants to be told that ours is no larger (RFC 7541, 4.2)."""
@@ -39,6 +45,24 @@ class Field(NamedTuple):
     is_legal: bool
 
 
+class Head:
+    """Its fields, and the request that they make: method, target, headers, bytes in memory."""
+
+    __slots__ = ("_request", "fields")
+
+    def __init__(self, fields: list[Field]) -> None:
+        self.fields = fields
+        self._request: tuple[str, str, Mapping[str, str], int] | None = None
+
+    def request(self) -> tuple[str, str, Mapping[str, str], int]:
+        """Looked at once. Raises `StreamFault`."""
+        if self._request is None:
+            method, target, headers = request_of(self.fields)
+            size_bytes = HttpRequest(method, target, headers).size_bytes
+            self._request = method, target, headers, size_bytes
+        return self._request
+
+
 class Unpacker:
     """The heads of one client, in their order. `most_bytes`: of one head when it is unpacked."""
 
@@ -48,14 +72,16 @@ class Unpacker:
         self._known = len(self._table)
         self._table_bytes = 0  # of this client's
         self._table_limit_bytes = TABLE_BYTES
+        self._recent: dict[bytes, Head] = {}  # by what they came as; good until the table changes
 
-    def unpack(self, block: bytes) -> list[Field]:
-        """The fields of a head. Each must be unpacked, also one that is refused: the next builds on it.
-
-        Raises `ConnectionFault`.
-        """
+    def unpack(self, block: bytes) -> Head:
+        """Each must be unpacked, also one that is refused: others build on it. Raises `ConnectionFault`."""
+        head = self._recent.get(block)
+        if head is not None:
+            return head
         fields: list[Field] = []
         size_bytes = at = 0
+        is_lasting = True
         try:
             while at < len(block):
                 first = block[at]
@@ -70,19 +96,27 @@ class Unpacker:
                         raise ConnectionFault(Code.COMPRESSION_ERROR)
                     self._table_limit_bytes = limit_bytes
                     self._forget(0)
+                    is_lasting = False
                     size_bytes += _OVERHEAD_BYTES  # else a head of these alone could be as long as any
                     if size_bytes > self._most_bytes:
                         raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
                     continue
                 else:
-                    field, at = self._literal(block, at, remember=bool(first & 0x40))
+                    remember = bool(first & 0x40)
+                    field, at = self._literal(block, at, remember=remember)
+                    is_lasting = is_lasting and not remember
                 size_bytes += field.size_bytes
                 if size_bytes > self._most_bytes:
                     raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
                 fields.append(field)
         except (IndexError, HPACKError) as error:
             raise ConnectionFault(Code.COMPRESSION_ERROR) from error
-        return fields
+        head = Head(fields)
+        if not is_lasting:
+            self._recent.clear()
+        elif size_bytes <= _RECENT_BYTES and len(self._recent) < _MOST_RECENT:
+            self._recent[block] = head
+        return head
 
     def _literal(self, block: bytes, at: int, *, remember: bool) -> tuple[Field, int]:
         number, at = _number(block, at, 0x3F if remember else 0x0F)
@@ -185,8 +219,25 @@ def request_of(fields: Iterable[Field]) -> tuple[str, str, dict[str, str]]:
     return method, target, headers
 
 
+def of_answer(answer: HttpResponse, length_bytes: int) -> bytes:
+    """The head of an answer, with the fields that HTTP/1.1 would have, in lower case."""
+    length = b"%d" % length_bytes
+    block = _usual(answer.status, answer.content_type, int(time.time()))
+    block += _LENGTH_IS + bytes((len(length),)) + length
+    for name, value in answer.headers.items():
+        block += _literal(name.lower().encode("latin-1"), value.encode("latin-1"))
+    return block
+
+
+@lru_cache(maxsize=16)
+def _usual(status: int, content_type: str, second: int) -> bytes:
+    """What is the same in all answers of a second."""
+    fields = ((b"content-type", content_type.encode("latin-1")), (b"date", date(second).encode()))
+    return packed(status, fields)
+
+
 def packed(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The head of an answer; without the table, which both sides would have to keep."""
+    """A head without the table, which both sides would have to keep."""
     parts = [_STATUS_200 if status == 200 else _STATUS + _text(b"%d" % status)]
     parts += [_literal(name, value) for name, value in fields]
     return b"".join(parts)

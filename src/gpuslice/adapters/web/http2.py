@@ -8,14 +8,14 @@ Source of the rules: RFC 9113; ours is what a client may take: memory, streams a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 from gpuslice.adapters.web import frames, heads
 from gpuslice.adapters.web.clients import STEP_BITS, Client, Clients, too_large
 from gpuslice.adapters.web.connection import HEAD_LIMIT_BYTES
-from gpuslice.adapters.web.frames import Code, ConnectionFault, Frame, Kind, Setting, StreamFault
-from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, fields_of, json_answer
+from gpuslice.adapters.web.frames import END_STREAM, Code, ConnectionFault, Setting, StreamFault
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 
 MOST_STREAMS = 128  # requests of one client at once: more than the binds that an extender lets begin
 MOST_RESETS = 256  # taken back before their answer, more than answered: that is no client, it is an attack
@@ -41,9 +41,10 @@ class _Stream:
     held_bytes: int
     may_send_bytes: int  # by us, by the client's leave
     came_bytes: int = 0  # of its body, since the client was last given leave to send more
-    body: bytearray = field(default_factory=bytearray)  # of small parts, each would take more than it brings
+    body: bytes | bytearray = field(default_factory=bytearray)
+    """Of small parts, each would take more than it brings."""
     receiving: bool = True
-    rest: memoryview | None = None
+    rest: bytes | memoryview | None = None
 
 
 class Http2Connection(Client):
@@ -91,10 +92,20 @@ class Http2Connection(Client):
     def buffer_updated(self, nbytes: int) -> None:
         self._begun = 0
         try:
-            for frame in self._reader.read(self._clients.buffer[:nbytes]):
+            for kind, flags, stream, body, length in self._reader.read(self._clients.buffer[:nbytes]):
                 if self._transport is None or self._transport.is_closing():
                     return
-                self._take(frame)
+                try:
+                    if kind == frames.DATA:
+                        self._take_data(flags, stream, body, length)
+                    elif kind == frames.HEADERS:
+                        self._take_head(flags, stream, bytes(body))
+                    else:
+                        self._idle_frames += 1
+                        self._take_other(kind, flags, stream, body)
+                except StreamFault as fault:
+                    self._resets += 1
+                    self._reset(stream, fault.code)
                 if self._resets > MOST_RESETS or self._idle_frames > MOST_IDLE_FRAMES:
                     raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
         except ConnectionFault as fault:
@@ -102,9 +113,9 @@ class Http2Connection(Client):
             return
         if self._window_grew:
             self._window_grew = False
-            for number, stream in list(self._streams.items()):
-                if stream.rest is not None:
-                    self._send(number, stream)
+            for number, waiting in list(self._streams.items()):
+                if waiting.rest is not None:
+                    self._send(number, waiting)
         self._flush()
 
     def eof_received(self) -> bool:
@@ -122,45 +133,28 @@ class Http2Connection(Client):
 
     # -- frames ----------------------------------------------------------------------------------------------
 
-    def _take(self, frame: Frame) -> None:
-        try:
-            match frame.kind:
-                case Kind.HEADERS:
-                    self._take_head(frame)
-                case Kind.DATA:
-                    self._take_data(frame)
-                case Kind.WINDOW_UPDATE:
-                    self._may_send(frame.stream, frames.number(frame.body))
-                case Kind.RST_STREAM:
-                    frames.number(frame.body)
-                    self._check_opened(frame.stream)
-                    self._resets += 1
-                    self._streams.pop(frame.stream, None)
-                case Kind.PUSH_PROMISE:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR)
-                case Kind.PRIORITY if not frame.stream:
-                    raise ConnectionFault(Code.PROTOCOL_ERROR)
-                case Kind.SETTINGS | Kind.PING | Kind.GOAWAY:
-                    self._take_of_connection(frame)
-        except StreamFault as fault:
-            self._resets += 1
-            self._reset(frame.stream, fault.code)
-        self._idle_frames += frame.kind not in (Kind.HEADERS, Kind.DATA)
-
-    def _take_of_connection(self, frame: Frame) -> None:
-        if frame.stream:
+    def _take_other(self, kind: int, flags: int, stream: int, body: memoryview) -> None:
+        """What brings nothing of a request."""
+        is_ack = bool(flags & frames.ACK)
+        of_all = kind in (frames.SETTINGS, frames.PING, frames.GOAWAY)  # of the connection, that is, of none
+        if kind == frames.PUSH_PROMISE or (of_all and stream) or (kind == frames.PRIORITY and not stream):
             raise ConnectionFault(Code.PROTOCOL_ERROR)
-        is_ack = bool(frame.flags & frames.ACK)
-        if frame.kind == Kind.GOAWAY:
-            self.end_when_idle()  # it takes no requests from us; its own it wants answered
-        elif frame.kind == Kind.SETTINGS:
-            said = frames.settings_said(frame.flags, frame.body)
-            if not is_ack:
-                self._heed(said)
-        elif len(frame.body) != frames.PING_BYTES:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR)
-        elif not is_ack:
-            self._to_send.append(frames.pong(bytes(frame.body)))
+        frames.check_length(kind, len(body))
+        match kind:
+            case frames.WINDOW_UPDATE:
+                self._may_send(stream, frames.number(body))
+            case frames.RST_STREAM:
+                self._check_opened(stream)
+                self._resets += 1
+                self._streams.pop(stream, None)
+            case frames.GOAWAY:
+                self.end_when_idle()  # it takes no requests from us; its own it wants answered
+            case frames.SETTINGS:
+                said = frames.settings_said(flags, body)
+                if not is_ack:
+                    self._heed(said)
+            case frames.PING if not is_ack:
+                self._to_send.append(frames.pong(bytes(body)))
 
     def _heed(self, said: dict[int, int]) -> None:
         self._to_send.append(frames.settings_heard())
@@ -193,31 +187,34 @@ class Http2Connection(Client):
 
     # -- receiving -------------------------------------------------------------------------------------------
 
-    def _take_head(self, frame: Frame) -> None:
-        fields, stream = self._unpacker.unpack(bytes(frame.body)), frame.stream
-        if not stream % 2:
+    def _take_head(self, flags: int, number: int, block: bytes) -> None:
+        head, ends = self._unpacker.unpack(block), bool(flags & END_STREAM)
+        if not number % 2:
             raise ConnectionFault(Code.PROTOCOL_ERROR)
-        if stream > self._last_stream:
-            self._last_stream = stream
-            self._begin(stream, fields, ends=frame.ends_stream)
-        elif stream in self._streams:  # what comes behind a body
-            heads.check_trailer(fields)
-            if not frame.ends_stream or not self._streams[stream].receiving:
-                raise StreamFault(Code.STREAM_CLOSED if frame.ends_stream else Code.PROTOCOL_ERROR)
-            self._ask(stream)
+        if number > self._last_stream:
+            self._last_stream = number
+            self._begin(number, head, ends=ends)
+        elif number in self._streams:  # what comes behind a body
+            if not self._streams[number].receiving:
+                raise StreamFault(Code.STREAM_CLOSED)
+            heads.check_trailer(head.fields)
+            if not ends:
+                raise StreamFault(Code.PROTOCOL_ERROR)
+            self._ask(number)
         else:
             self._idle_frames += 1
 
-    def _begin(self, number: int, fields: list[heads.Field], *, ends: bool) -> None:
+    def _begin(self, number: int, head: heads.Head, *, ends: bool) -> None:
         # A request that was taken back may still be worked on, so the streams that are open are not all. Nor
         # can the client know of any that ended in this read: to it they are open.
-        if self._leaving or max(len(self._answering), len(self._streams), self._begun) >= MOST_STREAMS:
+        is_full = len(self._streams) >= MOST_STREAMS or len(self._answering) >= MOST_STREAMS
+        if self._leaving or is_full or self._begun >= MOST_STREAMS:
             raise StreamFault(Code.REFUSED_STREAM)  # that is: try again elsewhere
         self._begun += 1
-        method, target, headers = heads.request_of(fields)
+        method, target, headers, size_bytes = head.request()
         request = HttpRequest(method, target, headers, known=self.known, local=self.local)
         allowed = self._clients.body_limit(request)
-        held_bytes = _STREAM_BYTES + request.size_bytes
+        held_bytes = _STREAM_BYTES + size_bytes
         limit_bytes = 0 if isinstance(allowed, HttpResponse) else allowed
         stream = _Stream(request, limit_bytes, self._loop.time(), held_bytes, self._first_window_bytes)
         self._streams[number] = stream
@@ -228,37 +225,42 @@ class Http2Connection(Client):
             self._answer(number, _BUSY)
         elif ends:
             self._ask(number)
-        elif request.headers.get("expect", "").lower() == "100-continue":
-            self._send_head(number, 100)
+        elif "expect" in headers and headers["expect"].lower() == "100-continue":
+            self._send_head(number, heads.packed(100, ()))
 
-    def _take_data(self, frame: Frame) -> None:
+    def _take_data(self, flags: int, number: int, body: memoryview, length: int) -> None:
         """What it brings counts, whatever becomes of its stream: the client has spent its leave to send.
         That leave is not what bounds how much we hold, see `Clients`."""
-        number = frame.stream
-        self._check_opened(number)
-        self._idle_frames += frame.length < _IDLE_DATA_BYTES and (frame.length > 0 or not frame.body)
-        self._came_bytes += frame.length
+        ends = flags & END_STREAM
+        if length < _IDLE_DATA_BYTES and (length or not body):
+            self._idle_frames += 1
+        self._came_bytes += length
         if self._came_bytes > _CONNECTION_WINDOW_BYTES // 2:
             self._to_send.append(frames.leave_to_send(0, self._came_bytes))
             self._came_bytes = 0
         stream = self._streams.get(number)
-        if stream is None or not stream.receiving:
+        if stream is None:
+            self._check_opened(number)
             return
+        if not stream.receiving:
+            raise StreamFault(Code.STREAM_CLOSED)
         if stream.rest is not None:
-            if frame.ends_stream:
-                self._ask(number)
+            stream.receiving = not ends
             return
-        stream.came_bytes += frame.length
-        if stream.came_bytes > _STREAM_WINDOW_BYTES // 2 and not frame.ends_stream:
+        stream.came_bytes += length
+        if stream.came_bytes > _STREAM_WINDOW_BYTES // 2 and not ends:
             self._to_send.append(frames.leave_to_send(number, stream.came_bytes))
             stream.came_bytes = 0
-        stream.body += frame.body
-        stream.held_bytes += len(frame.body)
+        if ends and not stream.body:
+            stream.body = bytes(body)  # all in one frame, as Go's client sends it: copied once
+        else:
+            stream.body += body
+        stream.held_bytes += len(body)
         if len(stream.body) > stream.body_limit_bytes:
             self._answer(number, too_large(stream.body_limit_bytes))
-        elif not self._may_hold(len(frame.body)):
+        elif not self._may_hold(len(body)):
             self._answer(number, _BUSY)
-        elif frame.ends_stream:
+        elif ends:
             self._ask(number)
 
     def _may_hold(self, more_bytes: int) -> bool:
@@ -283,7 +285,7 @@ class Http2Connection(Client):
             self._reset(number, Code.PROTOCOL_ERROR)
             return
         request.body = bytes(stream.body)
-        stream.body = bytearray()
+        stream.body = b""
         answer = self._clients.app(request)
         if isinstance(answer, HttpResponse):
             self._answer(number, answer)
@@ -308,42 +310,45 @@ class Http2Connection(Client):
         if stream is None or self._transport is None or self._transport.is_closing():
             return
         self._since = stream.began_s = self._loop.time()
-        self._resets = max(0, self._resets - 1)
-        accounts_for = _IDLE_FRAMES_EACH + answer.length_bytes // _BYTES_A_FRAME
+        self._resets -= self._resets > 0
+        length_bytes = answer.length_bytes
+        accounts_for = _IDLE_FRAMES_EACH + length_bytes // _BYTES_A_FRAME
         self._idle_frames = max(0, self._idle_frames - accounts_for)
-        self._send_head(number, answer.status, fields_of(answer))
+        self._send_head(number, heads.of_answer(answer, length_bytes))
         body = b"" if stream.request.method == "HEAD" else b"".join((answer.body, *answer.more))
-        stream.body, stream.rest, stream.held_bytes = bytearray(), memoryview(body), _STREAM_BYTES + len(body)
+        stream.body, stream.rest, stream.held_bytes = b"", body, _STREAM_BYTES + len(body)
         self._send(number, stream)
         if not self._may_hold(_STREAM_BYTES + len(body)):
             self.abort()
         elif answer.last:
             self.end_when_idle()
 
-    def _send_head(self, number: int, status: int, fields: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        block = self._before_head + heads.packed(status, fields)
-        self._before_head = b""
-        self._to_send += (frames.frame_head(len(block), Kind.HEADERS, frames.END_HEADERS, number), block)
+    def _send_head(self, number: int, block: bytes) -> None:
+        if self._before_head:
+            block, self._before_head = self._before_head + block, b""
+        self._to_send += (frames.frame_head(len(block), frames.HEADERS, frames.END_HEADERS, number), block)
 
     def _send(self, number: int, stream: _Stream) -> None:
         """As much of an answer as the client takes. What is left of one keeps all of it in memory."""
         rest = stream.rest
         assert rest is not None
         while True:
-            window_bytes = min(stream.may_send_bytes, self._may_send_bytes, self._frame_bytes)
-            part = rest[: max(0, window_bytes)]
-            ends = len(part) == len(rest)
-            if not part and not ends:
+            size_bytes = min(len(rest), stream.may_send_bytes, self._may_send_bytes, self._frame_bytes)
+            if ends := size_bytes == len(rest):
+                part = rest
+            elif size_bytes > 0:
+                rest = memoryview(rest)
+                part, rest = rest[:size_bytes], rest[size_bytes:]
+            else:
                 stream.rest = rest
                 return
-            flags = frames.END_STREAM if ends else 0
-            self._to_send += (frames.frame_head(len(part), Kind.DATA, flags, number), part)
-            stream.may_send_bytes -= len(part)
-            self._may_send_bytes -= len(part)
-            self._to_send_bytes += len(part)
+            flags = END_STREAM if ends else 0
+            self._to_send += (frames.frame_head(size_bytes, frames.DATA, flags, number), part)
+            stream.may_send_bytes -= size_bytes
+            self._may_send_bytes -= size_bytes
+            self._to_send_bytes += size_bytes
             if ends:
                 break
-            rest = rest[len(part) :]
         # where not all of the request has come: we have said why, and what is still to come is not wanted
         if stream.receiving:
             self._reset(number, Code.NO_ERROR)

@@ -37,8 +37,9 @@ class HttpRequest:
     @property
     def size_bytes(self) -> int:
         """About what it takes in memory."""
-        head = sum(_FIELD_BYTES + len(name) + len(value) for name, value in self.headers.items())
-        return len(self.body) + len(self.target) + head
+        fields = self.headers
+        head_bytes = _FIELD_BYTES * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values()))
+        return len(self.body) + len(self.target) + head_bytes
 
     @property
     def path(self) -> str:
@@ -87,20 +88,9 @@ def head_of(answer: HttpResponse, last: bool) -> bytes:
     connection = "close" if last else "keep-alive"
     return (
         f"{_status_line(answer.status)}Content-Type: {answer.content_type}\r\n"
-        f"Content-Length: {answer.length_bytes}\r\nDate: {_date(int(time.time()))}\r\n"
+        f"Content-Length: {answer.length_bytes}\r\nDate: {date(int(time.time()))}\r\n"
         f"{own}Connection: {connection}\r\n\r\n"
     ).encode("latin-1")
-
-
-def fields_of(answer: HttpResponse) -> list[tuple[bytes, bytes]]:
-    """The same as header fields, as HTTP/2 wants them: names in lower case, and nothing of the connection."""
-    fields = {
-        "content-type": answer.content_type,
-        "content-length": str(answer.length_bytes),
-        "date": _date(int(time.time())),
-        **{name.lower(): value for name, value in answer.headers.items()},
-    }
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
 
 
 @lru_cache(maxsize=100)
@@ -109,7 +99,7 @@ def _status_line(status: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def _date(second: int) -> str:
+def date(second: int) -> str:
     """By hand: strftime would speak the locale's language."""
     at = time.gmtime(second)
     days = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

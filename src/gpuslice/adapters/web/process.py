@@ -17,6 +17,7 @@ import traceback
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+from gpuslice.adapters.web.certificate import ends
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.adapters.web.histogram import WORK_S, Histogram
 
@@ -25,14 +26,19 @@ _RSS_PAGES, _START_TICKS = 21, 19  # fields of /proc/PID/stat after the name of 
 
 
 class ProcessMetrics:
-    """Figures of this process; one instance, while `measured`."""
+    """Figures of this process; one instance, while `measured`.
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    `certificates`: the PEM files that it serves with and checks clients with, "" for none. They are read at
+    each scrape, so a renewed one is told at once.
+    """
+
+    def __init__(self, *certificates: str, proc: Path = Path("/proc")) -> None:
+        self.certificates = certificates
         self._proc = proc
-        self.scrape = Histogram("gpuslice_process_scrape_seconds", "Time to make this page.", bounds=WORK_S)
+        self.scrape = Histogram("gpuslice_process_scrape_seconds", "Time to render this page.", bounds=WORK_S)
         self._lag = Histogram(
             "gpuslice_process_event_loop_lag_seconds",
-            "How much later than asked for the event loop ran what was due.",
+            "Delay of the event loop in running what was due.",
             bounds=WORK_S,
         )
         self._collecting = Histogram(
@@ -69,6 +75,7 @@ class ProcessMetrics:
     def families(self) -> Iterator[Family]:
         """All of it, as of now."""
         yield from self._of_kernel()
+        yield self._expiry()
         for name, key, about in (
             ("python_gc_collections_total", "collections", "Times this generation was collected."),
             ("python_gc_objects_collected_total", "collected", "Objects collected."),
@@ -79,6 +86,19 @@ class ProcessMetrics:
                 family.add(counts[key], labels({"generation": str(generation)}))
             yield family
         yield from (each.family() for each in (self._collecting, self._lag, self.scrape))
+
+    def _expiry(self) -> Family:
+        """Without those that cannot be read: what is not known is no date."""
+        family = Family(
+            "gpuslice_process_certificate_expiry_timestamp_seconds",
+            MetricKind.GAUGE,
+            "When the certificate in this file expires, seconds since the epoch.",
+        )
+        for file in filter(None, self.certificates):
+            with contextlib.suppress(OSError):
+                if (expiry := ends(Path(file).read_bytes())) is not None:
+                    family.add(expiry.timestamp(), labels({"file": file}))
+        return family
 
     def _of_kernel(self) -> Iterator[Family]:
         """By /proc; where there is none (a laptop's system), what the C library knows."""
@@ -100,7 +120,7 @@ class ProcessMetrics:
             open_files = len(os.listdir(self._proc / "self/fd"))
             yield one("process_open_fds", gauge, "Open file descriptors.", open_files)
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        yield one("process_max_fds", gauge, "The most open file descriptors.", limit)
+        yield one("process_max_fds", gauge, "Maximum number of open file descriptors.", limit)
 
 
 def stacks() -> str:

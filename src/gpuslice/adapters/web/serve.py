@@ -250,8 +250,13 @@ class _Stopped:
     def __await__(self) -> Generator[Any, None, Any]:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
+
+        def stop(number: signal.Signals) -> None:
+            _log.info("ending", extra={"signal": number.name})
+            stopped.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopped.set)
+            loop.add_signal_handler(number, stop, number)
         return stopped.wait().__await__()
 
 

@@ -60,10 +60,14 @@ class ActiveLock:
                 handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, handle)
                 standing_by = False
-                while not _try_lock(handle):
-                    if not standing_by:
-                        _log.info("another agent serves this node; standing by until it ends")
-                    standing_by = True
+                while True:
+                    try:
+                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        if not standing_by:
+                            _log.info("another agent serves this node; standing by until it ends")
+                        standing_by = True
                     await asyncio.sleep(POLL_S)
             except OSError as error:  # worse than two agents for a moment is none
                 _log.warning("cannot tell whether another agent runs here", extra={"error": str(error)})
@@ -74,15 +78,6 @@ class ActiveLock:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_S):
                         await self._served.wait()
-
-
-def _try_lock(handle: int) -> bool:
-    """Raises `OSError` where the file system knows no locks."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextlib.asynccontextmanager

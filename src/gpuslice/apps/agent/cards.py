@@ -20,7 +20,7 @@ from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_f
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.card_links import CardLinks, Link, card_links
+from gpuslice.core.card_links import Link, card_links
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import Card
 
@@ -178,18 +178,16 @@ class CardMonitor:
         places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
         numa_nodes = {uuid: at.numa_node for uuid, at in places.items() if at.numa_node is not None}
         await self._devices.update(self.cards, unhealthy, numa_nodes)
-        self._node.links = self._card_links()
-        self._node.wake()
-
-    def _card_links(self) -> CardLinks:
-        """Between all cards, lost ones too; nothing where the driver does not tell of each pair."""
-        uuids = [card.uuid for card in self.cards]
+        uuids = [card.uuid for card in self.cards]  # lost ones too
         pairs = [
             [self.links.get(frozenset((uuid, other))) for other in uuids[at + 1 :]]
             for at, uuid in enumerate(uuids[:-1])
         ]
-        known = [[link for link in row if link is not None] for row in pairs]
-        return card_links(known) if known == pairs and known else ()
+        known_pairs = [[link for link in row if link is not None] for row in pairs]
+        self._node.links = ()  # where the driver does not tell of each pair
+        if known_pairs and known_pairs == pairs:
+            self._node.links = card_links(known_pairs)
+        self._node.wake()
 
     async def _record(self) -> None:
         """Write the ConfigMap when it does not say what we found, and tell of each change, also of one that

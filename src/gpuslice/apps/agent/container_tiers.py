@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.region.figures import Figure, write_figures
@@ -26,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 REASON = "GPULimitHeldByWatchdog"
 
+KEPT_S = 60.0
+"""How long a container counts as one with a process without the library, after the last look that found it.
+The region is the tenant's: accounts that come and go there would have its pod written anew each time."""
+
 ContainerName = tuple[str, str]
 """The pod's uid and the container's name."""
 
@@ -41,7 +46,8 @@ class ContainerTiers:
         self._writer = writer
         self._allow_cgpu_disable = allow_cgpu_disable
         self._without: frozenset[tuple[ContainerName, Figure]] = frozenset()  # processes, at the last look
-        self._loose: dict[ContainerName, Figure] = {}  # containers, with a process that the library is not in
+        self.kept_s = KEPT_S
+        self._loose: dict[ContainerName, float] = {}  # when a process without it was last seen
 
     def tiers(self) -> Iterator[tuple[NodePod, str, Tier]]:
         """Of each container that asks for a part of a card."""
@@ -63,8 +69,10 @@ class ContainerTiers:
             if place in with_account and (each.pid, each.start_time) not in with_account[place]
         }
         loose = {place: without[place, each] for place, each in without if (place, each) in self._without}
-        new = loose.keys() - self._loose.keys()
-        self._without, self._loose = frozenset(without), loose
+        now_s = time.monotonic()
+        kept = {place: seen_s for place, seen_s in self._loose.items() if now_s - seen_s < self.kept_s}
+        new = loose.keys() - kept.keys()
+        self._without, self._loose = frozenset(without), kept | dict.fromkeys(loose, now_s)
         node_tier = Tier.LIBRARY if self._state.rules.isolation else Tier.NONE
         said: dict[str, tuple[NodePod, dict[str, Tier]]] = {}
         for pod, name, tier in self.tiers():
@@ -99,15 +107,17 @@ def publish(folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]],
             write_figures(folder / "etc" / "figures", own, at_ns)
 
 
-def counted(folders: Folders, names: Iterable[ContainerName]) -> dict[ContainerName, frozenset[Identity]]:
-    """The processes of which the library keeps accounts.
+def counted(
+    folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]]
+) -> dict[ContainerName, frozenset[Identity]]:
+    """The processes of which the library keeps accounts, on the cards of `figures`.
 
     A container whose region cannot be read is left out: nothing is known of it.
     """
     known, found = folders.of_containers(), {}
-    for name in names:
+    for name, own in figures.items():
         with contextlib.suppress(RegionError, OSError, KeyError):
-            reading = read_region(known[name] / "var" / "region")
+            reading = read_region(known[name] / "var" / "region", {each.uuid for each in own})
             processes = (each for card in (reading.cards if reading else ()) for each in card.processes)
             found[name] = frozenset(Identity(each.pid, each.start_time) for each in processes)
     return found

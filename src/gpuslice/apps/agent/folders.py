@@ -226,7 +226,10 @@ class Folders:
     def _start(self, name: str, owner: Owner, limits: Sequence[limits_file.LimitsEntry]) -> None:
         folder = self._folder(name)
         before = _read_owner(folder)
-        earlier = with_region(before.earlier, folder / "var" / "region") if before.is_of(owner) else {}
+        earlier: dict[str, Counts] = {}
+        if before.is_of(owner):
+            cards = [limit.uuid for limit in limits]
+            earlier = with_region(before.earlier, folder / "var" / "region", cards)
         self.regions.unmount(folder / "var")
         self._move_to_trash(folder / "var")
         self._make_region_folder(folder)
@@ -289,7 +292,8 @@ class Folders:
     def counts(self) -> Iterator[tuple[str, Owner, dict[str, Counts]]]:
         """Of every folder what its container counted in all its lives, by card; for display alone."""
         for name, owner, _ in self.owners():
-            yield name, owner, with_region(owner.earlier, self._folder(name) / "var" / "region")
+            cards = {card_of_device_id(each) for each in owner.ids}
+            yield name, owner, with_region(owner.earlier, self._folder(name) / "var" / "region", cards)
 
     def owner(self, name: str) -> Owner:
         """Of the folder `name`; of nobody where it cannot be read."""

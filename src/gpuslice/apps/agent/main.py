@@ -21,8 +21,7 @@ from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.gpu.source import GpuSource
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
-from gpuslice.adapters.kube.timed import TimedTransport
-from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport, TimedTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.adapters.kubelet.deviceplugin import PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources

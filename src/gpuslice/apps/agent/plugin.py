@@ -219,6 +219,8 @@ class GpuMemoryPlugin(DevicePluginService):
             if state.rules.isolation or self._folders.exists(ids):
                 self._write_limits(ids, holder)
         except (GrantError, LimitsError, OSError) as error:
+            self._counters.refused("foreign device" if isinstance(error, GrantError) else "host")
+            _log.warning("start refused", extra={"reason": str(error), "units": len(ids)})
             raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
         if holder is None:
             return dp.PreStartContainerResponse()

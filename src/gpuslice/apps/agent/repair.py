@@ -120,32 +120,31 @@ def _actual_placement(
 # -- what annotations should say -------------------------------------------------------------------------
 def repairs(actual: Iterable[ActualPlacement], node: Node, now_ns: int) -> list[Repair]:
     """One repair for each pod whose annotations do not say where it is yet."""
-    made = (_repair(each, node, now_ns) for each in actual)
-    return [repair for repair in made if repair is not None]
-
-
-def _repair(actual: ActualPlacement, node: Node, now_ns: int) -> Repair | None:
-    pod, said = actual.pod.view, actual.pod.said
-    assert pod.request is not None
-    true = placement_annotations(actual.placement, pod.request, node, now_ns)
-    true[ANN_ALLOCATION] = encode_table(
-        {key: {str(card): units for card, units in cards.items()} for key, cards in actual.table.items()}
-    )
-    true[ANN_ASSIGNED] = "true"
-    written = {**dict.fromkeys(said), **true}
-    if pod.placement is None or units_by_card(pod.placement) != units_by_card(actual.placement):
-        meant = ",".join(str(part.card) for part in pod.placement.slices) if pod.placement else "none"
-        reason = f"annotated card {meant}, kubelet gave card {written[ANN_INDEX]}"
-        return Repair(actual.pod, written, reason, actual.placement)
-    # Where two annotations disagree, `Pod.placement` is of the more exact one, and others read the other.
-    # What was never written is not missed: not every extender writes all of them.
-    for name in (ANN_INDEX, ANN_POD_UNITS, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE):
-        if name in said and not _agree(name, said[name], true.get(name)):
-            reason = f"{name} said something else than kubelet's device assignments"
-            return Repair(actual.pod, written, reason, actual.placement)
-    if not pod.assigned:
-        return Repair(actual.pod, {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(now_ns)}, "assigned")
-    return None
+    found = []
+    for each in actual:
+        pod, said = each.pod.view, each.pod.said
+        assert pod.request is not None
+        true = placement_annotations(each.placement, pod.request, node, now_ns)
+        true[ANN_ALLOCATION] = encode_table(
+            {key: {str(card): units for card, units in cards.items()} for key, cards in each.table.items()}
+        )
+        true[ANN_ASSIGNED] = "true"
+        # Where two annotations disagree, `Pod.placement` is of the more exact one, and others read the other.
+        # What was never written is not missed: not every extender writes all of them.
+        names = (ANN_INDEX, ANN_POD_UNITS, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE)
+        wrong = [name for name in names if name in said and not _agree(name, said[name], true.get(name))]
+        reason = ""
+        if pod.placement is None or units_by_card(pod.placement) != units_by_card(each.placement):
+            meant = ",".join(str(part.card) for part in pod.placement.slices) if pod.placement else "none"
+            reason = f"annotated card {meant}, kubelet gave card {true[ANN_INDEX]}"
+        elif wrong:
+            reason = f"{wrong[0]} said something else than kubelet's device assignments"
+        if reason:
+            found.append(Repair(each.pod, {**dict.fromkeys(said), **true}, reason, each.placement))
+        elif not pod.assigned:
+            changed = {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(now_ns)}
+            found.append(Repair(each.pod, changed, "assigned"))
+    return found
 
 
 def _agree(name: str, text: str, true: str | None) -> bool:

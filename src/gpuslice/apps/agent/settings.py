@@ -71,12 +71,12 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             "and the agent gives out nothing before that."
         ),
     ] = True
-    nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
+    nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1, if the loader does not find it.")] = ""
     recording: Annotated[
         str, about("JSON recording of cards to use instead of NVML, for tests and for other people's nodes.")
     ] = ""
     port: Annotated[
-        int, about("TCP port of health, metrics and state; 0 lets the system choose.", ge=0, le=65535)
+        int, about("TCP port for health, metrics and state; 0 lets the system choose.", ge=0, le=65535)
     ] = 12346
     host: Host = "0.0.0.0"
     log_level: LogLevel = "info"
@@ -200,16 +200,20 @@ class SwitchSettings(Settings, frozen=True, kw_only=True):
 
     to: Annotated[
         Literal["shared", "exclusive"],
-        about("shared takes the plugin of whole cards off the node, exclusive puts it back."),
+        about("shared removes the device plugin for whole cards from the node, exclusive restores it."),
     ] = "shared"
     node_name: Annotated[str, about("Name of the node.", env=("NODE_NAME",))] = ""
     kubeconfig: Kubeconfig = ""
-    manifest: Annotated[str, about("Manifest of the plugin as a static pod, where the cluster has one.")] = (
+    manifest: Annotated[str, about("Manifest of that plugin, if it is a static pod.")] = (
         "/etc/kubernetes/manifests/nvidia-device-plugin.yml"
     )
-    backup_folder: Annotated[str, about("Where the manifest waits.")] = "/etc/kubernetes/manifests-backup"
-    every_s: Annotated[float, about("How often the node is looked at.", unit="s", ge=0.01)] = 10.0
-    port: Annotated[int, about("TCP port of health; 0 lets the system choose.", ge=0, le=65535)] = 12347
+    backup_folder: Annotated[str, about("Where the manifest is kept meanwhile.")] = (
+        "/etc/kubernetes/manifests-backup"
+    )
+    every_s: Annotated[float, about("How often to check the node.", unit="s", ge=0.01)] = 10.0
+    port: Annotated[int, about("TCP port for health checks; 0 lets the system choose.", ge=0, le=65535)] = (
+        12347
+    )
     host: Host = "0.0.0.0"
     log_level: LogLevel = "info"
 
@@ -222,8 +226,10 @@ class KeepOffSettings(Settings, frozen=True, kw_only=True):
     """Settings of ``gpuslice keep-off``."""
 
     daemon_set: Annotated[str, about("The DaemonSet, as NAMESPACE/NAME.")] = ""
-    node_label: Annotated[str, about("Label whose value true makes a node share its cards.")] = LABEL_SHARED
-    back: Annotated[bool, about("Let it run everywhere again, as before.")] = False
+    node_label: Annotated[str, about("Label that makes a node share its cards if its value is true.")] = (
+        LABEL_SHARED
+    )
+    back: Annotated[bool, about("Let it run on all nodes again, as before.")] = False
     kubeconfig: Kubeconfig = ""
 
     def __post_init__(self) -> None:
@@ -235,13 +241,15 @@ class KeepOffSettings(Settings, frozen=True, kw_only=True):
 class InstallLibrarySettings(Settings, frozen=True, kw_only=True):
     """Settings of ``gpuslice install-library``."""
 
-    library: Annotated[str, about("libgpuslice.so to put below the root.")] = ""
+    library: Annotated[str, about("libgpuslice.so to install below the root.")] = ""
     root: Annotated[str, about("Folder for the library and the containers' limits.")] = "/var/lib/gpuslice"
-    every_s: Annotated[float, about("How often the files are looked at.", unit="s", ge=0.01)] = 10.0
+    every_s: Annotated[float, about("How often to check the files.", unit="s", ge=0.01)] = 10.0
     sweep_after_s: Annotated[
-        float, about("How old a version must be that no container has before it is removed.", unit="s", ge=1)
+        float, about("How long a version that no container uses is kept.", unit="s", ge=1)
     ] = 3600.0
-    port: Annotated[int, about("TCP port of health; 0 lets the system choose.", ge=0, le=65535)] = 12348
+    port: Annotated[int, about("TCP port for health checks; 0 lets the system choose.", ge=0, le=65535)] = (
+        12348
+    )
     host: Host = "0.0.0.0"
     log_level: LogLevel = "info"
 
@@ -256,19 +264,18 @@ class InstallExtenderSettings(Settings, frozen=True, kw_only=True):
     node_name: Annotated[str, about("Name of the node.", env=("NODE_NAME",))] = ""
     section: Annotated[str, about("File with the extender's section of a scheduler's configuration.")] = ""
     certificates: Annotated[
-        str, about("Folder with ca.crt, tls.crt and tls.key, by which the scheduler reaches the extender.")
+        str,
+        about("Folder with ca.crt, tls.crt and tls.key, with which the scheduler connects to the extender."),
     ] = ""
     folder: Annotated[str, about("The host's /etc/kubernetes: the path must be the same here and there.")] = (
         "/etc/kubernetes"
     )
     manifest: Annotated[str, about("The scheduler's file in the folder's manifests.")] = "kube-scheduler.yaml"
-    back: Annotated[bool, about("Give the scheduler its old manifest back, byte for byte.")] = False
+    back: Annotated[bool, about("Restore the scheduler's old manifest, byte for byte.")] = False
     timeout_s: Annotated[
-        float, about("How long it may take until the scheduler is healthy.", unit="s", ge=0.1)
+        float, about("How long the scheduler may take to become healthy.", unit="s", ge=0.1)
     ] = 120.0
-    steady_s: Annotated[float, about("How long it must be healthy without a break.", unit="s", ge=0.01)] = (
-        10.0
-    )
+    steady_s: Annotated[float, about("How long it must stay healthy.", unit="s", ge=0.01)] = 10.0
     kubeconfig: Kubeconfig = ""
     log_level: LogLevel = "info"
 

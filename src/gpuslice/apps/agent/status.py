@@ -14,9 +14,18 @@ from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.repair import units_by_card
 from gpuslice.core.model import Tier
 
+REFUSALS = ("no room", "no match", "foreign device", "host", "crowded", "tier")
+REPAIRS = ("written", "gone", "failed")
+IDENTIFIED = ("exactly", "by its pod", "no")
+SIGNALS = ("SIGTERM", "SIGKILL")
+
 
 class Counters:
-    """Counts since the start; one instance a process, handed to all that count."""
+    """Counts since the start; one instance a process, handed to all that count.
+
+    Each series starts at 0: Prometheus does not see the increase of one that appears with its first count, so
+    an alert would miss ten refusals between two scrapes.
+    """
 
     def __init__(self) -> None:
         self._granted = 0
@@ -28,11 +37,11 @@ class Counters:
             "Time of a request to the API server.",
             ("method", "resource"),
         )
-        self._refused: Counter[str] = Counter()
-        self._repairs: Counter[str] = Counter()
-        self._starts: Counter[str] = Counter()
+        self._refused = Counter(dict.fromkeys(REFUSALS, 0))
+        self._repairs = Counter(dict.fromkeys(REPAIRS, 0))
+        self._starts = Counter(dict.fromkeys(IDENTIFIED, 0))
         self._past_limit = 0
-        self._ended: Counter[str] = Counter()
+        self._ended = Counter(dict.fromkeys(SIGNALS, 0))
 
     def granted(self) -> None:
         self._granted += 1
@@ -127,7 +136,7 @@ class AgentStatus:
         cards = Family("gpuslice_agent_card_healthy", MetricKind.GAUGE, "0 for a card that is not given out.")
         for card in state.node.cards:
             healthy = float(card.index not in self.out_of_use)
-            cards.add(healthy, labels({"gpu": str(card.index), "uuid": card.uuid}))
+            cards.add(healthy, labels({"gpu": str(card.index), "gpu_uuid": card.uuid}))
         yield cards
 
     def as_json(self, settings: Mapping[str, Any], now_s: float) -> dict[str, Any]:

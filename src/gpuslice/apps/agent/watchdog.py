@@ -17,7 +17,6 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -144,20 +143,15 @@ class Watchdog:
         for over in self._excesses.values():
             over.close()
         self._excesses, self._seen = excesses, frozenset(excesses)
-        figures = self._figures(held)
-        await self.tiers.judge(figures)
-        publish(self._folders, figures, at_ns)
-
-    def _figures(self, held: Mapping[Holder, Sequence[ProcessReading]]) -> dict[ContainerName, list[Figure]]:
-        """By pod uid and container, each of its processes by the number that it has in it."""
         figures: dict[ContainerName, list[Figure]] = defaultdict(list)
         for holder, readings in held.items():
-            for reading in readings:
+            for reading in readings:  # each process by the number that it has in its container
                 identity = identity_of(reading.pid, self._proc)
                 if identity is not None and reading.memory_bytes:
                     figure = Figure(holder.card, *identity, reading.memory_bytes)
                     figures[holder.uid, holder.container].append(figure)
-        return figures
+        await self.tiers.judge(figures)
+        publish(self._folders, figures, at_ns)
 
     def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
         """The pod and the container's name; None for processes of nobody that we granted anything."""

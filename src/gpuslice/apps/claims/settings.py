@@ -13,14 +13,14 @@ class ClaimsSettings(Settings, frozen=True, kw_only=True):
     kubeconfig: Kubeconfig = ""
     memory_unit: Annotated[
         Literal["GiB", "MiB"],
-        about("What one aliyun.com/gpu-mem is; the same as the agents have."),
+        about("Size of one aliyun.com/gpu-mem; must match the agents' setting."),
     ] = "GiB"
     keep_s: Annotated[
         float,
-        about("How long a template that no pod refers to is kept for the next one.", unit="s", ge=0),
+        about("How long a template that no pod uses is kept for reuse.", unit="s", ge=0),
     ] = 600.0
     port: Annotated[
-        int, about("TCP port of health and metrics; 0 lets the system choose.", ge=0, le=65535)
+        int, about("TCP port for health and metrics; 0 lets the system choose.", ge=0, le=65535)
     ] = 12348
     host: Host = "0.0.0.0"
     log_level: LogLevel = "info"

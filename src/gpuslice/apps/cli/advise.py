@@ -49,33 +49,22 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
       gpuslice advise -n team-a -o json
       gpuslice advise --prometheus http://localhost:9090 --days 14
     """
-    from gpuslice.adapters.kube.errors import ForbiddenError
-    from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
+    from gpuslice.adapters.kube.resources import LIVING, NODES, PODS
     from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-    from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
     from gpuslice.apps.cli.cluster import connection_of
     from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
     from gpuslice.apps.diagnosis.claims import Claims, read_claims
+    from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
     from gpuslice.apps.diagnosis.prometheus import Prometheus
     from gpuslice.apps.diagnosis.usage import ClusterSource, ClusterUsage
     from gpuslice.core.advice import advise
-    from gpuslice.core.contract import SYSTEM_NAMESPACE
-    from gpuslice.core.ledger import Ledger
 
     flags = flags_of(context, cluster)
     connection = connection_of(flags)
-    client, ledger = SyncClient(SyncTransport(connection)), Ledger()
-    try:
-        views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
-        unhealthy = {view[0]: view[1] for view in views if view is not None}
-    except ForbiddenError:
-        unhealthy = {}
+    client = SyncClient(SyncTransport(connection))
     nodes = client.list(NODES)
-    for node in nodes:
-        ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
-    pods = client.list(PODS, fields="status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!=")
-    for pod in pods:
-        ledger.apply_pod(pod_view(pod))
+    pods = client.list(PODS, fields=f"{LIVING},spec.nodeName!=")
+    ledger = ledger_of(nodes, pods, read_config_maps(client))
     claims = (read_claims(client, nodes, pods) or Claims()).ledger
     if prometheus:
         usage = ClusterUsage((), tuple(Prometheus(prometheus).containers(days=days)))

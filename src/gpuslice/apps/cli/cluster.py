@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.objects import ContainerStatus, Node, Pod
-from gpuslice.adapters.kube.resources import NAMESPACES, NODES, PODS, RESOURCE_CLAIMS
+from gpuslice.adapters.kube.resources import LIVING, NAMESPACES, NODES, PODS, RESOURCE_CLAIMS
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import held_by_claims, pod_view
 from gpuslice.apps.cli.flags import Flags
@@ -20,8 +20,6 @@ from gpuslice.core.errors import GpusliceError
 from gpuslice.core.model import Card
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.report import NodeFacts, PodFacts, Report, report
-
-_ACTIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class NoSuchNodeError(GpusliceError):
@@ -58,7 +56,7 @@ def read_report(client: SyncClient, node: str = "") -> Report:
         nodes = [client.get(NODES, node)] if node else client.list(NODES)
     except NotFoundError as error:
         raise NoSuchNodeError(node, node_names(client)) from error
-    fields = f"{_ACTIVE},spec.nodeName={node}" if node else f"{_ACTIVE},spec.nodeName!="
+    fields = f"{LIVING},spec.nodeName={node}" if node else f"{LIVING},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
     cards = {each.metadata.name: _cards_of_claims(each) for each in nodes}
     held: Mapping[str, Sequence[ClaimedSlice]] = {}  # by the pod's uid; of pods that share a claim the first

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from gpuslice.apps.diagnosis.usage import CardUsage
+from gpuslice.apps.diagnosis.usage import CardUsage, known
 from gpuslice.core.report import (
     ExclusiveUse,
     NodeFacts,
@@ -38,7 +38,7 @@ def inspect_document(report: Report) -> Document:
     nodes = []
     for node in report.shared:
         cards = [
-            _known(
+            known(
                 index=card.index,
                 allocated=card.allocated,
                 total=card.total,
@@ -50,7 +50,7 @@ def inspect_document(report: Report) -> Document:
             for card in node.cards
         ]
         pods = [
-            _known(
+            known(
                 namespace=pod.namespace,
                 name=pod.name,
                 phase=pod.phase or None,
@@ -62,7 +62,7 @@ def inspect_document(report: Report) -> Document:
             for pod in node.pods
         ]
         nodes.append(
-            _known(
+            known(
                 name=node.name,
                 address=node.facts.address or None,
                 allocated=node.allocated,
@@ -83,10 +83,6 @@ def inspect_document(report: Report) -> Document:
     }
 
 
-def _known(**values: Any) -> Document:
-    return {name: value for name, value in values.items() if value is not None}
-
-
 def _keyed(amounts: Any) -> dict[str, int]:
     return {str(card): amount for card, amount in sorted(amounts.items())}
 
@@ -99,7 +95,7 @@ def arena_document(report: Report, cards: Iterable[CardUsage] = ()) -> Document:
     metrics: dict[str, list[Document]] = defaultdict(list)
     for card in cards:
         metrics[card.node].append(
-            _known(
+            known(
                 id=card.gpu,
                 uuid=card.uuid,
                 status="" if card.up else "lost",

@@ -11,19 +11,20 @@ from typing import Any
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import (
-    CONFIG_MAPS,
     DICT,
     EVENTS,
+    LIVING,
     NODES,
     PODS,
     Resource,
 )
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.cluster import check_namespace, connection_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
+from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
 from gpuslice.apps.diagnosis.decisions import read_decision
 from gpuslice.apps.diagnosis.other_pods import means_a_part
 from gpuslice.apps.diagnosis.pod_explanation import (
@@ -35,14 +36,12 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     place_of,
 )
 from gpuslice.apps.diagnosis.usage import read_containers
-from gpuslice.core.contract import LABEL_GROUP_NAME, SYSTEM_NAMESPACE
+from gpuslice.core.contract import LABEL_GROUP_NAME
 from gpuslice.core.errors import GpusliceError, printable
-from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
 
 SHOWN_EVENTS = 5
 _NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
-_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 _APPS = "apps/v1"
 OWNERS = {
     "deployment": Resource(_APPS, "deployments", "Deployment", DICT),
@@ -180,21 +179,13 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     """Each of `pods`, all of one namespace, by one reading of the cluster."""
     if not pods:
         return
-    ledger, nodes = Ledger(), client.list(NODES)
-    try:
-        views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
-        unhealthy = {view[0]: view[1] for view in views if view is not None}
-    except ForbiddenError:
-        unhealthy = {}
-    for node in nodes:
-        ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
-    living = client.list(PODS, fields=f"{_LIVING},spec.nodeName!=")
+    nodes = client.list(NODES)
+    living = client.list(PODS, fields=f"{LIVING},spec.nodeName!=")
     if any(LABEL_GROUP_NAME in (pod.metadata.labels or {}) for pod in pods):
         living += client.list(
-            PODS, pods[0].metadata.namespace, labels=LABEL_GROUP_NAME, fields=f"{_LIVING},spec.nodeName="
+            PODS, pods[0].metadata.namespace, labels=LABEL_GROUP_NAME, fields=f"{LIVING},spec.nodeName="
         )
-    for pod in living:
-        ledger.apply_pod(pod_view(pod))
+    ledger = ledger_of(nodes, living, read_config_maps(client))
     claims = read_claims(client, nodes, [*living, *pods])
     holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and may_hold(pod)}
     try:

@@ -90,11 +90,12 @@ def pod_text(explained: PodExplanation) -> str:
                 limit = f", limit {limit_mib(card.memory_mib, part.units, card.units)} MiB"
             parts.append(f"It holds {part.units}{of} units of card {part.card}{limit}.\n")
         if explained.tiers:
-            held = [f"of {name} by {_HOLDERS[tier]}" for name, tier in explained.tiers.items()]
-            parts.append(f"Its limits are held: {', '.join(held)}.\n")
+            held = [f"for {name} by {_HOLDERS[tier]}" for name, tier in explained.tiers.items()]
+            parts.append(f"Its limits are enforced {', '.join(held)}.\n")
         if explained.neighbours:
-            beside = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
-            parts.append(f"Beside it: {beside}.\n")
+            others = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
+            shared = "card" if len(pod.placement.slices) == 1 else "cards"
+            parts.append(f"Other pods on its {shared}: {others}.\n")
     parts += [f"{sentence_of(explained.decision)}\n"] if explained.decision is not None else []
     for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]

@@ -233,7 +233,7 @@ def _not_installed(error: ModuleNotFoundError) -> str:
         raise error
     return (
         f"this needs the package {package}, which comes with the extra `daemons`: "
-        "pip install '.[daemons]' in a checkout, 'FILE.whl[daemons]' of a release"
+        "pipx install --force '.[daemons]' in a checkout, 'FILE.whl[daemons]' of a release (or pip install)"
     )
 
 
@@ -256,9 +256,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def main_by_name() -> None:
-    """One file that is all of the programs: what it is called says which."""
-    name = os.path.basename(sys.argv[0]).replace("_", "-")
-    if name.startswith("kubectl-complete"):
+    """One file that is all of the programs: what it is called says which.
+
+    krew cannot install a program for two words: a plugin inspect-cgpu becomes ``kubectl inspect-cgpu``. So
+    its plugin is ``inspect``, and kubectl passes the second word on.
+    """
+    name = os.path.basename(sys.argv[0])
+    if name == "kubectl-inspect":
+        if sys.argv[1:2] not in (["cgpu"], ["gpushare"]):
+            complain("Error: say `kubectl inspect cgpu`, or `kubectl inspect gpushare`, which is the same")
+            sys.exit(2)
+        inspect_main(sys.argv[2:])
+    elif name.startswith("kubectl_complete"):
         complete_main()
     elif name.startswith("kubectl-inspect"):
         inspect_main()

@@ -156,9 +156,9 @@ def _text(plan: Plan, system: str | None, *, undo: bool, applied: bool, failed: 
     if system is None:
         way = f"{'back from' if undo else 'to'} claims"
     if not plan.changes:
-        text += f"\nNothing is to be changed {way} now.\n" if text else f"Nothing is to be changed {way}.\n"
+        text += f"\nNothing can be migrated {way} now.\n" if text else f"There is nothing to migrate {way}.\n"
     elif not applied:
-        text += "\nNothing was written. To do it: the same with --apply.\n"
+        text += "\nNothing was written. To apply the changes, run the same command with --apply.\n"
     return text
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from gpuslice.adapters.kube.errors import NotFoundError
-from gpuslice.adapters.kube.resources import DICT, NODES, PODS, Resource
+from gpuslice.adapters.kube.resources import DICT, LIVING, NODES, PODS, Resource
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.wire.review import pod_form
 from gpuslice.apps.cli.cluster import NoSuchNodeError, check_namespace
@@ -92,7 +92,7 @@ class Reader:
             check_namespace(client, namespace)
         self.nodes = [each for each in nodes if not only_nodes or each["metadata"]["name"] in only_nodes]
         self.all_nodes = nodes
-        self.pods = client.list(PODS.as_dict(), fields="status.phase!=Succeeded,status.phase!=Failed")
+        self.pods = client.list(PODS.as_dict(), fields=LIVING)
 
     def workloads(self) -> Iterator[tuple[Resource[Object], Object]]:
         """Everything that makes pods, apart from what other things made."""
@@ -285,11 +285,18 @@ def _workload(
     if owner is not None and owner["kind"] in {each.kind for each in WORKLOADS}:
         return []  # follows its owner
     try:
-        after = _renamed(system.translate(before, sizes), before, names)
+        after = system.translate(before, sizes)
     except InvalidRequestError as error:
         return [Note(where, str(error))]
     if after == before:
         return [*system.remarks(before)]
+    after = replace(  # in the names that the nodes offer
+        after,
+        containers=tuple(
+            replace(each, limits=in_names(each.limits, names), requests=in_names(each.requests, names))
+            for each in after.containers
+        ),
+    )
     said = [*system.remarks(before)]
     if owner is not None:
         return [Note(where, f"is made by {owner['kind']} {owner['name']}: change it there"), *said]
@@ -299,17 +306,6 @@ def _workload(
     back = _below(path, difference(after, before))
     words, words_back = tuple(_words(before, after)), tuple(_words(after, before))
     return [_patch(resource, thing, system.name, steps, back, what=words, what_back=words_back), *said]
-
-
-def _renamed(after: PodForm, before: PodForm, names: ResourceNames) -> PodForm:
-    """In the names that the nodes offer, where anything was translated."""
-    if after == before:
-        return before
-    containers = tuple(
-        replace(each, limits=in_names(each.limits, names), requests=in_names(each.requests, names))
-        for each in after.containers
-    )
-    return replace(after, containers=containers)
 
 
 def _form(pod: Object) -> PodForm:

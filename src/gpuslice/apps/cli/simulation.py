@@ -12,15 +12,13 @@ from fnmatch import fnmatchcase
 from math import log2
 from pathlib import Path
 
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS
-from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.apps.cli.cluster import client_of
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.apps.diagnosis.claims import read_claims
+from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
 from gpuslice.apps.diagnosis.simulation import fleet_of, with_claims
-from gpuslice.core.contract import SYSTEM_NAMESPACE
-from gpuslice.core.ledger import Ledger
 from gpuslice.core.policy import DEFAULT_POLICY, POLICIES, FleetNode, Shape
 from gpuslice.core.simulation.capacity import (
     Needed,
@@ -134,14 +132,9 @@ def from_files(pods: Path, nodes: Path | None) -> Start:
 def from_cluster(flags: Flags) -> Start:
     """The nodes that share cards, and all living pods that ask for a part of one; nodes of claims and pods
     that claim a part are among them, as if all were given out in one way."""
-    client, ledger = client_of(flags), Ledger()
-    views = map(unhealthy_view, client.list(CONFIG_MAPS, SYSTEM_NAMESPACE))
-    unhealthy = {view[0]: view[1] for view in views if view is not None}
+    client = client_of(flags)
     listed, pods = client.list(NODES), client.list(PODS)
-    for each in listed:
-        ledger.apply_node(node_view(each, unhealthy.get(each.metadata.name, frozenset())))
-    for pod in pods:
-        ledger.apply_pod(pod_view(pod))
+    ledger = ledger_of(listed, pods, read_config_maps(client))
     if claims := read_claims(client, listed, pods):
         ledger = with_claims(ledger, claims, pods)
     nodes, placed, waiting, now = fleet_of(ledger)
@@ -208,16 +201,14 @@ def steps(chosen: Plan) -> int:
 
 def run(chosen: Plan, progress: Callable[[float], None]) -> Simulation:
     """Place everything with each policy; `progress` hears how many replays are done, parts of one too."""
-    results, done = {}, 0
+    each = steps(chosen) // len(chosen.policies)
 
-    def tried() -> None:
-        nonlocal done
-        done += 1
-        progress(done)
-
-    for name in chosen.policies:
+    def of_policy(number: int, name: str) -> Result:
+        done = number * each
         outcome = place_all(chosen.nodes, chosen.pods, name, lambda part: progress(done + part))
-        tried()
-        needed = cards_needed(chosen.nodes, chosen.pods, name, tried) if chosen.needed else None
-        results[name] = Result(outcome, needed)
-    return Simulation(chosen, results)
+        if not chosen.needed:
+            return Result(outcome, None)
+        needed = cards_needed(chosen.nodes, chosen.pods, name, lambda tries: progress(done + 1 + tries))
+        return Result(outcome, needed)
+
+    return Simulation(chosen, {name: of_policy(number, name) for number, name in enumerate(chosen.policies)})

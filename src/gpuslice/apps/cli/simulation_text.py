@@ -18,8 +18,9 @@ from typing import Any
 
 from gpuslice.apps.cli.simulation import Simulation
 from gpuslice.apps.cli.table import aligned, row
+from gpuslice.apps.diagnosis.usage import known
 from gpuslice.core.policy import Shape
-from gpuslice.core.simulation.capacity import Outcome, Unplaced
+from gpuslice.core.simulation.capacity import Outcome
 from gpuslice.core.words import counted
 
 MOST_LINES = 10  # of what does not fit, in a table
@@ -46,6 +47,22 @@ def document(simulation: Simulation) -> dict[str, Any]:
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
+    unplaced = []
+    for each in outcome.unplaced:
+        shape = each.shape
+        unplaced.append(
+            known(
+                pods=each.pods,
+                cards=shape.cards,
+                unitsPerCard=shape.units or None,
+                corePercent=shape.compute_percent or None,
+                cpuMilli=shape.cpu_milli or None,
+                memoryMiB=shape.memory_mib or None,
+                models=sorted(shape.models) or None,
+                reason=each.reason,
+                never=each.never,
+            )
+        )
     return {
         "allocatedPercent": round(outcome.allocation_pct, 2),
         "pods": outcome.pods,
@@ -53,24 +70,8 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
         "freeCards": outcome.free_cards,
         "freeNodes": outcome.free_nodes,
         **({"joined": joined} if (joined := {link.name: n for link, n in outcome.joined.items()}) else {}),
-        "unplaced": [_unplaced(each) for each in outcome.unplaced],
+        "unplaced": unplaced,
     }
-
-
-def _unplaced(each: Unplaced) -> dict[str, Any]:
-    shape = each.shape
-    document = {
-        "pods": each.pods,
-        "cards": shape.cards,
-        "unitsPerCard": shape.units or None,
-        "corePercent": shape.compute_percent or None,
-        "cpuMilli": shape.cpu_milli or None,
-        "memoryMiB": shape.memory_mib or None,
-        "models": sorted(shape.models) or None,
-        "reason": each.reason,
-        "never": each.never,
-    }
-    return {key: value for key, value in document.items() if value is not None}
 
 
 def table(simulation: Simulation) -> str:

@@ -140,12 +140,23 @@ def _nodes(report: Report) -> list[_Cards]:
 
 def _block(node: _Cards, other: ExclusiveUse | None, ails: bool) -> str:
     name = node.facts.name
+    if node.shared is not None:  # parts of a card with two decimals, or whole cards
+        size_units = next((card.total for card in node.shared.cards if card.total), 0)
+        pods = [
+            closed_row(pod.namespace, pod.name, f"{pod.units / size_units:.2f}")
+            for pod in node.shared.pods
+            if size_units and not pod.pending
+        ]
+    else:
+        takers = other.pods if other is not None else ()
+        pods = [closed_row(each.pod.namespace, each.pod.name, each.exclusive_gpus) for each in takers]
+    head = "\n" + row("NAMESPACE", "NAME", "GPU REQUESTS", " ")
     lines = (
         "\n"
         + row("NAME:", name)
         + row("IPADDRESS:", node.facts.address or UNKNOWN_ADDRESS)
         + row("ROLE:", _roles(node.facts))
-        + _takers(node.shared, other)
+        + (head + "".join(pods) + "\n" if pods else "")
         + ("" if node.total else "\n")
         + closed_row(f"Total GPUs In Node {name}:", f"{node.total} ")
         + closed_row(
@@ -159,23 +170,6 @@ def _block(node: _Cards, other: ExclusiveUse | None, ails: bool) -> str:
             f"Unhealthy GPUs In Node {name}:", f"{node.unhealthy} ({percent(node.unhealthy, node.total)}%)"
         )
     return lines + dashes(_RULERS[False, False])
-
-
-def _takers(shared: NodeUse | None, other: ExclusiveUse | None) -> str:
-    """The pods of a node: parts of a card with two decimals, or whole cards."""
-    if shared is not None:
-        size_units = next((card.total for card in shared.cards if card.total), 0)
-        rows = [
-            closed_row(pod.namespace, pod.name, f"{pod.units / size_units:.2f}")
-            for pod in shared.pods
-            if size_units and not pod.pending
-        ]
-    else:
-        pods = other.pods if other is not None else ()
-        rows = [closed_row(each.pod.namespace, each.pod.name, each.exclusive_gpus) for each in pods]
-    if not rows:
-        return ""
-    return "\n" + row("NAMESPACE", "NAME", "GPU REQUESTS", " ") + "".join(rows) + "\n"
 
 
 def _sum(nodes: Sequence[_Cards]) -> tuple[int, int]:

@@ -84,11 +84,16 @@ class TokenAccess:
         key = hashlib.sha256(token.encode()).hexdigest()  # tokens themselves are not kept
         known = self._known.get(key)
         if known is None or self._clock() - known.since_s > LASTS_S:
-            known = await self._review(token)
-            self._known.pop(key, None)
-            if known is None:
+            user = await user_of(self._client, token)
+            if user is None:
+                self._known.pop(key, None)
                 return None
+            everything, nodes = await asyncio.gather(
+                self._may_list(user, "pods"), self._may_list(user, "nodes")
+            )
+            known = _Known(Viewer(user["user"], everything, nodes), user, self._clock())
             self._known[key] = known
+            self._known.move_to_end(key)
             while len(self._known) > MOST_TOKENS:
                 self._known.popitem(last=False)
         if not known.viewer.everything:
@@ -100,13 +105,6 @@ class TokenAccess:
 
             await asyncio.gather(*(ask(each) for each in sorted(set(namespaces) - allowed.keys())))
         return known.viewer
-
-    async def _review(self, token: str) -> _Known | None:
-        user = await user_of(self._client, token)
-        if user is None:
-            return None
-        everything, nodes = await asyncio.gather(self._may_list(user, "pods"), self._may_list(user, "nodes"))
-        return _Known(Viewer(user["user"], everything, nodes), user, self._clock())
 
     async def _may_list(self, user: dict[str, Any], resource: str, namespace: str = "") -> bool:
         attributes = {"verb": "list", "resource": resource, "version": "v1"}

@@ -177,7 +177,9 @@ class ClusterState:
             self._claiming[key] = change.object
             _prune(change.object, self._interner)
             self._followed.follow()
-        elif view.finished or not (view.request or view.problem or _means_one(change.object)):
+        elif view.finished or not (
+            view.request or view.problem or any(map(_hint, resources_of(change.object)))
+        ):  # it asks for nothing that is ours, or nearly ours
             self._forget(key)
             meta.labels = meta.annotations = meta.finalizers = None
             change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS
@@ -308,27 +310,20 @@ class ClusterState:
         ]
         sick = sorted(state.node.unhealthy) if state.node.shared else []
         if sick:
-            row["sick"], row["reason"] = sick, self._reason(name)
+            reasons = (
+                (each.data or {}).get("reasons", "")
+                for each in self._config_maps.objects.values()
+                if (found := unhealthy_view(each)) is not None and found[0] == name
+            )
+            row["sick"], row["reason"] = sick, next(reasons, "")
         if state.node.problem:
             row["problem"] = state.node.problem
         return row
-
-    def _reason(self, node: str) -> str:
-        for each in self._config_maps.objects.values():
-            found = unhealthy_view(each)
-            if found is not None and found[0] == node:
-                return (each.data or {}).get("reasons", "")
-        return ""
 
 
 def _kept(client: KubeClient, resource: Resource[dict[str, Any]], **scope: str) -> Reflector[dict[str, Any]]:
     """A small collection of which only the present state matters."""
     return Reflector(client, resource, lambda _: None, **scope)  # type: ignore[arg-type]
-
-
-def _means_one(pod: objects.Pod) -> bool:
-    """Whether it asks for a resource that is nearly ours: nobody gives it out."""
-    return any(map(_hint, resources_of(pod)))
 
 
 def _is_stuck(pod: objects.Pod) -> bool:

@@ -69,7 +69,21 @@ class Health:
             return
         self._alerts, self._problem = [], ""
         try:
-            self._alerts = [_alert(each) for each in await asyncio.to_thread(self._prometheus.alerts)]
+            for alert in await asyncio.to_thread(self._prometheus.alerts):
+                labels, notes = alert["labels"], alert.get("annotations") or {}
+                names = ("node", "gpu", "namespace", "pod", "container", "instance")
+                self._alerts.append(
+                    {
+                        "name": labels["alertname"],
+                        "severity": labels.get("severity", ""),
+                        "state": alert.get("state", ""),
+                        "since": alert.get("activeAt"),
+                        "where": ", ".join(f"{name} {labels[name]}" for name in names if labels.get(name)),
+                        "namespace": labels.get("namespace", ""),
+                        "what": notes.get("summary", ""),
+                        "fix": notes.get("description", ""),
+                    }
+                )
         except PrometheusError as error:
             self._problem = str(error)
         order = {"critical": 0, "warning": 1}
@@ -94,18 +108,3 @@ class Health:
             unreadable=unreadable,
             node_label=self._node_label,
         )
-
-
-def _alert(alert: dict[str, Any]) -> dict[str, Any]:
-    labels, notes = alert["labels"], alert.get("annotations") or {}
-    names = ("node", "gpu", "namespace", "pod", "container", "instance")
-    return {
-        "name": labels["alertname"],
-        "severity": labels.get("severity", ""),
-        "state": alert.get("state", ""),
-        "since": alert.get("activeAt"),
-        "where": ", ".join(f"{name} {labels[name]}" for name in names if labels.get(name)),
-        "namespace": labels.get("namespace", ""),
-        "what": notes.get("summary", ""),
-        "fix": notes.get("description", ""),
-    }

@@ -20,6 +20,7 @@ from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
+from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.apps.console.access import Access, OnePerson, TokenAccess, Viewer
 from gpuslice.apps.console.cluster_state import NEEDED, ClusterState, now_s
@@ -92,7 +93,8 @@ class Console:
             "cluster": self._cluster, "pod": self._pod, "health": self._find, "advice": self._advise,
             "teams": self._count_hours, "simulation": self._simulate,
         }  # fmt: skip
-        probes = Probes(gpuslice.__version__, self._not_ready, page_of(self.families))
+        process = ProcessMetrics(settings.tls_certificate)
+        probes = Probes(gpuslice.__version__, self._not_ready, page_of(self.families), process)
         listen = Listen(
             settings.port,
             settings.host,

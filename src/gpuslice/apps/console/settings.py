@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from gpuslice.apps.settings import Host, Kubeconfig, LogLevel, Port, Settings, SettingsError, about
@@ -69,21 +68,16 @@ class ConsoleSettings(Settings, frozen=True, kw_only=True):
     tls_key: Annotated[str, about("PEM file with the key of the certificate.")] = ""
 
     def __post_init__(self) -> None:
+        from gpuslice.adapters.kube.config import is_loopback
+
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")
         if (self.prometheus_token_file or self.prometheus_ca_file) and not self.prometheus_url:
             raise SettingsError("--prometheus-token-file and --prometheus-ca-file need --prometheus-url")
         if not _PATH.fullmatch(self.base_path):
             raise SettingsError(f'--base-path is "{self.base_path}", must be a path like /gpuslice')
-        if self.access == "kubeconfig" and not _is_loopback(self.host):
+        if self.access == "kubeconfig" and not is_loopback(self.host):
             raise SettingsError(
                 f'--host is "{self.host}", must be 127.0.0.1 or ::1 with --access=kubeconfig: everybody who '
                 "reaches the page would see what you may see"
             )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
@@ -147,7 +148,7 @@ class UsageReader:
                         fetch, f"http://{host}:{port}/metrics", PAGE_TIMEOUT_S, WANTED
                     )
                 path = f"{PODS.path(meta.namespace)}/{meta.name}:{port}/proxy/metrics"
-                answer = await self._transport.request("GET", path)
+                answer = await self._transport.request(ApiRequest("GET", path))
                 if answer.status != 200:
                     raise ScrapeError(f"the API server answers {answer.status}")
                 return parse(answer.body.decode("utf-8", "replace"), WANTED)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpuslice.apps.console.cluster_state import ClusterState
-from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, kind_of, place_of, sentences_of
+from gpuslice.apps.diagnosis.pod_explanation import explained, kind_of, place_of, sentences_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 
 REST = 4
@@ -58,20 +58,12 @@ class WaitingPods:
             explanation = explained(
                 found, state.ledger, state.nodes, places=places, usage=usage, claims=state.claims
             )
-            for key in keys:
-                if key in state.waiting:
-                    self._write(key, explanation)
-
-    def _write(self, key: str, explained: PodExplanation) -> None:
-        namespace, _, name = key.partition("/")
-        sentences = sentences_of(explained)
-        classes = explained.explanation.classes if explained.explanation is not None else ()
-        row = {
-            "namespace": namespace,
-            "name": name,
-            "why": sentences[0] if sentences else "",
-            "help": sentences[1:],
-            "never": bool(classes) and all(each.never for each in classes),
-        }
-        (self._never.add if row["never"] else self._never.discard)(key)
-        self._state.rows.put("waiting", key, row, namespace)
+            sentences = sentences_of(explanation)
+            classes = explanation.explanation.classes if explanation.explanation is not None else ()
+            never = bool(classes) and all(each.never for each in classes)
+            for key in (key for key in keys if key in state.waiting):
+                namespace, _, name = key.partition("/")
+                row = {"namespace": namespace, "name": name, "never": never}
+                row |= {"why": sentences[0] if sentences else "", "help": sentences[1:]}
+                (self._never.add if never else self._never.discard)(key)
+                state.rows.put("waiting", key, row, namespace)

@@ -107,28 +107,28 @@ class Claims:
         claim = self.claims.get((namespace, name))
         spec = claim.spec if claim is not None else (self.templates or {}).get((namespace, template))
         if spec is not None:
+            parts = []
+            for each in spec.devices.requests or ():
+                exact = each.exactly or next(iter(each.first_available or ()), None)
+                if exact is None or exact.device_class_name != CLAIM_CLASS or exact.admin_access:
+                    continue
+                amounts = (exact.capacity.requests if exact.capacity is not None else None) or {}
+                asked = whole_number(amounts.get(CLAIM_MEMORY))
+                if asked is None:  # who names no amount wants a whole card: the largest
+                    states = (self.ledger.state(node) for node in self.nodes())
+                    sizes = (card.units for state in states if state for card in state.node.cards)
+                    units = max(sizes, default=1)
+                else:
+                    units = -(-asked // (UNIT_MIB[self.unit] * MIB))
+                parts.append((units, whole_number(amounts.get(CLAIM_COMPUTE)) or 0, exact.count))
             constraints = spec.devices.constraints or ()
-            return wanted(self._parts(spec), together=any(each.match_attribute for each in constraints))
+            return wanted(parts, together=any(each.match_attribute for each in constraints))
         shape = claim_shape(template) if template else None
         if shape is None:
             return None
         count = shape.card_count
         parts = [(units // count, percent, count) for units, percent in shape.containers]
         return wanted(parts, together=True)
-
-    def _parts(self, spec: ClaimSpec) -> Iterator[tuple[int, int, int]]:
-        for each in spec.devices.requests or ():
-            exact = each.exactly or next(iter(each.first_available or ()), None)
-            if exact is None or exact.device_class_name != CLAIM_CLASS or exact.admin_access:
-                continue
-            amounts = (exact.capacity.requests if exact.capacity is not None else None) or {}
-            asked = whole_number(amounts.get(CLAIM_MEMORY))
-            if asked is None:  # who names no amount wants a whole card: the largest
-                states = (self.ledger.state(name) for name in self.nodes())
-                units = max((card.units for state in states if state for card in state.node.cards), default=1)
-            else:
-                units = -(-asked // (UNIT_MIB[self.unit] * MIB))
-            yield units, whole_number(amounts.get(CLAIM_COMPUTE)) or 0, exact.count
 
     def nodes(self) -> list[str]:
         """Those that offer cards by claims."""
@@ -202,7 +202,12 @@ def claims_of(
             ledger.apply_pod(with_claimed(pod_view(pod), held[pod.metadata.uid]))
     known = None
     if templates is not None:
-        known = {_key(each): msgspec.convert(each["spec"].get("spec") or {}, ClaimSpec) for each in templates}
+        known = {
+            (each["metadata"].get("namespace", ""), each["metadata"]["name"]): msgspec.convert(
+                each["spec"].get("spec") or {}, ClaimSpec
+            )
+            for each in templates
+        }
     unit = unit_of([card for found in cards.values() for card in found])
     by_key = {(each.metadata.namespace, each.metadata.name): each for each in claims}
     return Claims(ledger, slices, unit, by_key, known, held)
@@ -225,7 +230,3 @@ def _listed(client: SyncClient, resource: Resource[T], fields: str = "") -> list
         return client.list(resource, fields=fields)
     except (ForbiddenError, NotFoundError):  # we may not, or the cluster knows no claims
         return None
-
-
-def _key(document: Object) -> Key:
-    return document["metadata"].get("namespace", ""), document["metadata"]["name"]

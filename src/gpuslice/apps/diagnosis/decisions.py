@@ -73,8 +73,6 @@ def sentence_of(decision: Decision) -> str:
     """The decision in words."""
     by = f"by {printable(decision.replica) or 'the extender'}, after {decision.seconds:g} s"
     if decision.error:
-        return f"The last bind, {printable(decision.time)} {by}, came to nothing: {printable(decision.error)}"
-    chosen = (
-        "nominated before" if decision.nominated else f"of {counted(decision.passed, 'node')} that fitted"
-    )
+        return f"The last bind, {printable(decision.time)} {by}, failed: {printable(decision.error)}"
+    chosen = "nominated before" if decision.nominated else f"of {counted(decision.passed, 'node')} that fit"
     return f"Bound {printable(decision.time)} {by}: {chosen}, by policy {printable(decision.policy)}."

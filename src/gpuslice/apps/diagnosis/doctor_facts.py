@@ -14,6 +14,7 @@ from gpuslice.adapters.kube.resources import (
     ACCESS_REVIEWS,
     CONFIG_MAPS,
     DICT,
+    LIVING,
     NODES,
     PODS,
     RESOURCE_CLAIM_TEMPLATES,
@@ -24,8 +25,8 @@ from gpuslice.adapters.kube.resources import (
     Resource,
 )
 from gpuslice.adapters.kube.sync import SyncClient
-from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
+from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
 from gpuslice.apps.diagnosis.rights import Right, missing_rights
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
@@ -49,7 +50,6 @@ HOOKS = (
     Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
 )
 DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", DICT, namespaced=False)
-_LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Level(StrEnum):
@@ -98,14 +98,7 @@ class Facts:
 
     def ledger(self, *, all_cards: bool = False) -> Ledger:
         """Who holds what, as the extender sees it; `all_cards`: those that are out of use count as well."""
-        views = map(unhealthy_view, () if all_cards else self.config_maps)
-        unhealthy = {view[0]: view[1] for view in views if view is not None}
-        ledger = Ledger()
-        for node in self.nodes:
-            ledger.apply_node(node_view(node, unhealthy.get(node.metadata.name, frozenset())))
-        for pod in self.pods:
-            ledger.apply_pod(pod_view(pod))
-        return ledger
+        return ledger_of(self.nodes, self.pods, () if all_cards else self.config_maps)
 
     def labelled(self) -> bool:
         """Whether any node is to share its cards."""
@@ -124,6 +117,15 @@ class Facts:
 def names_of(node: Node) -> ResourceNames:
     """In which set of names it counts its cards; in its capacity, for all cards may be out of use."""
     return names_offered(node.status.capacity or {})
+
+
+def time_of(text: str | None) -> datetime | None:
+    """A time as the API server writes it, with its zone; None for anything else."""
+    try:
+        time = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return time if time.tzinfo is not None else None
 
 
 def amount(node: Node, resource: str) -> int:
@@ -180,7 +182,7 @@ def read_facts(
     """
     reader = _Reader(client)
     nodes = client.list(NODES)
-    pods = reader.list(PODS, fields=_LIVING)
+    pods = reader.list(PODS, fields=LIVING)
     by_claims = any(rules_of(node.metadata.labels or {}).claims for node in nodes)
     by_claims = by_claims or any(pod.spec.resource_claims for pod in pods)
     services = list(  # by name the vendor's; by label also ours under another name

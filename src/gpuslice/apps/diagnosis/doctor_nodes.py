@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator, Set
+from datetime import timedelta
 
-from gpuslice.adapters.kube.objects import Condition, Node
+from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.views import node_view
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, amount, names_of
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, amount, names_of, time_of
 from gpuslice.apps.diagnosis.doctor_plugins import not_offered
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.contract import (
@@ -18,6 +18,7 @@ from gpuslice.core.contract import (
     SYSTEM_NAMESPACE,
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import node_label_hints
 from gpuslice.core.mode import SCHEDULES, rules_of
 from gpuslice.core.quantity import whole_number
@@ -127,7 +128,10 @@ def unwell(facts: Facts) -> Iterator[Finding]:
             elif condition.type.endswith("Pressure") and condition.status == "True":
                 what = f"has {condition.type}{said}: kubelet starts no pods there, not even the device plugin"
                 yield Finding(Level.ERROR, where, what, "free what it is short of, or drain the node")
-            elif condition.type == "Ready" and (ahead := _ahead(condition, facts.now)) is not None:
+            elif condition.type == "Ready" and (heard := time_of(condition.last_heartbeat_time)) is not None:
+                ahead = heard - facts.now
+                if abs(ahead) <= HEARD_WITHIN:
+                    continue
                 minutes = abs(ahead) // timedelta(minutes=1)
                 what = (
                     f"its clock seems {minutes} minutes ahead: certificates and tokens may be refused"
@@ -136,15 +140,6 @@ def unwell(facts: Facts) -> Iterator[Finding]:
                 )
                 cure = "check its time synchronization (chrony, systemd-timesyncd)"
                 yield Finding(Level.WARNING, where, what, cure)
-
-
-def _ahead(condition: Condition, now: datetime) -> timedelta | None:
-    """By how much the node's clock differs, where that is more than its reports explain."""
-    try:
-        ahead = datetime.fromisoformat(condition.last_heartbeat_time or "") - now
-    except (ValueError, TypeError):  # it says none, or one without a zone
-        return None
-    return ahead if abs(ahead) > HEARD_WITHIN else None
 
 
 def one_unit(facts: Facts) -> Iterator[Finding]:
@@ -194,12 +189,7 @@ def promised_twice(facts: Facts) -> Iterator[Finding]:
     """Cards of which more is promised than there is."""
     ledger = facts.ledger(all_cards=True)
     for name, card, promised, units in ledger.overcommitted():
-        allocations = ledger.allocations(name)
-        holders = sorted(
-            each.pod.key
-            for each in (allocations.by_uid.values() if allocations else ())
-            if each.placement and any(part.card == card for part in each.placement.slices)
-        )
+        holders = _holders(ledger, name, {card})
         yield Finding(
             Level.ERROR,
             f"node {name}, card {card}",
@@ -210,7 +200,7 @@ def promised_twice(facts: Facts) -> Iterator[Finding]:
 
 def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
     """Cards that the agent or an operator keeps from being given out, and entries that keep none."""
-    known = {node.metadata.name for node in facts.nodes}
+    known, ledger = {node.metadata.name for node in facts.nodes}, facts.ledger(all_cards=True)
     for each in facts.config_maps:
         prefix, _, name = each.metadata.name.partition(UNHEALTHY_CONFIGMAP_PREFIX)
         if prefix or name not in known or each.metadata.namespace != SYSTEM_NAMESPACE:
@@ -222,14 +212,29 @@ def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.WARNING, where, problem, "correct data.gpus")
         by_agent, _ = decode_unhealthy({"gpus": data.get("agent", "")})
         if found := cards & by_agent:
-            what = (
-                f"card {_listed(found)} of {name} is out of use: {data.get('reasons') or 'nobody says why'}"
-            )
+            why, on_it = data.get("reasons") or "nobody says why", _holders(ledger, name, found)
+            what = f"card {_listed(found)} of {name} is out of use: {why}"
             fix = f"see the kernel log of {name}; the agent gives the card out again when it has recovered"
-            yield Finding(Level.WARNING, where, what, fix)
+            if on_it:
+                what = f"card {_listed(found)} of {name} is out of use: {why}; on it: {', '.join(on_it)}"
+                fix = (
+                    "delete the pods that fail there, so that they are recreated elsewhere; see the kernel "
+                    f"log of {name}; the agent gives the card out again when it has recovered"
+                )
+            yield Finding(Level.ERROR if on_it else Level.WARNING, where, what, fix)
         if by_hand := cards - by_agent:
             what = f"card {_listed(by_hand)} of {name} was taken out of use by hand"
             yield Finding(Level.NOTE, where, what, "take it out of data.gpus to give it out again")
+
+
+def _holders(ledger: Ledger, node: str, cards: Set[int]) -> list[str]:
+    """The pods that hold a part of any of these cards."""
+    allocations = ledger.allocations(node)
+    return sorted(
+        each.pod.key
+        for each in (allocations.by_uid.values() if allocations else ())
+        if each.placement and any(part.card in cards for part in each.placement.slices)
+    )
 
 
 def _listed(cards: Iterable[int]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis.claims import view_with_claims
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready, time_of
 from gpuslice.apps.diagnosis.other_pods import resources_of
 from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, sentences_of
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
@@ -62,8 +62,8 @@ def running_without_devices(facts: Facts) -> Iterator[Finding]:
         if pod.problem or pod.request is None or pod.assigned or found.status.phase != "Running":
             continue
         states = [each.state or {} for each in found.status.container_statuses or ()]
-        since = [_time(state["running"].get("startedAt")) for state in states if "running" in state]
-        if states and not any(facts.now - each >= CONFIRMED for each in since):
+        since = [time_of(state["running"].get("startedAt")) for state in states if "running" in state]
+        if states and not any(each is None or facts.now - each >= CONFIRMED for each in since):
             continue
         where = f"pod {pod.key}"
         if pod.node in attended:
@@ -92,8 +92,9 @@ def waiting(facts: Facts) -> Iterator[Finding]:
         if each.spec.node_name:
             continue
         pod, _ = view_with_claims(each, facts.claims)
-        waited = facts.now - _time(each.metadata.creation_timestamp)
-        if pod.request is not None and not pod.problem and waited >= PATIENCE:
+        created = time_of(each.metadata.creation_timestamp)
+        is_new = created is not None and facts.now - created < PATIENCE
+        if pod.request is not None and not pod.problem and not is_new:
             queue.append((each, pod))
     if not queue:
         return
@@ -105,7 +106,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
         classes = answer.explanation.classes if answer.explanation else ()
         never = bool(classes) and all(nodes.never for nodes in classes)
         level = Level.WARNING if never else Level.NOTE
-        what = f"waits since {since}: {why[:1].lower()}{why[1:].rstrip('.')}"
+        what = f"has been waiting since {since}: {why[:1].lower()}{why[1:].rstrip('.')}"
         yield Finding(level, f"pod {pod.key}", what, f"gpuslice explain {pod.key}")
     if (more := len(queue) - MOST_EXPLAINED) > 0:
         where, what = "pods", f"{counted(more, 'more pod')} that ask for a part of a card wait"
@@ -134,8 +135,8 @@ def falling_over(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING,
                 f"pod {pod.key}",
-                f"container {status.name} was started again {counted(status.restart_count, 'time')}{how}"
-                f"{', and waits: ' + reason if reason else ''}: it keeps its card",
+                f"container {status.name} restarted {counted(status.restart_count, 'time')}{how}"
+                f"{', and is waiting: ' + reason if reason else ''}: it keeps its card",
                 f"kubectl -n {pod.namespace} logs {pod.name} -c {status.name} --previous; gpuslice explain "
                 f"{pod.key}",
             )
@@ -149,10 +150,3 @@ def misspelt(facts: Facts) -> Iterator[Finding]:
         for hint in (*resource_hints(names), *pod_label_hints(each.metadata.labels or {})):
             where = f"pod {each.metadata.namespace}/{each.metadata.name}"
             yield Finding(Level.WARNING, where, hint.rstrip("."), "correct the manifest and recreate it")
-
-
-def _time(text: str | None) -> datetime:
-    try:
-        return datetime.fromisoformat(text or "")
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)

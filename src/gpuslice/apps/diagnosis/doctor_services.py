@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from gpuslice.adapters.kube.resources import SERVICES
-from gpuslice.apps.diagnosis.certificate import ends
+from gpuslice.adapters.web.certificate import ends
 from gpuslice.apps.diagnosis.doctor_facts import (
     EXTENDER,
     SLICES,

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, event_time, holds
-from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.apps.diagnosis.usage import ContainerUsage, known
 
 
 def pod_document(explained: PodExplanation) -> dict[str, Any]:
@@ -14,7 +14,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
     pod, request = explained.pod, explained.pod.request
     asked = None
     if request is not None:
-        asked = _known(
+        asked = known(
             units=request.units,
             gpuCount=request.card_count,
             unitsPerGpu=request.units_per_card,
@@ -22,7 +22,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
         )
     slices = pod.placement.slices if pod.placement is not None and holds(pod) else None
     classes = [
-        _known(
+        known(
             reason=each.reason,
             nodes=list(each.nodes),
             fits=each.fits,
@@ -35,7 +35,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
         for each in (explained.explanation.classes if explained.explanation else ())
     ]
     events = [
-        _known(
+        known(
             time=event_time(each) or None,
             type=each.type,
             reason=each.reason,
@@ -44,7 +44,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
         )
         for each in explained.events
     ]
-    return _known(
+    return known(
         namespace=pod.namespace,
         name=pod.name,
         phase=explained.phase or None,
@@ -68,7 +68,7 @@ def pod_document(explained: PodExplanation) -> dict[str, Any]:
 
 
 def _usage_document(each: ContainerUsage) -> dict[str, Any]:
-    return _known(
+    return known(
         container=each.container,
         gpu=each.gpu,
         usedBytes=each.used_bytes,
@@ -81,7 +81,7 @@ def _usage_document(each: ContainerUsage) -> dict[str, Any]:
 def _decision_document(each: Decision | None) -> dict[str, Any] | None:
     if each is None:
         return None
-    return _known(
+    return known(
         time=each.time,
         node=each.node,
         gpus=dict(each.cards),
@@ -92,7 +92,3 @@ def _decision_document(each: Decision | None) -> dict[str, Any] | None:
         seconds=each.seconds,
         error=each.error or None,
     )
-
-
-def _known(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

@@ -204,10 +204,12 @@ def _on_its_node(
             "card until the node is back, or the pod is deleted."
         )
     else:
+        out_of_use = list(_out_of_use(view, state.node)) if state is not None else []
+        hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
         hints += _about_size(view, state.node if state else None, begun.usage)
-        hints += why_there(state, view) if state and not begun.ends else ()
+        hints += why_there(state, view) if state and not begun.ends and not out_of_use else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
             meta = pod.metadata
             hints.append(f"Its previous log: kubectl -n {meta.namespace} logs {meta.name} --previous")
@@ -217,6 +219,17 @@ def _on_its_node(
         said = decode_tiers(pod.metadata.annotations or {})
         tiers = {each.name: said.get(each.name, node.tier) for each in view.request.containers}
     return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints), tiers=tiers)
+
+
+def _out_of_use(view: Pod, node: Node) -> Iterator[str]:
+    """A pod stays on a card that is taken out of use, and its program often fails there."""
+    held = {part.card for part in view.placement.slices} if view.placement is not None else set()
+    for card in sorted(held & node.unhealthy):
+        yield (
+            f"Card {card} of {node.name} is out of use, for the reason that ConfigMap "
+            f"kube-system/unhealthy-gpu-{node.name} names: no new pod is put there. If the program fails, "
+            "delete the pod, so that it is recreated elsewhere."
+        )
 
 
 def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
@@ -255,14 +268,14 @@ def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -
     )
     if better is not None and better.more:
         yield (
-            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it would "
-            "have taken is not known, since it was refused."
+            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it "
+            "needs is not known, because it was refused."
         )
     elif better is not None:
         peak = usage[0].peak_bytes / MIB
         yield (
-            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: the "
-            f"most that it used since its start is {peak:.0f} MiB."
+            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: its "
+            f"peak since the start is {peak:.0f} MiB."
         )
 
 
@@ -281,7 +294,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             continue
         parts = []
         if each.restart_count:
-            parts.append(f"was started again {counted(each.restart_count, 'time')}")
+            parts.append(f"restarted {counted(each.restart_count, 'time')}")
         if ended:
             why = f" ({printable(ended['reason'])})" if ended.get("reason") else ""
             at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
@@ -289,7 +302,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
         if _waits_for(each):
             shown = waiting.get("message", "").partition(" restarting failed ")[0]  # who it is stands above
             message = f": {printable(shown)}" if shown else ""
-            parts.append(f"waits now: {printable(waiting['reason'])}{message}")
+            parts.append(f"is waiting: {printable(waiting['reason'])}{message}")
         if parts:
             yield f"Container {each.name} {', '.join(parts)}."
 
@@ -300,9 +313,9 @@ def _after_the_end(view: Pod) -> Iterator[str]:
         cards = ", ".join(str(part.card) for part in view.placement.slices)
         which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
         units = counted(view.placement.units, "unit")
-        yield f"It has ended and holds nothing any more: others may have the {units} of {which} that it held."
+        yield f"It has ended and released {units} of {which}."
     elif view.request is not None:
-        yield "It has ended and holds nothing any more."
+        yield "It has ended and holds no card."
 
 
 def place_of(node: objects.Node) -> Place:

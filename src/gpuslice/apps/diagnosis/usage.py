@@ -348,12 +348,16 @@ def gpu_order(gpu: str) -> tuple[int, str]:
 def documents(found: ClusterUsage) -> dict[str, Any]:
     """For ``-o json``: the rows, unknown figures left out."""
     return {
-        "cards": [_known(row) for row in found.cards],
-        "containers": [_known(row) for row in found.containers],
+        "cards": [known(**_figures_of(row)) for row in found.cards],
+        "containers": [known(**_figures_of(row)) for row in found.containers],
         "problems": list(found.problems),
     }
 
 
-def _known(row: CardUsage | ContainerUsage) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in row.__slots__}
+def _figures_of(row: CardUsage | ContainerUsage) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__slots__}
+
+
+def known(**values: Any) -> dict[str, Any]:
+    """A part of a document: what is not known is left out of it."""
     return {name: value for name, value in values.items() if value is not None}

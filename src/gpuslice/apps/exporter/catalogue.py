@@ -34,13 +34,13 @@ class Metric:
 
 # -- the card --------------------------------------------------------------------------------------------
 GPU_UP = Metric(
-    "gpuslice_gpu_up", _GAUGE, CARD, "Whether the card answers; 0 when it is there and does not.", "NVML"
+    "gpuslice_gpu_up", _GAUGE, CARD, "Whether the card responds; 0 if it is present but does not.", "NVML"
 )
 GPU_INFO = Metric(
     "gpuslice_gpu_info",
     _GAUGE,
     (*CARD, "model", "pci_bus_id", "driver_version"),
-    "What the card is; always 1.",
+    "Static information about the card; always 1.",
     "NVML",
 )
 GPU_MEMORY_TOTAL = Metric(
@@ -50,35 +50,35 @@ GPU_MEMORY_USED = Metric(
     "gpuslice_gpu_memory_used_bytes",
     _GAUGE,
     CARD,
-    "Memory in use on the card, without what the driver reserves for itself.",
+    "Memory in use on the card, excluding what the driver reserves for itself.",
     "NVML, memory info",
 )
 GPU_MEMORY_RESERVED = Metric(
     "gpuslice_gpu_memory_reserved_bytes",
     _GAUGE,
     CARD,
-    "Memory that the driver and firmware keep for themselves.",
+    "Memory reserved by the driver and firmware.",
     "NVML, memory info v2 (driver 510 and later)",
 )
 GPU_MEMORY_ALLOCATED = Metric(
     "gpuslice_gpu_memory_allocated_bytes",
     _GAUGE,
     CARD,
-    "Memory of the card that is given out to containers; a whole card is all of it.",
+    "Memory of the card that is allocated to containers; a whole card counts in full.",
     "kubelet's pod-resources",
 )
 GPU_ALLOCATE_MODE = Metric(
     "gpuslice_gpu_allocate_mode",
     _GAUGE,
     CARD,
-    "How the card is given out: 0 to nobody, 1 whole, 2 in parts (shares or MIG devices).",
+    "How the card is allocated: 0 not at all, 1 whole, 2 in parts (shares or MIG devices).",
     "kubelet's pod-resources",
 )
 GPU_UTILIZATION = Metric(
     "gpuslice_gpu_utilization_ratio",
     _GAUGE,
     CARD,
-    "Part of the last driver period in which any kernel ran on the card.",
+    "Fraction of the driver's last sample period in which any kernel ran on the card.",
     "NVML, utilization rates",
 )
 GPU_TEMPERATURE = Metric("gpuslice_gpu_temperature_celsius", _GAUGE, CARD, "Temperature of the card.", "NVML")
@@ -86,12 +86,12 @@ GPU_TEMPERATURE_MARGIN = Metric(
     "gpuslice_gpu_temperature_margin_celsius",
     _GAUGE,
     CARD,
-    "How far the card is from the temperature at which it slows down.",
+    "Margin to the temperature at which the card slows down.",
     "NVML, slowdown threshold less temperature",
 )
 GPU_POWER = Metric("gpuslice_gpu_power_watts", _GAUGE, CARD, "Power draw of the card.", "NVML")
 GPU_POWER_LIMIT = Metric(
-    "gpuslice_gpu_power_limit_watts", _GAUGE, CARD, "Power limit in force.", "NVML, enforced limit"
+    "gpuslice_gpu_power_limit_watts", _GAUGE, CARD, "Power limit in effect.", "NVML, enforced limit"
 )
 GPU_ENERGY = Metric(
     "gpuslice_gpu_energy_joules_total",
@@ -104,28 +104,28 @@ GPU_THROTTLED = Metric(
     "gpuslice_gpu_throttle_seconds_total",
     _COUNTER,
     (*CARD, "reason"),
-    "Time the card's clocks were held down, by reason.",
+    "Time in which the card's clocks were reduced, by reason.",
     "NVML field values",
 )
 GPU_PCIE = Metric(
     "gpuslice_gpu_pcie_bytes_total",
     _COUNTER,
     (*CARD, "direction"),
-    "Bytes moved over PCIe since the exporter began, seen from the card: tx or rx.",
+    "Bytes transferred over PCIe since the exporter started, as seen by the card: tx or rx.",
     "NVML's hardware counters (Hopper and later), summed: its own totals wrap around after 4 GiB",
 )
 GPU_NVLINK = Metric(
     "gpuslice_gpu_nvlink_bytes_total",
     _COUNTER,
     (*CARD, "direction"),
-    "Bytes moved over all NVLinks, seen from the card: tx or rx.",
+    "Bytes transferred over all NVLinks, as seen by the card: tx or rx.",
     "NVML field values",
 )
 GPU_RECOVERY = Metric(
     "gpuslice_gpu_recovery_action",
     _GAUGE,
     CARD,
-    "What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain peers, 4 drain and reset.",
+    "What the driver requests: 0 nothing, 1 reset, 2 reboot, 3 drain peers, 4 drain and reset.",
     "NVML field value",
 )
 GPU_UNCORRECTED = Metric(
@@ -139,21 +139,21 @@ GPU_REMAP_FAILED = Metric(
     "gpuslice_gpu_row_remap_failed",
     _GAUGE,
     CARD,
-    "Whether a bad row of memory could not be replaced.",
+    "Whether remapping a faulty memory row failed.",
     "NVML, remapped rows (Ampere and later)",
 )
 XID_ERRORS = Metric(
     "gpuslice_gpu_xid_errors_total",
     _COUNTER,
     (*CARD, "xid"),
-    "Xid faults the driver reported since the exporter started; known codes start at 0.",
+    "Xid errors that the driver reported since the exporter started; known codes start at 0.",
     "NVML events",
 )
 XID_LAST = Metric(
     "gpuslice_gpu_xid_last_timestamp_seconds",
     _GAUGE,
     (*CARD, "xid"),
-    "When the code was reported last, seconds since the epoch; absent before the first.",
+    "When the code was last reported, in seconds since the epoch; absent before the first.",
     "NVML events",
 )
 
@@ -162,7 +162,7 @@ MIG_INFO = Metric(
     "gpuslice_mig_info",
     _GAUGE,
     (*MIG, "mig_profile", "gpu_instance", "compute_instance"),
-    "What a MIG device of the card is; always 1.",
+    "Static information about a MIG device; always 1.",
     "NVML",
 )
 MIG_MEMORY_TOTAL = Metric(
@@ -183,14 +183,14 @@ MIG_BUSY = Metric(
     "gpuslice_mig_engine_active_ratio",
     _GAUGE,
     MIG,
-    "Part of the time in which the instance's engine was busy, of the instance.",
+    "Fraction of time in which the instance's engine was busy, relative to the instance.",
     "NVML, GPM (Hopper and later)",
 )
 MIG_SM_BUSY = Metric(
     "gpuslice_mig_sm_active_ratio",
     _GAUGE,
     MIG,
-    "Part of the time in which the instance's SMs were busy, of the instance.",
+    "Fraction of time in which the instance's SMs were busy, relative to the instance.",
     "NVML, GPM (Hopper and later)",
 )
 
@@ -199,56 +199,56 @@ CONTAINER_INFO = Metric(
     "gpuslice_container_info",
     _GAUGE,
     (*CONTAINER, "pod_uid", "container_id", "resource", "share_mode"),
-    "Joins a container to what is slow to change about it; always 1.",
+    "Slowly changing information about a container, for joins; always 1.",
     "kubelet and the API server",
 )
 CONTAINER_MIG = Metric(
     "gpuslice_container_mig_info",
     _GAUGE,
     (*CONTAINER, "mig_uuid"),
-    "Joins a container to each MIG device it holds; always 1.",
+    "Each MIG device that a container holds, for joins; always 1.",
     "kubelet's pod-resources",
 )
 MEMORY_USED = Metric(
     "gpuslice_container_memory_used_bytes",
     _GAUGE,
     CONTAINER,
-    "Memory that the container's processes hold of the card; 0 when it has an allocation and holds none.",
+    "Memory of the card that the container's processes hold; 0 if it has a card but holds no memory.",
     "NVML process lists and cgroups; the interposer's region where NVML does not tell",
 )
 MEMORY_LIMIT = Metric(
     "gpuslice_container_memory_limit_bytes",
     _GAUGE,
     CONTAINER,
-    "The most memory of the card that the container can get; absent where nothing enforces one.",
+    "Maximum memory of the card that the container can use; absent if no limit is enforced.",
     "the agent's limits file; the size of a whole card or of MIG devices",
 )
 MEMORY_ALLOCATED = Metric(
     "gpuslice_container_memory_allocated_bytes",
     _GAUGE,
     CONTAINER,
-    "Memory of the card that the container was given.",
+    "Memory of the card that is allocated to the container.",
     "kubelet's pod-resources",
 )
 MEMORY_PEAK = Metric(
     "gpuslice_container_memory_peak_bytes",
     _GAUGE,
     CONTAINER,
-    "The most memory the container held at once since it started.",
+    "Peak memory that the container held since it started.",
     "the interposer's region",
 )
 MEMORY_REFUSED = Metric(
     "gpuslice_container_memory_refused_total",
     _COUNTER,
     CONTAINER,
-    "Allocations refused because they would have passed the limit.",
+    "Allocations refused because they would have exceeded the limit.",
     "the interposer's region",
 )
 SM_UTILIZATION = Metric(
     "gpuslice_container_sm_utilization_ratio",
     _GAUGE,
     CONTAINER,
-    "Part of the card's time in which the container's kernels ran.",
+    "Fraction of the card's time in which the container's kernels ran.",
     "NVML process utilization",
 )
 SM_SECONDS = Metric(
@@ -262,7 +262,7 @@ COMPUTE_SHARE = Metric(
     "gpuslice_container_compute_share_ratio",
     _GAUGE,
     CONTAINER,
-    "Part of the card's compute that the container may use; absent without a limit.",
+    "Fraction of the card's compute that the container may use; absent without a limit.",
     "the agent's limits file",
 )
 THROTTLED = Metric(
@@ -279,7 +279,7 @@ POD_LABELS = Metric(
     "gpuslice_pod_labels",
     _GAUGE,
     ("node", "namespace", "pod", "label_*"),
-    "Labels of pods with a card, those that the allow-list names; always 1.",
+    "Labels of pods with a card, as selected by the allow-list; always 1.",
     "the API server",
 )
 
@@ -288,7 +288,7 @@ UNATTRIBUTED_MEMORY = Metric(
     "gpuslice_unattributed_memory_bytes",
     _GAUGE,
     (*CARD, "reason"),
-    "Used memory of the card that no container holds: host, unknown_container, gone, or the driver's own.",
+    "Used memory of the card outside known containers: host, unknown_container, gone, or the driver's own.",
     "the card's used memory less the containers'",
 )
 UNATTRIBUTED_SM = Metric(
@@ -320,7 +320,7 @@ COLLECTOR_SUCCESS = Metric(
     "gpuslice_exporter_collector_success",
     _GAUGE,
     (*NODE, "collector"),
-    "Whether the last reading of this source went well.",
+    "Whether the last reading of this source succeeded.",
 )
 COLLECTOR_DURATION = Metric(
     "gpuslice_exporter_collector_duration_seconds",
@@ -344,31 +344,37 @@ ATTRIBUTION = Metric(
     "gpuslice_exporter_attribution_available",
     _GAUGE,
     NODE,
-    "Whether processes can be given to containers on every card.",
+    "Whether processes can be attributed to containers on every card.",
 )
-DEVICES = Metric("gpuslice_exporter_devices", _GAUGE, NODE, "Cards that answer.", "NVML")
+DEVICES = Metric("gpuslice_exporter_devices", _GAUGE, NODE, "Cards that respond.", "NVML")
 DEVICES_EXPECTED = Metric(
-    "gpuslice_exporter_devices_expected", _GAUGE, NODE, "The most cards seen since the start.", "NVML"
+    "gpuslice_exporter_devices_expected",
+    _GAUGE,
+    NODE,
+    "Maximum number of cards seen since the start.",
+    "NVML",
 )
 FIELD_SUPPORTED = Metric(
     "gpuslice_exporter_field_supported",
     _GAUGE,
     (*NODE, "field"),
-    "Whether any card gives a field of the counter file.",
+    "Whether any card provides a field of the counter file.",
 )
 CONFIG_SUCCESS = Metric(
     "gpuslice_exporter_config_last_reload_successful",
     _GAUGE,
     NODE,
-    "Whether the counter file could be read when it last changed; the one before stays in force if not.",
+    "Whether the counter file could be read when it last changed; if not, the previous one stays in use.",
 )
 CONFIG_PROBLEMS = Metric(
     "gpuslice_exporter_config_problems",
     _GAUGE,
     NODE,
-    "Lines of the counter file that are left out because they cannot be understood.",
+    "Lines of the counter file that are ignored because they cannot be understood.",
 )
-SERIES = Metric("gpuslice_exporter_series", _GAUGE, NODE, "Series on this page but the exporter's own.")
+SERIES = Metric(
+    "gpuslice_exporter_series", _GAUGE, NODE, "Series on this page, excluding the exporter's own."
+)
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
 

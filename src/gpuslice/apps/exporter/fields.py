@@ -27,7 +27,6 @@ class Field:
     older_names: tuple[str, ...] = ()
     nvml_field: str = ""
     kind: str = "number"
-    entity: str = "GPU"
 
 
 # The 1.x names of dcgm-exporter, for counter files that are still written in them.
@@ -60,7 +59,6 @@ def load() -> dict[str, Field]:
             older_names=tuple(row["older_names"].split()),
             nvml_field=row["nvml_field"],
             kind=row["kind"],
-            entity=row["entity"],
         )
         for row in csv.DictReader(text.splitlines())
     ]

@@ -190,7 +190,7 @@ class IsolationReader:
         owner = _OWNER.decode((folder / "owner.json").read_bytes()) if stamp[0] else _Owner()
         limits = {limit.uuid: limit for limit in read_limits(folder / "etc" / "limits") or ()}
         key = ContainerKey(owner.namespace, owner.pod, owner.container) if owner.pod else None
-        read = _Folder(stamp, key, limits, RegionFile(folder / "var" / "region"), owner.earlier)
+        read = _Folder(stamp, key, limits, RegionFile(folder / "var" / "region", limits), owner.earlier)
         self._known[name] = read
         return read
 

@@ -94,7 +94,7 @@ class Exporter:
             tasks["ConfigMap"] = self._follow_config_map()
         page, process = MetricsPage(settings, state), ProcessMetrics()
         apps = make_app(page, process), make_legacy_app(page)
-        async with process.measured(), serve_all(settings, *apps) as port:
+        async with process.measured(), serve_all(settings, process, *apps) as port:
             listening(port)
             try:
                 await work_until(stopped, tasks)

@@ -22,19 +22,19 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     collectors: Annotated[
         str,
         about(
-            "Counter file in dcgm-exporter's CSV grammar; empty for the built-in one. Changes are picked up.",
+            "Counter file in dcgm-exporter's CSV format; empty for the built-in one. Changes are picked up.",
             env=("DCGM_EXPORTER_COLLECTORS",),
         ),
     ] = ""
     config_file: Annotated[
         str,
         about(
-            "dcgm-exporter's YAML file, version 1: counters and how often they are read; flags come before.",
+            "dcgm-exporter's YAML file, version 1: counters and how often to read them. Flags win.",
             env=("DCGM_EXPORTER_CONFIG_FILE",),
         ),
     ] = ""
     address: Annotated[
-        str, about("Where to listen; port 0 lets the system choose.", env=("DCGM_EXPORTER_LISTEN",))
+        str, about("Address to listen on; port 0 lets the system choose.", env=("DCGM_EXPORTER_LISTEN",))
     ] = ":9400"
     collect_interval: Annotated[
         int,
@@ -47,7 +47,7 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     ] = 1000
     kubernetes: Annotated[
         bool,
-        about("Tell which pod holds and uses what.", env=("DCGM_EXPORTER_KUBERNETES",)),
+        about("Report which pod holds and uses what.", env=("DCGM_EXPORTER_KUBERNETES",)),
     ] = True
     use_old_namespace: Annotated[
         bool,
@@ -59,20 +59,20 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     configmap_data: Annotated[
         str,
         about(
-            'ConfigMap with the counters under the key "metrics", as NAMESPACE:NAME; before the file.',
+            'ConfigMap with the counters under the key "metrics", as NAMESPACE:NAME; wins over the file.',
             env=("DCGM_EXPORTER_CONFIGMAP_DATA",),
         ),
     ] = "none"
     devices: Annotated[
         str,
         about(
-            'Which cards: "f" for all, divided ones by MIG instance; "g" for cards, "i" for instances, each '
-            'with a list if not all: "g:0,2-3".',
+            'Which cards: "f" for all, with divided cards by MIG instance; "g" for cards or "i" for '
+            'instances, with a list if not all: "g:0,2-3".',
             env=("DCGM_EXPORTER_DEVICES_STR",),
         ),
     ] = "f"
     no_hostname: Annotated[
-        bool, about("Leave the label hostname out of DCGM series.", env=("DCGM_EXPORTER_NO_HOSTNAME",))
+        bool, about("Omit the label hostname from DCGM series.", env=("DCGM_EXPORTER_NO_HOSTNAME",))
     ] = False
     web_config_file: Annotated[
         str,
@@ -101,7 +101,10 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     ] = 300_000
     replace_blanks_in_model_name: Annotated[
         bool,
-        about('"Tesla-T4" instead of "Tesla T4".', env=("DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME",)),
+        about(
+            "Replace blanks in the model name: Tesla-T4 instead of Tesla T4.",
+            env=("DCGM_EXPORTER_REPLACE_BLANKS_IN_MODEL_NAME",),
+        ),
     ] = False
     debug: Annotated[bool, about("Log at level debug.", env=("DCGM_EXPORTER_DEBUG",))] = False
     log_format: Annotated[
@@ -110,49 +113,47 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     kubernetes_enable_pod_labels: Annotated[
         bool,
         about(
-            "Show labels of pods with a card, as gpuslice_pod_labels.",
+            "Export the labels of pods that hold a card, as gpuslice_pod_labels.",
             env=("DCGM_EXPORTER_KUBERNETES_ENABLE_POD_LABELS",),
         ),
     ] = False
     kubernetes_enable_pod_uid: Annotated[
         bool,
         about(
-            "Label pod_uid beside the pod labels of DCGM series.",
+            "Add the label pod_uid to DCGM series with pod labels.",
             env=("DCGM_EXPORTER_KUBERNETES_ENABLE_POD_UID",),
         ),
     ] = False
     kubernetes_pod_label_allowlist_regex: Annotated[
         tuple[str, ...],
         about(
-            "Which pod labels: those in whose name one of these regular expressions is found; empty for all.",
+            "Pod labels to export: those whose name matches one of these regular expressions; empty for all.",
             env=("DCGM_EXPORTER_KUBERNETES_POD_LABEL_ALLOWLIST_REGEX",),
         ),
     ] = ()
     kubernetes_virtual_gpus: Annotated[
         bool,
         about(
-            "On cards that several containers share, DCGM series for each of them: their own figures of "
-            "memory and utilization, copies of the card's of all else.",
+            "On cards that several containers share, export DCGM series for each container, with its own "
+            "memory and utilization; everything else is a copy of the card's.",
             env=("KUBERNETES_VIRTUAL_GPUS",),
         ),
     ] = False
     kubernetes_enable_dra: Annotated[
         bool,
-        about(
-            "Labels dra_* on DCGM series of cards that are held by a claim.", env=("KUBERNETES_ENABLE_DRA",)
-        ),
+        about("Add labels dra_* to DCGM series of cards that a claim holds.", env=("KUBERNETES_ENABLE_DRA",)),
     ] = False
     hpc_job_mapping_dir: Annotated[
         str,
         about(
-            "Folder of files <card> or <card>.<instance> with a job id on each line: label hpc_job.",
+            "Folder of files <card> or <card>.<instance>, with one job id per line, for the label hpc_job.",
             env=("DCGM_HPC_JOB_MAPPING_DIR",),
         ),
     ] = ""
     web_systemd_socket: Annotated[
         bool,
         about(
-            "Take the listening socket from systemd instead of the address.",
+            "Use the listening socket that systemd passes, instead of the address.",
             env=("DCGM_EXPORTER_SYSTEMD_SOCKET",),
         ),
     ] = False
@@ -161,7 +162,7 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     nvidia_resource_names: Annotated[
         tuple[str, ...],
-        about("More resources whose devices are whole cards.", env=("NVIDIA_RESOURCE_NAMES",)),
+        about("Further resource names whose devices are whole cards.", env=("NVIDIA_RESOURCE_NAMES",)),
     ] = ()
 
     node_name: Annotated[
@@ -172,60 +173,58 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     pod_source: Annotated[
         PodSource,
         about(
-            "Where pods are known from: the API server, names of log folders (no permissions needed), auto "
-            "for the first that is there, or off."
+            "Where the exporter learns of pods: the API server, the names of log folders (no permissions "
+            "needed), auto for the first that is available, or off."
         ),
     ] = "auto"
-    pod_logs: Annotated[str, about("kubelet's folder of pod logs, for the source logs.")] = "/var/log/pods"
-    proc: Annotated[str, about("The host's /proc. With hostPID it is the container's own.")] = "/proc"
+    pod_logs: Annotated[str, about("kubelet's folder of pod logs, for pod source logs.")] = "/var/log/pods"
+    proc: Annotated[str, about("The host's /proc. With hostPID this is the container's own /proc.")] = "/proc"
     root: Annotated[
-        str, about("The agent's folder on this host, for limits and what the interposer counts.")
+        str, about("The agent's folder on this host, with limits and the library's accounts.")
     ] = "/var/lib/gpuslice"
     memory_unit: Annotated[
-        Literal["GiB", "MiB"], about("What one aliyun.com/gpu-mem is; as the agent's.")
+        Literal["GiB", "MiB"], about("Size of one aliyun.com/gpu-mem; must match the agent's setting.")
     ] = "GiB"
     pod_resources_interval_s: Annotated[
-        float, about("How often kubelet is asked for its device assignments.", unit="s", ge=0.1)
+        float, about("How often to ask kubelet for its device assignments.", unit="s", ge=0.1)
     ] = 5.0
-    nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1 where the loader would not find it.")] = ""
+    nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1, if the loader does not find it.")] = ""
     driver_timeout_s: Annotated[float, about("How long a sample may take.", unit="s", ge=0.1)] = 30.0
     stale_after_s: Annotated[
         float,
         about(
-            "How old a sample may be before its values are no longer shown; 0 for ten intervals.",
+            "How old a sample may become before its values are no longer exported; 0 for ten intervals.",
             unit="s",
             ge=0,
         ),
     ] = 0.0
     metric_types: Annotated[
         Types,
-        about(
-            "Types of DCGM series: corrected where the counter file calls a rate a counter, or as written."
-        ),
+        about("Types of DCGM series: corrected, if the counter file calls a rate a counter, or as written."),
     ] = "corrected"
     compat_pod_labels: Annotated[
         PodLabels,
         about(
-            "Labels pod, namespace and container on DCGM series of cards that exactly one container holds, "
-            "for dashboards made for dcgm-exporter. Such series change their identity with the pod. auto: "
-            "where it is asked for as of dcgm-exporter, by -k or DCGM_EXPORTER_KUBERNETES."
+            "Add the labels pod, namespace and container to DCGM series of cards that exactly one container "
+            "holds, for dashboards made for dcgm-exporter. Such series change their identity with the pod. "
+            "auto: if requested as in dcgm-exporter, by -k or DCGM_EXPORTER_KUBERNETES."
         ),
     ] = "auto"
     compat_hostname_label: Annotated[
         HostnameLabel,
-        about("Name of the label with the host: Hostname is dcgm-exporter's up to release 4.8.2."),
+        about("Name of the label for the host. dcgm-exporter up to 4.8.2 calls it Hostname."),
     ] = "hostname"
     ack_metrics: Annotated[
-        bool, about("Also the vendor's DCGM_CUSTOM_* set, for dashboards that were made for it.")
+        bool, about("Also export the vendor's DCGM_CUSTOM_* metrics, for dashboards made for them.")
     ] = False
-    ack_node_pool: Annotated[str, about("Label NodePoolId of the DCGM_CUSTOM_* set.")] = ""
+    ack_node_pool: Annotated[str, about("Value of the label NodePoolId of the DCGM_CUSTOM_* metrics.")] = ""
     legacy_address: Annotated[
         str,
-        about('Where the six nvidia_gpu_* gauges are served, e.g. ":9445"; empty for nowhere.'),
+        about('Address that serves the six nvidia_gpu_* gauges, such as ":9445"; empty for none.'),
     ] = ""
     max_series: Annotated[
         int,
-        about("Most container series on a page; the rest is counted as unavailable.", ge=100),
+        about("Maximum number of container series on a page; the rest are counted as unavailable.", ge=100),
     ] = 100_000
 
     def __post_init__(self) -> None:

@@ -50,9 +50,15 @@ def make_legacy_app(page: MetricsPage) -> App:
 
 
 @contextlib.asynccontextmanager
-async def serve_all(settings: ExporterSettings, app: App, legacy: App) -> AsyncIterator[int]:
-    """Both pages; yields the port of the first. The old one is served only where it has an address."""
+async def serve_all(
+    settings: ExporterSettings, process: ProcessMetrics, app: App, legacy: App
+) -> AsyncIterator[int]:
+    """Both pages; yields the port of the first. The old one is served only where it has an address.
+
+    `process` learns which certificates the web-config file names.
+    """
     config = read_web_config(Path(settings.web_config_file)) if settings.web_config_file else WebConfig()
+    process.certificates = (config.certificate, config.client_ca)
     async with contextlib.AsyncExitStack() as stack:
         listen = _listen(settings.address, config)
         if settings.web_systemd_socket:

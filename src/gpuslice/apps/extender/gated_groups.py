@@ -204,7 +204,10 @@ class GatedGroups:
             gated = any(pod.gates for pod in waiting.values())
             awake = gated or group.held or group.refused or group.progress.in_part
             if awake and now >= group.rests_until_s and self._hold(group):
-                self._wake(group)
+                held = [self._ledger.planned(uid) for uid in group.refused & group.held]
+                if nodes := {each.node: each for each in held if each is not None}:
+                    self._waker.free_again(*nodes.values())  # kube-scheduler asks again about its members
+                    group.refused.clear()
             self._tell_owners(group)
             may_open = group.held if now < group.shut_until_s else waiting.keys()
             found += [pod for uid, pod in waiting.items() if pod.gates and uid in may_open - self._opening]
@@ -304,13 +307,6 @@ class GatedGroups:
         group.held.clear()
         group.passed.clear()
         group.tell()
-
-    def _wake(self, group: GatedGroup) -> None:
-        """Have kube-scheduler ask again about members that were refused."""
-        held = [self._ledger.planned(uid) for uid in group.refused & group.held]
-        if nodes := {each.node: each for each in held if each is not None}:
-            self._waker.free_again(*nodes.values())
-            group.refused.clear()
 
     def _explain(self, group: GatedGroup, why_not: str) -> None:
         if group.why_not != why_not:

@@ -25,8 +25,7 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.reviews import PathReviews
-from gpuslice.adapters.kube.timed import TimedTransport
-from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.kube.transport import HttpTransport, TimedTransport
 from gpuslice.adapters.otlp.exporter import exporter_to
 from gpuslice.adapters.web.app import (
     Probes,
@@ -167,6 +166,7 @@ class Extender:
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
             listen = replace(listen_of(self.settings), admit=self._admit)
+            self.process.certificates = (listen.certificate, listen.client_ca)
             async with self.process.measured(), serving(self.app(), listen, self._met) as port:
                 _log.info("extender started", extra={"port": port, "policy": self.policy.name})
                 listening(port)

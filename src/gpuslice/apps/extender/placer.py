@@ -132,7 +132,7 @@ class Placer:
     # -- one node ------------------------------------------------------------------------------------------
 
     def choose_cards(self, node_name: str, request: Request, pod: Pod | None = None) -> Placement | Refusal:
-        """The cards of one node for a request, as things stand; those kept for others only with no `pod`."""
+        """The cards of one node for a request at this moment; those kept for others only with no `pod`."""
         fleet = self.ledger.flush()
         allocations, row = self.ledger.allocations(node_name), fleet.row_of.get(node_name)
         if allocations is None or allocations.node is None or row is None:

@@ -39,7 +39,8 @@ class PodTraces:
 
     def bind_begins(self, uid: str) -> None:
         if self._exporter is not None:
-            self._binding[uid] = SpanContext(self._trace(uid))
+            filtered = self._filtered.get(uid)
+            self._binding[uid] = SpanContext(filtered.trace_id if filtered else trace_of(uid))
 
     def annotations(self, uid: str) -> dict[str, str]:
         """What the Binding carries beside the placement, for the node's agent to go on with."""
@@ -56,10 +57,6 @@ class PodTraces:
         parent = self._filtered.get(uid) if error else self._filtered.pop(uid, None)
         began_ns = now_ns - int(took_s * 1e9)
         self._exporter.add(Span("bind", context, began_ns, now_ns, parent, about, error))
-
-    def _trace(self, uid: str) -> str:
-        filtered = self._filtered.get(uid)
-        return filtered.trace_id if filtered else trace_of(uid)
 
 
 def _who(uid: str, key: str) -> dict[str, str | int]:

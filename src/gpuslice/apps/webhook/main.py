@@ -17,6 +17,7 @@ from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.histogram import WORK_S, Histogram
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
+from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import AdmissionRequest, decode_review
@@ -57,7 +58,8 @@ class Webhook:
             key=self.settings.tls_key,
             body_limit_bytes=LARGEST_REVIEW_BYTES,
         )
-        probes = Probes(gpuslice.__version__, lambda: "", page_of(self.families))
+        process = ProcessMetrics(listen.certificate)
+        probes = Probes(gpuslice.__version__, lambda: "", page_of(self.families), process)
         async with probes.process.measured(), serving(make_app(probes, routes), listen) as port:
             listening(port)
             await stopped

@@ -107,8 +107,8 @@ class _Gradient:
         if shape.cards != 1:
             after = self._fragmentation(_without(left, shape, fits), after_chances)
             return keys_of(-self._score(before - after), rows), np.full(len(rows), -1)
-        # cards with as much left as a card before them in the same row: they would score the same
-        same = left[:, :, None] == left[:, None, :]
+        # cards with as much left as one before them in the same row that fits too: they would score the same
+        same = (left[:, :, None] == left[:, None, :]) & fits[:, None, :]
         same &= np.tri(left.shape[1], k=-1, dtype=np.bool_)
         flags: Flags = same.any(axis=2)
         line, slot = np.nonzero(fits & ~flags)

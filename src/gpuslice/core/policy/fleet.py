@@ -36,7 +36,7 @@ def _empty_floats() -> Floats:
 
 
 def _no_cards() -> npt.NDArray[np.int32]:
-    return np.zeros((0, 0), dtype=np.int32)
+    return np.zeros((0, 1), dtype=np.int32)  # a slot at least, also where no node has a card
 
 
 @dataclass(slots=True)

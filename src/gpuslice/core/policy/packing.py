@@ -41,7 +41,8 @@ class Binpack(NodePolicy):
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         if not shape.cards:
             return keys_of(np.zeros(len(rows), dtype=np.int64), rows), np.full(len(rows), -1)
-        left, size = self.fleet.left[rows], self.fleet.size[rows]
+        left = self.fleet.left[rows].astype(np.int64)  # a hundred times it is more than 32 bits hold
+        size = self.fleet.size[rows]
         fits = card_fits(self.fleet, shape, rows)
         order = np.argsort(np.where(fits, left, LARGEST), axis=1, kind="stable")[:, : shape.cards]
         # of each card that would be used, what is free

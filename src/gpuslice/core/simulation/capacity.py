@@ -6,7 +6,7 @@ Every answer comes from placing the pods one after another with the very policy 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
@@ -119,11 +119,12 @@ def cards_needed(
     nodes: Sequence[FleetNode],
     pods: Sequence[Shape],
     policy: str,
-    tried: Callable[[], None] = lambda: None,
+    progress: Progress = lambda _: None,
 ) -> Needed | None:
     """The smallest cluster of this mix of nodes that holds the pods; None when there is no such cluster.
 
-    `tried` hears of each size that was tried, about the binary logarithm of the number of nodes.
+    `progress` hears how many sizes were tried, parts of one too: about the binary logarithm of the number of
+    nodes in the end.
     """
     fleet = Fleet()
     for node in nodes:
@@ -133,11 +134,13 @@ def cards_needed(
     possible = [shape for shape in pods if fits[shape]]
     if not possible:
         return None
-    line = mixed(nodes)
+    line, tried = mixed(nodes), 0
 
     def holds(count: int) -> bool:
-        tried()
-        return not _fill(_first(line, count), possible, policy)[1].refused
+        nonlocal tried
+        filling = _fill(_first(line, count), possible, policy, lambda part: progress(tried + part))[1]
+        tried += 1
+        return not filling.refused
 
     least, most = 0, len(line)
     while not holds(most):

@@ -38,12 +38,11 @@ class Printer:
 
 def printer(names: str, row: Row) -> Printer:
     """Columns from a text: ``Name, Desired#, Images+`` where ``#`` is an integer and ``+`` is wide."""
-    return Printer(tuple(_column(name.strip()) for name in names.split(",")), row)
-
-
-def _column(text: str) -> Column:
-    name = text.rstrip("#+")
-    return Column(name, "integer" if "#" in text else "string", "+" in text)
+    columns = [
+        Column(text.rstrip("#+"), "integer" if "#" in text else "string", "+" in text)
+        for text in map(str.strip, names.split(","))
+    ]
+    return Printer(tuple(columns), row)
 
 
 def containers(spec: Object) -> tuple[str, str]:

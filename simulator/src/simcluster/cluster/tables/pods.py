@@ -33,11 +33,13 @@ def pod_row(pod: Object, now_s: float) -> list[Any]:
         restarts = f"{tally.restarts} ({human_duration(now_s - tally.last_restart_s)} ago)"
     else:
         restarts = str(tally.restarts)
+    sidecars = [item for item in spec.get("initContainers") or [] if item.get("restartPolicy") == "Always"]
+    count = len(spec.get("containers") or []) + len(sidecars)
     gates = spec.get("readinessGates") or []
     held = [g for g in gates if _condition(status, g["conditionType"]).get("status") == "True"]
     return [
         name(pod),
-        f"{tally.ready}/{_container_count(spec)}",
+        f"{tally.ready}/{count}",
         _terminating(pod, tally.reason),
         restarts,
         age(created(pod), now_s),
@@ -46,11 +48,6 @@ def pod_row(pod: Object, now_s: float) -> list[Any]:
         status.get("nominatedNodeName") or "<none>",
         f"{len(held)}/{len(gates)}" if gates else "<none>",
     ]
-
-
-def _container_count(spec: Object) -> int:
-    sidecars = [item for item in spec.get("initContainers") or [] if item.get("restartPolicy") == "Always"]
-    return len(spec.get("containers") or []) + len(sidecars)
 
 
 def _tally(pod: Object) -> _Tally:

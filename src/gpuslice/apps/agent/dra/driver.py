@@ -98,7 +98,18 @@ class ClaimDriver(DraService):
     async def node_unprepare_resources(
         self, request: pb.NodeUnprepareResourcesRequest
     ) -> pb.NodeUnprepareResourcesResponse:
-        answers = {claim.uid: await self._unprepare(claim) for claim in request.claims}
+        """Yes also to a claim that nobody knows any more: kubelet asks until it hears that."""
+        answers = {}
+        for claim in request.claims:
+            try:
+                async with self._one_at_a_time:
+                    self.prepared.remove(claim.uid)
+            except OSError as error:
+                answers[claim.uid] = pb.NodeUnprepareResourceResponse(error=str(error))
+                continue
+            self.changed.set()
+            _log.info("claim let go", extra={"claim": f"{claim.namespace}/{claim.name}"})
+            answers[claim.uid] = pb.NodeUnprepareResourceResponse()
         return pb.NodeUnprepareResourcesResponse(claims=answers)
 
     async def node_watch_resources(
@@ -320,17 +331,6 @@ class ClaimDriver(DraService):
             _log.warning("claim's status not written", extra={"claim": allocation.key, "error": str(error)})
 
     # -- taking away ------------------------------------------------------------------------------------
-
-    async def _unprepare(self, claim: pb.Claim) -> pb.NodeUnprepareResourceResponse:
-        """Also of a claim that nobody knows any more: kubelet asks until it hears a yes."""
-        try:
-            async with self._one_at_a_time:
-                self.prepared.remove(claim.uid)
-        except OSError as error:
-            return pb.NodeUnprepareResourceResponse(error=str(error))
-        self.changed.set()
-        _log.info("claim let go", extra={"claim": f"{claim.namespace}/{claim.name}"})
-        return pb.NodeUnprepareResourceResponse()
 
     async def forget_vanished(self) -> None:
         """Take away what was prepared for claims that are no more, and what a crash left half prepared.

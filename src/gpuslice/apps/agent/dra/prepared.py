@@ -100,8 +100,11 @@ class PreparedClaims:
 
     def all(self) -> list[PreparedClaim]:
         if self._known is None:
-            records = (_read(path) for path in sorted(self._folder.glob("*.json")))
-            self._known = {record.uid: record for record in records if record is not None}
+            self._known = {}
+            for path in sorted(self._folder.glob("*.json")):
+                with contextlib.suppress(OSError, ValueError):
+                    record = msgspec.json.decode(path.read_bytes(), type=PreparedClaim)
+                    self._known[record.uid] = record
         return list(self._known.values())
 
     def get(self, uid: str) -> PreparedClaim | None:
@@ -186,13 +189,6 @@ class PreparedClaims:
 def valid_uid(uid: str) -> bool:
     """Whether a claim's uid may name files."""
     return _UID.fullmatch(uid) is not None
-
-
-def _read(path: Path) -> PreparedClaim | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=PreparedClaim)
-    except (OSError, ValueError):
-        return None
 
 
 def _unlink_with_drafts(path: Path) -> None:

@@ -5,7 +5,7 @@ import { say, told } from "./sentences.js";
 import { ago, clock, t } from "./words.js";
 
 const FEW = 8;
-const SINCE = /^waits since \S+: /;
+const SINCE = /^has been waiting since \S+: /;
 const COMMANDS = /^(kubectl|gpuslice) [^;,]+(; (kubectl|gpuslice) [^;,]+)*$/;
 const KIND = { error: "bad", warning: "warn", note: "", critical: "bad", info: "" };
 

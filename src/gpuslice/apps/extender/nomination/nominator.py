@@ -7,7 +7,7 @@ best beside others of its kind (`replicas`): only the search is saved.
 
     a question about all nodes ──► those suit pods with the same terms (`feasible_nodes`)
         ──► the next such pod of the queue: choose node and cards as bind would (`placer`)
-        ──► hold them (`Ledger.plan`), PATCH the nomination (`nomination_writer`)
+        ──► hold them (`Ledger.plan`), PATCH the nomination (`NominationWriter`)
         ──► kube-scheduler asks about that node alone: yes ──► bind
 
 A nomination is a write more, which costs an API server twice what a Binding does: it pays where a search
@@ -29,15 +29,18 @@ from math import inf
 import numpy as np
 
 from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.terms import Terms
+from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.nomination.feasible_nodes import FeasibleNodes
-from gpuslice.apps.extender.nomination.nomination_writer import NominationWriter
 from gpuslice.apps.extender.nomination.pending_queue import PendingQueue
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.preemption.reserver import Reserver, loop_time
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 
 _log = logging.getLogger(__name__)
@@ -319,3 +322,37 @@ class Nominator:
                 await self._writer.nominate(pod, None)
         used = {waiting.terms for waiting in self._waiting.values()}
         self._feasible = {terms: feasible for terms, feasible in self._feasible.items() if terms in used}
+
+
+_log = logging.getLogger(__name__)
+
+
+class NominationWriter:
+    """Writes for the leader alone: a hint, that gives nobody any cards."""
+
+    def __init__(self, client: KubeClient, ledger: Ledger, leadership: Leadership) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._leadership = leadership
+
+    async def nominate(self, pod: Pod, node: str | None) -> bool:
+        """Whether the pod shows `node` now, None for no node; False also when that is not known."""
+        if not self._leadership.may_bind:
+            return False
+        try:
+            seen = await self._client.merge_patch(
+                SLIM_PODS,
+                pod.name,
+                {"status": {"nominatedNodeName": node}},
+                pod.namespace,
+                uid=pod.uid,
+                resource_version=str(pod.version) if pod.version else "",
+                subresource="status",
+            )
+        except NotFoundError:
+            return False
+        except KubeError as error:
+            _log.info("not nominated", extra={"pod": pod.key, "error": str(error)})
+            return False
+        self._ledger.apply_pod(pod_view(seen))
+        return True

@@ -94,7 +94,13 @@ class BatchPreemptor:
         terms = self._nominator.terms_of(pod.uid)
         if not self._preemptor.enabled or terms is None or not self._leadership.may_bind:
             return
-        nodes = self._by_cost(others)
+        pods, found = self._ledger.pods, list[tuple[Cost, str, frozenset[str]]]()
+        for name, each in others.items():
+            uids = frozenset(victim.uid for victim in each.pods or ())
+            if uids <= pods.keys() and not each.num_pdb_violations:  # all victims have parts of cards
+                found.append((cost([pods[uid] for uid in uids], 0), name, uids))
+        dearest_first = sorted(found, key=lambda each: each[:2], reverse=True)
+        nodes = {name: uids for _, name, uids in dearest_first}
         answer = _Answer(pod, request, terms, nodes, self._clock())
         if not nodes or not self._next(answer):
             return
@@ -139,15 +145,6 @@ class BatchPreemptor:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
                 tasks.create_task(work())
-
-    def _by_cost(self, proposed: Mapping[str, MetaVictims]) -> dict[str, frozenset[str]]:
-        """The nodes where all victims have parts of cards, the dearest first."""
-        pods, found = self._ledger.pods, list[tuple[Cost, str, frozenset[str]]]()
-        for name, each in proposed.items():
-            uids = frozenset(victim.uid for victim in each.pods or ())
-            if uids <= pods.keys() and not each.num_pdb_violations:
-                found.append((cost([pods[uid] for uid in uids], 0), name, uids))
-        return {name: uids for _, name, uids in sorted(found, key=lambda each: each[:2], reverse=True)}
 
     def _next(self, answer: _Answer) -> list[Pod]:
         """The pods next in the queue that may be like it."""

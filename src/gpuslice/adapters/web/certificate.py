@@ -1,7 +1,7 @@
 """When an X.509 certificate ends, read from its DER without a library of its own.
 
-Source of the structure: RFC 5280, section 4.1. Nothing is verified here: who trusts a certificate is the API
-server's affair, when it runs out is the operator's.
+Source of the structure: RFC 5280, section 4.1. Nothing is verified here: who trusts a certificate is the
+client's affair, when it runs out is the operator's.
 """
 
 from __future__ import annotations
