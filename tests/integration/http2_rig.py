@@ -268,6 +268,8 @@ class Attacker:
         sent = b"".join(each if isinstance(each, bytes) else each.serialize() for each in frames)
         self.clients.buffer[: len(sent)] = sent
         self.connection.buffer_updated(len(sent))
+        while self.connection.to_read:
+            self.connection.read(memoryview(b""))
 
     def head(self, stream: int, fields: Fields, *, ends: bool = False) -> HeadersFrame:
         flags = ["END_HEADERS", *(["END_STREAM"] if ends else [])]

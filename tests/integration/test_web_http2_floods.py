@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from typing import cast
@@ -19,6 +20,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
+from gpuslice.adapters.web.clients import TURN_S
 from gpuslice.adapters.web.frames import Code
 from gpuslice.adapters.web.http2 import MOST_IDLE_FRAMES, MOST_STREAMS
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
@@ -269,3 +271,41 @@ async def test_a_frame_of_the_wrong_length_ends_the_connection(kind: int, stream
     attacker.send(attacker.head(1, FIELDS))
     attacker.send(length.to_bytes(3) + bytes((kind, 0)) + stream.to_bytes(4) + b"1" * length)
     assert farewell(attacker) == Code.FRAME_SIZE_ERROR
+
+
+async def test_many_slow_requests_of_one_breath_let_others_have_their_turn() -> None:
+    """As 128 of /metrics would be, which every client may ask for."""
+    asked = 0
+
+    def app(_: HttpRequest) -> HttpResponse:
+        nonlocal asked
+        asked += 1
+        time.sleep(TURN_S / 2)
+        return text_answer("x")
+
+    attacker = Attacker(app, window_bytes=1 << 30)
+    sent = b"".join(
+        attacker.head(stream, FIELDS, ends=True).serialize() for stream in range(1, 2 * MOST_STREAMS, 2)
+    )
+    attacker.clients.buffer[: len(sent)] = sent
+    attacker.connection.buffer_updated(len(sent))
+    turns = 0
+    while asked < MOST_STREAMS:
+        assert asked <= 3 * (turns + 1)
+        assert attacker.transport.paused
+        assert attacker.connection.held_bytes > 0
+        await asyncio.sleep(0)
+        turns += 1
+    assert not attacker.transport.paused
+    assert len(heads(attacker)) == MOST_STREAMS
+
+
+async def test_heads_of_very_many_fields_do_not_keep_the_loop() -> None:
+    """Each field is five bytes on the wire, and takes microseconds."""
+    attacker = Attacker(lambda _: text_answer("x"), window_bytes=1 << 30)
+    fields = b"\x40\x01a\x01b" * 800
+    for stream in range(1, 9, 2):
+        attacker.send(
+            HeadersFrame(stream, attacker.head(1, FIELDS).data + fields, flags=["END_HEADERS", "END_STREAM"])
+        )
+    assert farewell(attacker) == Code.ENHANCE_YOUR_CALM

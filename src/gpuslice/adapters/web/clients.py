@@ -19,6 +19,7 @@ Admit = Callable[[HttpRequest], int | HttpResponse]
 
 READ_BYTES = 256 << 10  # at a time: the question of a large cluster comes in one
 STEP_BITS = 16  # so often, in bytes as a power of two, what a connection holds is added to all the others'
+TURN_S = 0.005  # of the loop's time, for what has come at once: probes and other clients wait meanwhile
 _MOMENT_S = 1.0  # who has sent for longer makes room for others
 MOST_CLIENTS = 256
 """kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -142,43 +142,45 @@ class FrameReader:
     def held_bytes(self) -> int:
         return len(self._unread) + len(self._head)
 
-    def read(self, heard: memoryview) -> Iterator[Frame]:
+    def read(self, heard: memoryview) -> Generator[Frame, None, None]:
         """Frames in their order. Raises `ConnectionFault`. Their bytes are only good until the next one."""
         if self._unread:
             heard = memoryview(self._unread + heard)
         size = len(heard)
         at = 0 if self._greeted else self._greeting(heard)
-        while at is not None:
-            if self._data_left_bytes:
-                if at == size:
+        try:
+            while at is not None:
+                if self._data_left_bytes:
+                    if at == size:
+                        break
+                    part = heard[at : at + self._data_left_bytes]
+                    at += len(part)
+                    yield self._more_data(part, 0)
+                    continue
+                begin = at + HEAD_BYTES
+                if size < begin:
                     break
-                part = heard[at : at + self._data_left_bytes]
-                at += len(part)
-                yield self._more_data(part, 0)
-                continue
-            begin = at + HEAD_BYTES
-            if size < begin:
-                break
-            high, low, kind, flags, stream = _HEAD.unpack_from(heard, at)
-            length, stream = high << 16 | low, stream & LARGEST_WINDOW_BYTES
-            end = begin + length
-            if length > _LARGEST_BYTES or self._head_begun is not None or kind == CONTINUATION:
-                self._check(kind, stream, length)
-            if kind == DATA and (flags & PADDED or size < end):
-                begun = self._begin_data(heard, begin, flags, stream, length)
-                if begun is None:
+                high, low, kind, flags, stream = _HEAD.unpack_from(heard, at)
+                length, stream = high << 16 | low, stream & LARGEST_WINDOW_BYTES
+                end = begin + length
+                if length > _LARGEST_BYTES or self._head_begun is not None or kind == CONTINUATION:
+                    self._check(kind, stream, length)
+                if kind == DATA and (flags & PADDED or size < end):
+                    begun = self._begin_data(heard, begin, flags, stream, length)
+                    if begun is None:
+                        break
+                    frame, at = begun
+                    yield frame
+                elif size < end:
                     break
-                frame, at = begun
-                yield frame
-            elif size < end:
-                break
-            elif kind == CONTINUATION or (kind == HEADERS and flags & _IN_PARTS != END_HEADERS):
-                at = end
-                yield from self._more_head(kind, flags, stream, heard[begin:end])
-            else:
-                at = end
-                yield kind, flags, stream, heard[begin:end], length
-        self._unread = b"" if at == size else bytes(heard[at or 0 :])
+                elif kind == CONTINUATION or (kind == HEADERS and flags & _IN_PARTS != END_HEADERS):
+                    at = end
+                    yield from self._more_head(kind, flags, stream, heard[begin:end])
+                else:
+                    at = end
+                    yield kind, flags, stream, heard[begin:end], length
+        finally:  # also where the turn is over
+            self._unread = b"" if at == size else bytes(heard[at or 0 :])
 
     def _greeting(self, heard: memoryview) -> int | None:
         """Where the frames begin; None where it has not come yet."""

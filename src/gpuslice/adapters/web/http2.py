@@ -8,14 +8,15 @@ Source of the rules: RFC 9113; ours is what a client may take: memory, streams a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, field
 
 from gpuslice.adapters.web import frames, heads
-from gpuslice.adapters.web.clients import STEP_BITS, Client, Clients, too_large
+from gpuslice.adapters.web.clients import MOST_FIELDS, STEP_BITS, TURN_S, Client, Clients, too_large
 from gpuslice.adapters.web.connection import HEAD_LIMIT_BYTES
 from gpuslice.adapters.web.frames import END_STREAM, Code, ConnectionFault, Setting, StreamFault
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
+from gpuslice.adapters.web.stream import STREAM_BYTES, STREAM_WINDOW_BYTES, Stream
 
 MOST_STREAMS = 128  # requests of one client at once: more than the binds that an extender lets begin
 MOST_RESETS = 256  # taken back before their answer, more than answered: that is no client, it is an attack
@@ -25,26 +26,8 @@ leave to send."""
 _IDLE_DATA_BYTES = 1 << 10  # a part of a body that is smaller is such a frame
 _IDLE_FRAMES_EACH = 20  # that an answer accounts for, and one for each so many bytes of it
 _BYTES_A_FRAME = 2 << 10
-_STREAM_BYTES = 4 << 10  # what a stream takes beside its request: ours, and its task
-_STREAM_WINDOW_BYTES = 1 << 20  # the question of a large cluster comes without waiting for leave
 _CONNECTION_WINDOW_BYTES = 4 << 20
 _BUSY = json_answer({"error": "others send large requests just now; try again"}, 503)
-
-
-@dataclass(slots=True)
-class _Stream:
-    """A request and its answer. `rest`: what of the answer waits for the client's leave; None before it."""
-
-    request: HttpRequest
-    body_limit_bytes: int
-    began_s: float
-    held_bytes: int
-    may_send_bytes: int  # by us, by the client's leave
-    came_bytes: int = 0  # of its body, since the client was last given leave to send more
-    body: bytes | bytearray = field(default_factory=bytearray)
-    """Of small parts, each would take more than it brings."""
-    receiving: bool = True
-    rest: bytes | memoryview | None = None
 
 
 class Http2Connection(Client):
@@ -53,7 +36,7 @@ class Http2Connection(Client):
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
         self._unpacker = heads.Unpacker(HEAD_LIMIT_BYTES)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._answering: dict[int, int] = {}  # bytes of requests that are worked on, also when taken back
         self._last_stream = 0  # that the client has opened
         self._reader = frames.FrameReader()
@@ -69,6 +52,7 @@ class Http2Connection(Client):
         self._resets = 0
         self._idle_frames = 0
         self._blocked_s: float | None = None  # since when the client does not read what we send
+        self.to_read = False  # of what has come, when its turn comes
         self._leaving = False  # it has been told that no new request is taken
 
     # -- what asyncio tells ----------------------------------------------------------------------------------
@@ -77,7 +61,7 @@ class Http2Connection(Client):
         super().connection_made(transport)
         allowed = {
             Setting.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
-            Setting.INITIAL_WINDOW_SIZE: _STREAM_WINDOW_BYTES,
+            Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
             Setting.MAX_FRAME_SIZE: frames.LARGEST_DATA_BYTES,
             Setting.MAX_HEADER_LIST_SIZE: HEAD_LIMIT_BYTES,
         }
@@ -91,8 +75,14 @@ class Http2Connection(Client):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._begun = 0
+        self.read(self._clients.buffer[:nbytes])
+
+    def read(self, heard: memoryview) -> None:
+        """For one turn; what has come and is not reached waits for the next, after everybody else's."""
+        turn_ends_s, self.to_read = time.monotonic() + TURN_S, False
+        coming = self._reader.read(heard)
         try:
-            for kind, flags, stream, body, length in self._reader.read(self._clients.buffer[:nbytes]):
+            for kind, flags, stream, body, length in coming:
                 if self._transport is None or self._transport.is_closing():
                     return
                 try:
@@ -108,6 +98,11 @@ class Http2Connection(Client):
                     self._reset(stream, fault.code)
                 if self._resets > MOST_RESETS or self._idle_frames > MOST_IDLE_FRAMES:
                     raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
+                if time.monotonic() > turn_ends_s:
+                    coming.close()
+                    self.to_read = True
+                    self._loop.call_soon(self.read, memoryview(b""))
+                    break
         except ConnectionFault as fault:
             self._end(fault.code)
             return
@@ -117,19 +112,23 @@ class Http2Connection(Client):
                 if waiting.rest is not None:
                     self._send(number, waiting)
         self._flush()
+        self._read_or_not()
+
+    def _read_or_not(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            stops = self.to_read or self._blocked_s is not None  # whatever it sends may want an answer
+            (self._transport.pause_reading if stops else self._transport.resume_reading)()
 
     def eof_received(self) -> bool:
         return False
 
     def pause_writing(self) -> None:
         self._blocked_s = self._loop.time()
-        if self._transport is not None:
-            self._transport.pause_reading()  # whatever it sends may want an answer
+        self._read_or_not()
 
     def resume_writing(self) -> None:
         self._blocked_s = None
-        if self._transport is not None:
-            self._transport.resume_reading()
+        self._read_or_not()
 
     # -- frames ----------------------------------------------------------------------------------------------
 
@@ -189,6 +188,7 @@ class Http2Connection(Client):
 
     def _take_head(self, flags: int, number: int, block: bytes) -> None:
         head, ends = self._unpacker.unpack(block), bool(flags & END_STREAM)
+        self._idle_frames += max(0, len(head.fields) - MOST_FIELDS)  # each took its time
         if not number % 2:
             raise ConnectionFault(Code.PROTOCOL_ERROR)
         if number > self._last_stream:
@@ -214,9 +214,9 @@ class Http2Connection(Client):
         method, target, headers, size_bytes = head.request()
         request = HttpRequest(method, target, headers, known=self.known, local=self.local)
         allowed = self._clients.body_limit(request)
-        held_bytes = _STREAM_BYTES + size_bytes
+        held_bytes = STREAM_BYTES + size_bytes
         limit_bytes = 0 if isinstance(allowed, HttpResponse) else allowed
-        stream = _Stream(request, limit_bytes, self._loop.time(), held_bytes, self._first_window_bytes)
+        stream = Stream(request, limit_bytes, self._loop.time(), held_bytes, self._first_window_bytes)
         self._streams[number] = stream
         if isinstance(allowed, HttpResponse):
             stream.receiving = not ends
@@ -248,7 +248,7 @@ class Http2Connection(Client):
             stream.receiving = not ends
             return
         stream.came_bytes += length
-        if stream.came_bytes > _STREAM_WINDOW_BYTES // 2 and not ends:
+        if stream.came_bytes > STREAM_WINDOW_BYTES // 2 and not ends:
             self._to_send.append(frames.leave_to_send(number, stream.came_bytes))
             stream.came_bytes = 0
         if ends and not stream.body:
@@ -316,9 +316,9 @@ class Http2Connection(Client):
         self._idle_frames = max(0, self._idle_frames - accounts_for)
         self._send_head(number, heads.of_answer(answer, length_bytes))
         body = b"" if stream.request.method == "HEAD" else b"".join((answer.body, *answer.more))
-        stream.body, stream.rest, stream.held_bytes = b"", body, _STREAM_BYTES + len(body)
+        stream.body, stream.rest, stream.held_bytes = b"", body, STREAM_BYTES + len(body)
         self._send(number, stream)
-        if not self._may_hold(_STREAM_BYTES + len(body)):
+        if not self._may_hold(STREAM_BYTES + len(body)):
             self.abort()
         elif answer.last:
             self.end_when_idle()
@@ -328,7 +328,7 @@ class Http2Connection(Client):
             block, self._before_head = self._before_head + block, b""
         self._to_send += (frames.frame_head(len(block), frames.HEADERS, frames.END_HEADERS, number), block)
 
-    def _send(self, number: int, stream: _Stream) -> None:
+    def _send(self, number: int, stream: Stream) -> None:
         """As much of an answer as the client takes. What is left of one keeps all of it in memory."""
         rest = stream.rest
         assert rest is not None
