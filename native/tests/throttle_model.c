@@ -102,11 +102,12 @@ struct throttle *throttle_new(struct container *box, struct card *card, uint32_t
     return at;
 }
 
-/* It says that it has work for so long, whatever it has. */
-void throttle_claim(struct throttle *at, uint64_t ns)
+/* It says that it has work for so long, or with `waits` wants to, whatever it has; and that its virtual time is such. */
+void throttle_claim(struct throttle *at, uint64_t ns, bool waits, uint64_t virtual_ns, uint64_t weight)
 {
-    at->box->claim = gs_claim(&at->box->entry, &at->box->share, now_of(at), (struct gs_under_way){.ns = ns}, false);
-    at->box->claim.virtual_ns = 0;
+    at->box->claim = gs_claim(&at->box->entry, &at->box->share, now_of(at), (struct gs_under_way){.ns = ns}, waits);
+    at->box->claim.virtual_ns = virtual_ns;
+    at->box->claim.weight = weight;
 }
 
 /* ---- the driver's events ---- */
@@ -125,14 +126,19 @@ static const struct gs_events events = {create_event, card_event_record, card_ev
 
 static void show(struct throttle *at) { at->under_way = (struct gs_under_way){.ns = at->queue.in_flight_ns, .unknown = at->queue.unknown}; }
 
-static void read_neighbours(struct throttle *at, uint64_t now_ns)
+static void read_neighbours(struct throttle *at, uint64_t now_ns, bool waits)
 {
     struct gs_neighbour others[NEIGHBOURS];
     uint32_t count = 0;
     for (uint32_t i = 0; i < at->box->met_count; i++)
-        if (at->box->met[i] != at->box && at->box->met[i]->claim.magic)
-            others[count++] = gs_heard(&at->box->met[i]->claim, now_ns);
+        if (at->box->met[i] != at->box && at->box->met[i]->claim.magic) {
+            others[count] = gs_heard(&at->box->met[i]->claim, now_ns);
+            others[count++].name = i + 1;
+        }
     gs_neighbourhood_update(&at->beside, &at->box->entry, now_ns, others, count, gs_queue_run(&at->queue, now_ns));
+    bool works = under_way_of(at->box).ns, held = waits && gs_share_headroom(&at->box->entry, &at->box->share, now_ns, 0, true) > 0;
+    uint64_t since_ns = waits && works ? UINT64_MAX : held ? at->queue.covered_ns : now_ns; /* when its work ended is told later */
+    gs_neighbourhood_bill(&at->beside, &at->box->entry, &at->box->share, now_ns, since_ns);
 }
 
 static void account(struct throttle *at, uint64_t now_ns, bool paused, bool waits)
@@ -168,7 +174,7 @@ void throttle_look(struct throttle *at, bool waits)
     if (!waits)
         gs_queue_arrive(&at->queue, now);
     if (due || at->untold)
-        read_neighbours(at, now);
+        read_neighbours(at, now, waits);
     if (stopped)
         gs_wake(entry, now, 0, &at->beside);
     if (due)
@@ -263,7 +269,7 @@ void throttle_awaited(struct throttle *at)
     if (!at->beside.count || !at->queue.count)
         return;
     bool launches_soon = gs_pauses_briefly(&at->queue) && now - at->looked_ns < SOON_TOLD_NS;
-    read_neighbours(at, now);
+    read_neighbours(at, now, false);
     account(at, now, true, false);
     gs_queue_awaited(&at->queue, now);
     at->untold = true;

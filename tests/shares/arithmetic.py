@@ -80,14 +80,27 @@ class Report(ctypes.Structure):
 
 class Neighbour(ctypes.Structure):
     _fields_ = (
+        ("name", U64),
         ("virtual_ns", U64),
         ("busy_ns", U64),
         ("weight", U32),
         ("interactive", BOOL),
         ("wants", BOOL),
+        ("overdrawn", BOOL),
         ("ends_ns", U64),
         ("pause_ns", U64),
         ("report", Report),
+    )
+
+
+class Bill(ctypes.Structure):
+    _fields_ = (
+        ("name", U64),
+        ("virtual_ns", U64),
+        ("done_ns", U64),
+        ("turn_virtual_ns", U64),
+        ("turn_left_ns", U64),
+        ("in_turn", BOOL),
     )
 
 
@@ -95,6 +108,8 @@ class Neighbourhood(ctypes.Structure):
     _fields_ = (
         ("others", Neighbour * MOST_NEIGHBOURS),
         ("count", U32),
+        ("bills", Bill * MOST_NEIGHBOURS),
+        ("billed_ns", U64),
         ("read_ns", U64),
         ("busy_ns", U64),
         ("rest_at_work", DOUBLE),
@@ -152,7 +167,7 @@ class ThrottleModel:
         self.end = _function(library.throttle_end, None, throttle, ctypes.c_void_p)
         self.forget = _function(library.throttle_forget, None, throttle)
         self.awaited = _function(library.throttle_awaited, None, throttle)
-        self.claim = _function(library.throttle_claim, None, throttle, U64)
+        self.claim = _function(library.throttle_claim, None, throttle, U64, BOOL, U64, U64)
 
 
 def _function(function: Callable[..., Any], result: Any, *arguments: Any) -> Callable[..., Any]:

@@ -90,9 +90,11 @@ class Throttle:
     def look_now(self) -> None:
         self._model.look(self._at, True)
 
-    def claim(self, own_ns: int) -> None:
-        """Tell the neighbours of work for so long, whether there is any or not."""
-        self._model.claim(self._at, own_ns)
+    def claim(
+        self, own_ns: int, *, waits: bool = False, virtual_ns: int = 0, weight: int | None = None
+    ) -> None:
+        """Tell the neighbours of work for so long, or of a wish to work, whether it is true or not."""
+        self._model.claim(self._at, own_ns, waits, virtual_ns, weight or self._box.share.weight)
 
     def forget(self) -> None:
         """The process has died, and the others of its container have found out."""

@@ -234,7 +234,9 @@ def test_somebody_may_always_go(arithmetic: Arithmetic, used: list[int], weights
     leads = []
     for me, own in enumerate(used):
         card = layout.RegionCard(virtual_ns=own)
-        others = [Neighbour(theirs, 0, weights[i], False, True) for i, theirs in enumerate(used) if i != me]
+        others = [
+            Neighbour(i, theirs, 0, weights[i], False, True) for i, theirs in enumerate(used) if i != me
+        ]
         beside = Neighbourhood(count=len(others))
         for i, other in enumerate(others):
             beside.others[i] = other
@@ -246,7 +248,7 @@ def test_a_neighbour_that_lies_takes_only_what_is_lent(arithmetic: Arithmetic) -
     """It says that it wants the card and never had any: what others are due they get all the same."""
     at = ctypes.pointer(layout.RegionCard(virtual_ns=100 * SECOND))
     share, beside = Share(30, 100, False), Neighbourhood(count=1)
-    beside.others[0] = Neighbour(0, 0, 1, True, True)
+    beside.others[0] = Neighbour(0, 0, 0, 1, True, True)
     assert arithmetic.lead(at, share, 0, beside, 0, 0) > SECOND
     used = 0
     for now in range(EPOCH, EPOCH + 10 * SECOND, MS):
@@ -267,7 +269,7 @@ def heard(claims: list[tuple[int, int]]) -> Neighbourhood:
     beside = Neighbourhood(count=len(claims))
     for i, (at_ns, work_ns) in enumerate(claims):
         report = Report(at_ns, work_ns, 0, EPOCH + 1000 * SECOND, Run(), bool(work_ns), False)
-        beside.others[i] = Neighbour(0, 0, 50, False, True, at_ns + work_ns, 0, report)
+        beside.others[i] = Neighbour(i, 0, 0, 50, False, True, False, at_ns + work_ns, 0, report)
     return beside
 
 

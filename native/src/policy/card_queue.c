@@ -499,7 +499,7 @@ static struct turn others_turn(const struct gpuslice_card *card, const struct gs
     struct turn turn = {0, 0};
     for (uint32_t i = 0; i < met->beside->count; i++) {
         const struct gs_neighbour *other = &met->beside->others[i];
-        if (!other->ends_ns || other->interactive)
+        if (!other->ends_ns || other->interactive || other->overdrawn)
             continue;
         int64_t lead = gs_lead_over_ns(card, share, met->in_flight_ns, other); /* ours, in its device time */
         uint64_t hold = gs_hold_ns(other); /* none: it pauses for so long that the turn passes on */

@@ -8,6 +8,7 @@
 #include "policy/fairness.h"
 
 #include <stdatomic.h>
+#include <stddef.h>
 
 #define SECOND_NS INT64_C(1000000000)
 #define LONG_NS INT64_C(60000000000000) /* more was not written by us */
@@ -17,6 +18,12 @@
 #define WAITING_FOR_NS UINT64_C(20000000) /* a claim to be waiting holds: sleeps end late on a busy host */
 #define LONGEST_CLAIM_NS (600 * SECOND_NS)
 #define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* what nobody knows the length of is believed to last, at the most */
+/* Of what a neighbour holds others back they bill it so much: the rest it may have lost itself, to changes and late wakes. */
+#define BILLED_PERCENT 95
+#define PAUSES_PERCENT 50 /* of the work */
+#define UNBILLED_NS 50000000
+#define LONGEST_LAG_NS 1000000000u /* of its own figures behind the bill */
+#define LONGEST_TURN_NS UINT64_C(4000000000) /* that is believed of one that has not been billed yet */
 #define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
 
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
@@ -156,9 +163,123 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
     beside->read_ns = now_ns;
 }
 
-/* ---- who goes first ---- */
-
 static int64_t difference(uint64_t one, uint64_t other) { return clamp((int64_t)(one - other), -LONG_NS, LONG_NS); }
+
+/* ---- what claims cost ---- */
+
+static bool is_known(const struct gs_neighbourhood *beside, uint64_t name)
+{
+    for (uint32_t i = 0; i < beside->count; i++)
+        if (beside->others[i].name == name)
+            return true;
+    return false;
+}
+
+/* A new one in place of a neighbour's that has gone: there is room for as many as there are neighbours. */
+static struct gs_bill *bill_of(struct gs_neighbourhood *beside, uint64_t name, uint64_t virtual_ns, uint64_t done_ns)
+{
+    struct gs_bill *bill = beside->bills, *last = beside->bills + GS_NEIGHBOURS - 1;
+    while (bill < last && bill->name != name)
+        bill++;
+    if (bill->name == name)
+        return bill;
+    for (bill = beside->bills; bill < last && is_known(beside, bill->name); bill++)
+        ;
+    *bill = (struct gs_bill){.name = name, .virtual_ns = virtual_ns, .done_ns = done_ns};
+    return bill;
+}
+
+static bool is_in_turn(const struct gs_neighbour *other, uint64_t now_ns)
+{
+    return other->ends_ns && !other->interactive && now_ns < other->ends_ns + gs_hold_ns(other);
+}
+
+/* Nobody is in its turn: the one furthest behind of those that want the card could begin. */
+static const struct gs_neighbour *next_of(const struct gs_neighbourhood *beside)
+{
+    const struct gs_neighbour *next = NULL;
+    for (uint32_t i = 0; i < beside->count; i++) {
+        const struct gs_neighbour *other = &beside->others[i];
+        if (other->wants && (!next || difference(other->virtual_ns, next->virtual_ns) < 0))
+            next = other;
+    }
+    return next;
+}
+
+static int64_t by_weight(uint64_t ns, uint32_t weight) { return clamp((int64_t)ns, 0, LONG_NS) / weight * 100; }
+
+/* As much as its weight and that of the others leave of this container's own share, whatever it says. */
+static uint32_t weight_of(const struct gs_neighbourhood *beside, const struct gs_neighbour *other, const struct gs_share *share)
+{
+    uint32_t all = 0, left = 100 - percent(share->weight);
+    for (uint32_t i = 0; i < beside->count; i++)
+        all += beside->others[i].weight;
+    return all > left ? percent(other->weight * left / all) : other->weight;
+}
+
+/* Who takes turns begins none while it is ahead of one that waits: what it claims to do then is not believed. */
+static bool begins_ahead(struct gs_bill *bill, const struct gs_neighbour *other, uint64_t own_ns, uint32_t weight)
+{
+    if (!bill->in_turn || !bill->turn_left_ns) {
+        uint64_t work = other->report.work_ns;
+        bill->turn_virtual_ns = bill->virtual_ns;
+        bill->turn_left_ns = (2 * work < LONGEST_TURN_NS ? 2 * work : LONGEST_TURN_NS) + UNBILLED_NS;
+    }
+    return difference(bill->turn_virtual_ns, own_ns) > by_weight(2 * UNBILLED_NS, weight);
+}
+
+/* What it says itself that it had, each time once. Work with pauses, for which it keeps its turn, holds others back for longer. */
+static void own_up(struct gs_bill *bill, uint64_t done_ns, uint64_t own_ns, uint32_t weight)
+{
+    int64_t more = difference(done_ns, bill->done_ns), off = difference(done_ns, own_ns);
+    if (more <= 0 || off <= -LONG_NS || off >= LONG_NS) /* nobody gets that far, nor around to the other side */
+        return;
+    bill->done_ns = done_ns;
+    if (difference(bill->virtual_ns, done_ns) < by_weight(LONGEST_LAG_NS, weight))
+        bill->virtual_ns -= (uint64_t)more / 100 * PAUSES_PERCENT;
+    if (difference(done_ns, bill->virtual_ns) > 0)
+        bill->virtual_ns = done_ns;
+}
+
+void gs_neighbourhood_bill(struct gs_neighbourhood *beside, const struct gpuslice_card *card, const struct gs_share *share,
+                           uint64_t now_ns, uint64_t held_since_ns)
+{
+    uint64_t from = held_since_ns > beside->billed_ns ? held_since_ns : beside->billed_ns, own = atomic_load(&card->virtual_ns);
+    uint64_t passed = from < now_ns ? now_ns - from : 0;
+    uint32_t in_turn = 0;
+    bool at_work = false;
+    struct gs_bill *bills[GS_NEIGHBOURS];
+    const struct gs_neighbour *next = next_of(beside);
+    passed = passed < WAITING_FOR_NS ? passed : WAITING_FOR_NS; /* not held any longer: it was stopped */
+    if (held_since_ns <= now_ns)
+        beside->billed_ns = now_ns;
+    for (uint32_t i = 0; i < beside->count; i++) {
+        struct gs_neighbour *other = &beside->others[i];
+        uint64_t done = other->virtual_ns - (uint64_t)by_weight(other->report.work_ns, other->weight);
+        struct gs_bill *bill = bills[i] = bill_of(beside, other->name, own, done);
+        bool turns = is_in_turn(other, now_ns);
+        own_up(bill, done, own, other->weight);
+        if (!other->wants && difference(own, bill->virtual_ns) > 0)
+            bill->virtual_ns = own; /* what it did not want it has not saved up */
+        other->overdrawn = turns && begins_ahead(bill, other, own, weight_of(beside, other, share));
+        bill->in_turn = turns;
+        in_turn += turns && !other->overdrawn;
+        at_work |= turns && !other->overdrawn && now_ns < other->ends_ns;
+    }
+    for (uint32_t i = 0; i < beside->count; i++) {
+        struct gs_neighbour *other = &beside->others[i];
+        struct gs_bill *bill = bills[i];
+        uint32_t weight = weight_of(beside, other, share);
+        uint64_t part = bill->in_turn && !other->overdrawn ? passed / in_turn : !at_work && other == next ? passed : 0;
+        bill->virtual_ns += (uint64_t)by_weight(part / 100 * BILLED_PERCENT, weight);
+        bill->turn_left_ns -= bill->in_turn && part < bill->turn_left_ns ? part : bill->in_turn ? bill->turn_left_ns : 0;
+        uint64_t believed = bill->virtual_ns - (uint64_t)by_weight(UNBILLED_NS, weight);
+        if (difference(believed, other->virtual_ns) > 0)
+            other->virtual_ns = believed;
+    }
+}
+
+/* ---- who goes first ---- */
 
 static int64_t head_start_ns(uint32_t weight, bool interactive)
 {

@@ -19,11 +19,13 @@ struct gs_run {
 
 /* What is known of another container on the card. */
 struct gs_neighbour {
-    uint64_t virtual_ns; /* its work under way included */
+    uint64_t name;       /* the agent's for it: it cannot change that */
+    uint64_t virtual_ns; /* its work under way included; and for which it held this container back, if that is more */
     uint64_t busy_ns;    /* ever, as far as is known now */
     uint32_t weight;
     bool interactive;
     bool wants;       /* the card, now */
+    bool overdrawn;   /* it began its turn further ahead than one that takes turns would */
     uint64_t ends_ns; /* when its work on the card will have ended, as far as is known; 0: it has none */
     uint64_t pause_ns; /* how long after that it launches again, in the mean */
     /* As it told them: it knows of its own work alone how much of the card that needs, and not who else is there. */
@@ -35,10 +37,21 @@ struct gs_neighbour {
     } report;
 };
 
+/* What one neighbour's claims have cost this container so far, by the container's own clock. */
+struct gs_bill {
+    uint64_t name;       /* whose; 0: nobody's */
+    uint64_t virtual_ns; /* as of a container that has worked while it held this one back */
+    uint64_t done_ns;    /* the most of that it ever said it had done */
+    uint64_t turn_virtual_ns, turn_left_ns; /* virtual_ns when its turn began; what it may still last */
+    bool in_turn;
+};
+
 /* All that is known of them; zeros: nothing. */
 struct gs_neighbourhood {
     struct gs_neighbour others[GS_NEIGHBOURS];
     uint32_t count;
+    struct gs_bill bills[GS_NEIGHBOURS];
+    uint64_t billed_ns; /* up to when */
     uint64_t read_ns;
     uint64_t busy_ns;    /* what they were at work since they were first read, all together */
     double rest_at_work; /* how many of the container's other processes were at work in the last interval, in the mean */
@@ -63,6 +76,10 @@ struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns
 /* `own`: the run of this process, of which the end may lie ahead. */
 void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_card *card, uint64_t now_ns,
                              const struct gs_neighbour *others, uint32_t count, struct gs_run own);
+/* A claim costs its maker what the work would: the time since the last bill, or since this container was held back for it, if that
+ * is later; UINT64_MAX: that is not known yet. Behind each gs_neighbourhood_update. */
+void gs_neighbourhood_bill(struct gs_neighbourhood *beside, const struct gpuslice_card *card, const struct gs_share *share,
+                           uint64_t now_ns, uint64_t held_since_ns);
 /* Its own run is known better now: others' work ends earlier or later by that. */
 void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, struct gs_run own);
 

@@ -188,8 +188,10 @@ uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now_ns, u
         list(neighbours);
     }
     for (uint32_t i = 0; i < neighbours->count; i++)
-        if (read_claim(&neighbours->files[i]))
-            found[count++] = gs_heard(&neighbours->files[i].claim, now_ns);
+        if (read_claim(&neighbours->files[i])) {
+            found[count] = gs_heard(&neighbours->files[i].claim, now_ns);
+            found[count++].name = neighbours->files[i].name;
+        }
     errno = saved;
     return count;
 }

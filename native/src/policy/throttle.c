@@ -171,11 +171,14 @@ static void show_in_flight(struct card_state *state)
 
 /* ---- neighbours, under the lock ---- */
 
-static void read_neighbours(struct card_state *state, uint64_t now_ns)
+static void read_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
 {
     struct gs_neighbour others[GS_NEIGHBOURS];
     uint32_t count = gs_neighbours_read(&state->neighbours, now_ns, LIST_EVERY_NS, others);
     gs_neighbourhood_update(&state->beside, entry_of(state->card), now_ns, others, count, gs_queue_run(&state->queue, now_ns));
+    bool works = under_way_of(state->card).ns, held = waits && gs_share_headroom(entry_of(state->card), &state->share, now_ns, 0, true) > 0;
+    uint64_t since_ns = waits && works ? UINT64_MAX : held ? state->queue.covered_ns : now_ns; /* when its work ended is told later */
+    gs_neighbourhood_bill(&state->beside, entry_of(state->card), &state->share, now_ns, since_ns);
 }
 
 static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
@@ -260,7 +263,7 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
     uint64_t busy_ns = waits ? 0 : work.unknown ? UINT64_MAX / 2 : work.ns * (1 + state->beside.count);
     bool stopped = gs_was_stopped(entry, now_ns, busy_ns);
     if (due || state->untold) /* since it was awaited others may have begun */
-        read_neighbours(state, now_ns);
+        read_neighbours(state, now_ns, waits);
     if (stopped)
         gs_wake(entry, now_ns, 0, &state->beside);
     if (due)
@@ -354,7 +357,7 @@ static bool is_alone(struct card_state *state)
     uint64_t now = gs_monotonic_ns(), coarse = gs_coarse_ns();
     gs_lock(&lock);
     if (!state->beside.count && !state->queue.count && now - state->beside.read_ns >= ALONE_FOR_NS)
-        read_neighbours(state, now);
+        read_neighbours(state, now, false);
     bool alone = !state->beside.count && !state->queue.count;
     gs_unlock(&lock);
     if (alone)
@@ -378,7 +381,7 @@ void gs_throttle_awaited(void)
             state->queue.awaited_ns = now;
         if (state->beside.count && state->queue.count) {
             bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
-            read_neighbours(state, now);
+            read_neighbours(state, now, false);
             account(state, now, true, false);
             gs_queue_awaited(&state->queue, now);
             state->untold = true;
