@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import sys
@@ -73,6 +74,34 @@ async def test_of_many_that_wait_the_rest_is_counted() -> None:
     found = list(doctor_pods.waiting(Facts(nodes=[convert(node("n1", 8), Node)], pods=pods)))
     assert len(found) == 21
     assert found[-1].what == "5 more pods that ask for a part of a card wait"
+
+
+async def test_what_is_wrong_with_many_pods_is_one_finding(shell: Shell) -> None:
+    await healthy(shell)
+    lost = [placed(f"q{at}", 1, "n1", "7", ALIYUN_COM_GPU_MEM_ASSIGNED="true") for at in range(30)]
+    await shell.has([node("n1", 8, labels={"cgpu": "true"})], lost)
+    told, every = await shell("gpuslice", "doctor"), await shell("gpuslice", "doctor", "--all")
+    assert "ERROR    30 pods: default/q0, default/q1, default/q10 and 27 more\n" in told.out
+    assert "is annotated with card 7, which n1 does not have\n" in told.out
+    assert every.out.count("is annotated with card 7") == 30
+    assert told.code == every.code == 3
+    assert told.out.splitlines()[-1] == every.out.splitlines()[-1]
+    document = json.loads((await shell("gpuslice", "doctor", "-o", "json")).out)
+    assert len([each for each in document["findings"] if "card 7" in each["what"]]) == 30
+
+
+async def test_the_worst_are_shown_and_the_rest_is_counted(shell: Shell) -> None:
+    await healthy(shell)
+    pods = [crashed(f"p{at}") for at in range(25)]
+    for at, pod in enumerate(pods):
+        pod["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "x" * (at + 1)}}
+    await shell.has([node("n1", 8, labels={"cgpu": "true"})], pods)
+    told = (await shell("gpuslice", "doctor")).out.splitlines()
+    assert [line[:8] for line in told if line[:1].isupper()] == ["ERROR   ", *["WARNING "] * 19]
+    assert told[-2:] == [
+        "6 more findings not shown: gpuslice doctor --all",
+        "1 node and 25 pods looked at: 1 error, 25 warnings, 0 notes.",
+    ]
 
 
 async def test_a_pod_that_falls_over_again_and_again_is_found(shell: Shell) -> None:

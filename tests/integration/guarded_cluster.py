@@ -119,7 +119,8 @@ class GuardedCluster(Cluster):
         *_, namespace, account = review["spec"]["user"].split(":")
         if namespace == RELEASE_NAMESPACE and (wanted := review["spec"].get("resourceAttributes")):
             resource = "/".join(filter(None, (wanted["resource"], wanted.get("subresource"))))
-            right = Grant(wanted.get("group", ""), resource, wanted["verb"], wanted.get("namespace", ""))
+            namespace, name = wanted.get("namespace", ""), wanted.get("name", "")
+            right = Grant(wanted.get("group", ""), resource, wanted["verb"], namespace, name)
             allowed = any(each.allows(right) for each in self._grants.get(account, ()))
             review["status"] = {"allowed": allowed}
         return json_response(review, answer.status)

@@ -9,7 +9,7 @@ import pytest
 
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.region import layout
-from gpuslice.adapters.region.reader import Counts, prepare_region
+from gpuslice.adapters.region.reader import Counts, prepare_region, read_region
 from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolation, IsolationReader
 from gpuslice.core.attribution import ContainerKey
 from simcluster.kubelet.devices import AdmissionError
@@ -251,7 +251,8 @@ async def test_a_container_that_starts_again_gets_a_fresh_region(tmp_path: Path)
         (folder,) = (tmp_path / "host" / "containers").iterdir()
         (folder / "var" / "region").write_bytes(b"of the first life")
         await node.kubelet.start_container(pod)
-        assert list((folder / "var").iterdir()) == []
+        assert [each.name for each in (folder / "var").iterdir()] == ["region"]
+        assert read_region(folder / "var" / "region") is None  # nobody has written in it
         owner = json.loads((folder / "owner.json").read_text())
         assert (owner["namespace"], owner["pod"], owner["container"]) == ("default", "p", "main")
 

@@ -18,6 +18,7 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.region.limits import read_limits
+from gpuslice.adapters.region.reader import read_region
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.dra.driver import ClaimDriver
 from gpuslice.apps.agent.dra.prepared import PreparedClaims
@@ -122,7 +123,8 @@ class Machine:
         folders = sorted((self.folder / "root" / "containers").glob("claim-*"))
         limits = [read_limits(each / "etc" / "limits") for each in folders]
         assert [[limit.uuid for limit in each or ()] for each in limits] == [[uuid(0)], [uuid(0), uuid(1)]]
-        assert all((each / "var").is_dir() and not (each / "var" / "region").exists() for each in folders)
+        assert [[inside.name for inside in (each / "var").iterdir()] for each in folders] == [["region"]] * 2
+        assert all(read_region(each / "var" / "region") is None for each in folders)
 
 
 def document() -> Any:

@@ -93,7 +93,7 @@ def test_a_cluster_to_try_things_on_has_pods_of_every_fate_and_ends_with_ctrl_c(
         check=True,
     )
     assert len(json.loads(top.stdout)["cards"]) == 6
-    address = re.search(r"on a page: (\S+)", shown)
+    address = re.search(r"in your browser: (\S+)", shown)
     assert address is not None, shown
     deadline, found = time.monotonic() + HANG_S, {}
     while "waiting" not in found and time.monotonic() < deadline:

@@ -245,6 +245,7 @@ async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_pat
             await wait_for(session, url, "nvidia_gpu_temperature_celsius")
             await wait_for(session, url, "rate(gpuslice_container_sm_seconds_total[5m])")
             await wait_for(session, url, "rate(gpuslice_extender_requests_total[5m])")
+            await wait_for(session, url, "sum_over_time(namespace:gpuslice_sm_seconds:rate5m[1m:1s])")
             for name, board in dashboards().items():
                 for panel in board.panels:
                     for each in panel.queries:

@@ -34,7 +34,7 @@ from gpuslice.apps.console.main import Console
 from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.apps.diagnosis import doctor_plugins
 from gpuslice.apps.diagnosis.doctor_facts import Facts, read_facts
-from gpuslice.apps.diagnosis.rights import PLUGIN_RIGHTS
+from gpuslice.apps.diagnosis.rights import CLAIM_RIGHTS, PLUGIN_RIGHTS
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.apps.exporter.device_grants import NVIDIA_DRIVER, DeviceSlices
 from gpuslice.apps.exporter.node_pods import NodePods, follow_api
@@ -269,8 +269,8 @@ async def test_helm_test_uses_all_its_rights(grants: Grants) -> None:
     judge(cluster, TEST, grants[TEST])
 
 
-def add_plugin(api: Api) -> None:
-    pod = api_pod("plugin", "0", labels={"name": "gpushare-device-plugin-ds"})
+def add_plugin(api: Api, node: str = "n1") -> None:
+    pod = api_pod(f"plugin-{node}", "0", node=node, labels={"name": "gpushare-device-plugin-ds"})
     pod["metadata"]["namespace"] = RELEASE_NAMESPACE
     pod["spec"]["serviceAccountName"] = AGENT
     api.call("POST", f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods", pod)
@@ -294,8 +294,25 @@ async def test_doctor_finds_what_a_device_plugin_may_not_do(grants: Grants) -> N
     assert found.where == f"account kube-system/{AGENT}"
     assert found.what == "runs the device plugin and may not patch nodes/status"
     assert list(doctor_plugins.rights(await looked_at(whole))) == []
-    granted = {(each.resource, each.verb, each.namespace) for each in grants[AGENT] if not each.group}
-    assert granted == set(PLUGIN_RIGHTS), "doctor asks for what the chart grants"
+    granted = {
+        (each.resource, each.verb, each.namespace, each.group, each.name)
+        for each in grants[AGENT]
+        if each.group in ("", "resource.k8s.io")
+    }
+    assert granted == {*PLUGIN_RIGHTS, *CLAIM_RIGHTS}, "doctor asks for what the chart grants"
+
+
+async def test_doctor_asks_for_the_rights_of_claims_where_cards_are_shared_by_claims(grants: Grants) -> None:
+    cluster = GuardedCluster({AGENT: {each for each in grants[AGENT] if not each.group}})
+    api = Api(cluster)
+    api.add_node("n1", labels={"gpuslice.io/mode": "claims"})
+    api.add_node("n2")
+    add_plugin(api, "n2")
+    assert list(doctor_plugins.rights(await looked_at(cluster))) == []
+    add_plugin(api, "n1")
+    (found,) = doctor_plugins.rights(await looked_at(cluster))
+    assert "may not list resourceslices.resource.k8s.io, " in found.what
+    assert found.what.endswith(", associated-node:patch resourceclaims/driver.resource.k8s.io")
 
 
 def test_these_are_all_who_have_rights(grants: Grants) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from gpuslice.adapters.gpu.source import DriverCard, XidEvent
 from gpuslice.adapters.kube.objects import Node, NodeStatus
 from gpuslice.adapters.region.limits import LimitsEntry, read_limits
+from gpuslice.adapters.region.reader import read_region
 from gpuslice.apps.agent.command import translated
 from gpuslice.apps.agent.device_list import TooManyUnitsError, cut, memory_unit
 from gpuslice.apps.agent.folders import Folders, Owner, token
@@ -179,6 +182,23 @@ def test_where_compute_is_limited_a_container_meets_its_neighbours_on_each_card(
     assert claim.stat().st_size == 4096  # a neighbour came
     folders.discard(name)
     assert not claim.parent.exists()
+
+
+def test_the_region_is_there_for_every_user_before_the_container_starts(tmp_path: Path) -> None:
+    """A process that came while another one made it, under a tight umask, was refused for its whole life."""
+    folders, ids = Folders(tmp_path, boot="this"), ["GPU-a-_-0"]
+    mask = os.umask(0o077)
+    try:
+        region = tmp_path / "containers" / folders.prepare(ids) / "var" / "region"
+        before = region.stat()
+        folders.start(ids, [], Owner(ids), limited=True)
+    finally:
+        os.umask(mask)
+    after = region.stat()
+    assert [stat.S_IMODE(each.st_mode) for each in (before, after)] == [0o666] * 2
+    assert before.st_ino != after.st_ino
+    assert read_region(region) is None
+    assert stat.S_IMODE(region.parent.stat().st_mode) == 0o1777
 
 
 @pytest.mark.parametrize(

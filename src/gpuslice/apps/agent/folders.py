@@ -8,7 +8,7 @@ number behind the name (``-2`` …); the highest is the one that Allocate named 
     <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
     <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload
     <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
-    <root>/containers/<token>/var/       region, the one place where the container's processes write
+    <root>/containers/<token>/var/       region, empty at first: the one place where its processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
     <root>/containers/<token>/library    the version of the library that it was granted
     <root>/cards/<uuid>/<token>/claim    where it tells its neighbours on a card what it uses, if compute is
@@ -36,7 +36,7 @@ from pathlib import Path
 import msgspec
 
 from gpuslice.adapters.region import limits as limits_file
-from gpuslice.adapters.region.reader import Counts, with_region
+from gpuslice.adapters.region.reader import Counts, prepare_region, with_region
 from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
@@ -356,7 +356,9 @@ class Folders:
     def _make_region_folder(self, folder: Path) -> None:
         (folder / "var").mkdir(exist_ok=True)
         self.regions.renew(folder / "var")
-        (folder / "var").chmod(0o1777)  # any user of the container may write its region
+        # made here: a process that comes while another one makes it, under a tight umask, may not open it
+        prepare_region(folder / "var" / "region")
+        (folder / "var").chmod(0o1777)  # any user of the container may write, and make a region that is gone
 
     def _move_to_trash(self, folder: Path) -> None:
         for trash in self._trash:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,8 +13,14 @@ from gpuslice.apps.cli.output import output_flag, print_document, tell, wrapped
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
 
+if TYPE_CHECKING:
+    from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
+    from gpuslice.apps.diagnosis.doctor_groups import Group
+
 PAUSE_S = 2.0
 INDENT = " " * 9
+MOST_SHOWN = 20
+"""Of findings, the worst first: what fits on two screens is read."""
 FOUND = 3
 """The exit code when something is wrong: 1 means that the cluster could not be read."""
 
@@ -49,6 +56,12 @@ FOUND = 3
     metavar="SECONDS",
     help="Keep retrying this long while something is wrong: a new installation needs a moment.",
 )
+@click.option(
+    "--all",
+    "one_by_one",
+    is_flag=True,
+    help="Print every finding, also those that say the same of many objects.",
+)
 @output_flag
 @cluster_flags
 @click.pass_context
@@ -61,6 +74,7 @@ def command(
     node_label: str,
     want_cards: bool,
     patience_s: float,
+    one_by_one: bool,
     output: str,
     **cluster: Any,
 ) -> None:
@@ -70,13 +84,17 @@ def command(
     wait, never fit or keep failing, over-committed cards, the extender, the scheduler's configuration if it
     can be read, the webhook and its certificates.
 
+    Findings that say the same of many objects are printed as one, with placeholders such as POD for what
+    differs, and the 20 worst at most.
+
     Exits with 0 if nothing is wrong (notes do not count), with 3 for warnings and errors, and with 1 if the
     cluster cannot be read. `helm test` runs it in the cluster.
 
     \b
     Examples:
       gpuslice doctor
-      gpuslice doctor -o json        for programs: findings with level, where, what, fix
+      gpuslice doctor --all | less   every finding by itself
+      gpuslice doctor -o json        for programs: the same, with level, where, what, fix
     """
     from gpuslice.apps.cli.cluster import client_of
     from gpuslice.apps.cli.doctor_answers import answers, places_of
@@ -92,18 +110,30 @@ def command(
             break
         time.sleep(PAUSE_S)
     if output == "table":
-        for each in findings:
-            lines = [
-                f"{each.level.upper():<8} {each.where}",
-                INDENT + each.what,
-                f"{INDENT}to do: {each.fix}",
-            ]
-            tell("".join(f"{wrapped(line, INDENT)}\n" for line in lines) + "\n")
-        counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
-        seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
-        tell(f"{seen}: {counts}.\n")
+        print_findings(findings, facts, one_by_one=one_by_one)
     else:
         fields = ("level", "where", "what", "fix")
-        shown = [{name: str(getattr(each, name)) for name in fields} for each in findings]
-        print_document({"findings": shown}, output)
+        document = [{name: str(getattr(each, name)) for name in fields} for each in findings]
+        print_document({"findings": document}, output)
     context.exit(FOUND if wrong else 0)
+
+
+def print_findings(findings: Sequence[Finding], facts: Facts, *, one_by_one: bool) -> None:
+    """For people: what is the same of many objects once, and no more than somebody reads."""
+    from gpuslice.apps.diagnosis.doctor_facts import Level
+    from gpuslice.apps.diagnosis.doctor_groups import grouped
+
+    groups: Sequence[Finding | Group] = findings if one_by_one else grouped(findings, facts)
+    shown = groups if one_by_one else groups[:MOST_SHOWN]
+    for each in shown:
+        lines = [
+            f"{each.level.upper():<8} {each.where}",
+            INDENT + each.what,
+            f"{INDENT}to do: {each.fix}",
+        ]
+        tell("".join(f"{wrapped(line, INDENT)}\n" for line in lines) + "\n")
+    if (more := len(groups) - len(shown)) > 0:
+        tell(f"{counted(more, 'more finding')} not shown: gpuslice doctor --all\n")
+    counts = ", ".join(counted(sum(each.level is level for each in findings), level) for level in Level)
+    seen = f"{counted(len(facts.nodes), 'node')} and {counted(len(facts.pods), 'pod')} looked at"
+    tell(f"{seen}: {counts}.\n")

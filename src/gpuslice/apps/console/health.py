@@ -11,6 +11,7 @@ from gpuslice.apps.console.access import Viewer
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.diagnosis.doctor import WATCHED_CHECKS, worst_first
 from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Finding
+from gpuslice.apps.diagnosis.doctor_groups import Group, grouped
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 
 HOLDS_S = 10.0
@@ -25,7 +26,9 @@ class Health:
         self._alerts: list[dict[str, Any]] = []
         self._problem = ""  # why alerts are not known
         self._node_label = node_label
+        self._looked_at = Facts()
         self._found: list[Finding] = []
+        self._groups: list[Group] = []  # of all that was found
         self._at_s = 0.0
         self._looking = asyncio.Lock()
 
@@ -33,12 +36,10 @@ class Health:
         """Who may not see the whole cluster is told of the own pods alone; nobody of what was not read."""
         async with self._looking:
             if not (self._state.synced and self._state.may_list_nodes):
-                self._found = []
+                self._found, self._groups = [], []
             elif time.monotonic() - self._at_s > HOLDS_S:
-                facts = self._facts()
-                self._found = await asyncio.to_thread(
-                    lambda: worst_first([found for check in WATCHED_CHECKS for found in check(facts)])
-                )
+                self._looked_at = self._facts()
+                self._found, self._groups = await asyncio.to_thread(_look, self._looked_at)
                 await self._read_alerts()
                 self._at_s = time.monotonic()
         whole = viewer.everything and viewer.nodes
@@ -47,11 +48,14 @@ class Health:
             kind, _, key = where.partition(" ")
             return whole or (kind == "pod" and viewer.sees(key.partition("/")[0]))
 
+        groups = self._groups
+        if not whole:
+            visible = [each for each in self._found if may_see(each.where)]
+            groups = await asyncio.to_thread(grouped, visible, self._looked_at)
         return {
             "findings": [
-                {"level": str(each.level), "where": each.where, "what": each.what, "fix": each.fix}
-                for each in self._found
-                if may_see(each.where)
+                {"level": str(each.level), "wheres": each.wheres, "what": each.what, "fix": each.fix}
+                for each in groups
             ],
             "alerts": [
                 each
@@ -108,3 +112,8 @@ class Health:
             unreadable=unreadable,
             node_label=self._node_label,
         )
+
+
+def _look(facts: Facts) -> tuple[list[Finding], list[Group]]:
+    found = worst_first([each for check in WATCHED_CHECKS for each in check(facts)])
+    return found, grouped(found, facts)

@@ -183,8 +183,8 @@ def read_facts(
     reader = _Reader(client)
     nodes = client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
-    by_claims = any(rules_of(node.metadata.labels or {}).claims for node in nodes)
-    by_claims = by_claims or any(pod.spec.resource_claims for pod in pods)
+    claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
+    by_claims = bool(claiming) or any(pod.spec.resource_claims for pod in pods)
     services = list(  # by name the vendor's; by label also ours under another name
         {
             (each["metadata"]["namespace"], each["metadata"]["name"]): each
@@ -208,7 +208,9 @@ def read_facts(
         nodes=nodes,
         pods=pods,
         plugins=plugins,
-        missing_rights=reader.asked(ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins), {}),
+        missing_rights=reader.asked(
+            ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins, claiming), {}
+        ),
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
         config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
         services=services,

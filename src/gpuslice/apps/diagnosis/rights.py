@@ -5,25 +5,28 @@ Where nobody granted it (the chart with ``rbac.create=false``), the plugin runs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.resources import ACCESS_REVIEWS
 from gpuslice.adapters.kube.sync import SyncClient
-from gpuslice.core.contract import SYSTEM_NAMESPACE
+from gpuslice.core.contract import CLAIM_DRIVER, SYSTEM_NAMESPACE
 
 
 class Right(NamedTuple):
-    """One verb on one resource of the core group. `namespace`: "" for all."""
+    """One verb on one resource. `namespace`, `name`: "" for all. `group`: "" for the core group."""
 
     resource: str  # with its subresource behind a slash
     verb: str
     namespace: str = ""
+    group: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
         where = f" in {self.namespace}" if self.namespace else ""
-        return f"{self.verb} {self.resource}{where}"
+        return f"{self.verb} {resource}{where}"
 
 
 PLUGIN_RIGHTS = (
@@ -34,25 +37,44 @@ PLUGIN_RIGHTS = (
     *(Right("configmaps", verb, SYSTEM_NAMESPACE) for verb in ("get", "create", "patch")),
 )
 """Of a device plugin, as the chart grants them."""
+_DRA = "resource.k8s.io"
+CLAIM_RIGHTS = (
+    *(Right("resourceslices", verb, group=_DRA) for verb in ("list", "watch", "create", "update", "delete")),
+    *(Right("resourceclaims", verb, group=_DRA) for verb in ("get", "list")),
+    Right("resourceclaims/status", "patch", group=_DRA),
+    Right("resourceclaims/driver", "associated-node:patch", group=_DRA, name=CLAIM_DRIVER),
+)
+"""Beside these, where its node's cards are shared by claims. The last one counts from Kubernetes 1.36 on."""
 
 
-def missing_rights(client: SyncClient, plugins: Iterable[Pod]) -> Mapping[tuple[str, str], list[Right]]:
-    """By namespace and name of each account of a device plugin. Raises `KubeError`."""
-    accounts = sorted({(pod.metadata.namespace, pod.spec.service_account_name) for pod in plugins})
+def missing_rights(
+    client: SyncClient, plugins: Iterable[Pod], by_claims: Set[str] = frozenset()
+) -> Mapping[tuple[str, str], list[Right]]:
+    """By namespace and name of each account of a device plugin. Raises `KubeError`.
+
+    `by_claims`: the nodes whose cards are shared by claims.
+    """
+    wanted: dict[tuple[str, str], dict[Right, None]] = {}
+    for pod in plugins:
+        rights = (*PLUGIN_RIGHTS, *(CLAIM_RIGHTS if pod.spec.node_name in by_claims else ()))
+        account = (pod.metadata.namespace, pod.spec.service_account_name)
+        wanted.setdefault(account, {}).update(dict.fromkeys(rights))
     return {
         account: missing
-        for account in accounts
-        if (missing := [right for right in PLUGIN_RIGHTS if not _may(client, *account, right)])
+        for account, rights in sorted(wanted.items())
+        if (missing := [right for right in rights if not _may(client, *account, right)])
     }
 
 
 def _may(client: SyncClient, namespace: str, account: str, right: Right) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {
+        "group": right.group,
         "resource": resource,
         "subresource": subresource,
         "verb": right.verb,
         "namespace": right.namespace,
+        "name": right.name,
     }
     spec = {
         "user": f"system:serviceaccount:{namespace}:{account}",

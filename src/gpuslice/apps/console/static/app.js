@@ -69,7 +69,7 @@ const search = h("input", { type: "search", "aria-label": t("search"), placehold
 function header() {
   const waiting = waitingRows().size;
   const sick = [...store.tables.nodes.values()].reduce((sum, node) => sum + (node.sick?.length ?? 0), 0);
-  const findings = (store.health?.findings ?? []).filter((each) => each.level === "error").length + (store.health?.alerts ?? []).filter((each) => each.severity === "critical").length;
+  const findings = (store.health?.findings ?? []).reduce((sum, each) => sum + (each.level === "error" ? each.wheres.length : 0), 0) + (store.health?.alerts ?? []).filter((each) => each.severity === "critical").length;
   const badges = { waiting: waiting ? h("span.count.warn", {}, count(waiting)) : null, health: sick + findings ? h("span.count.bad", {}, count(sick + findings)) : null };
   replace(
     document.getElementById("nav"),
