@@ -321,8 +321,8 @@ def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster
     cluster.create(pod("before", container(4)))
     _checked(cluster, "before", 4)
     lived = lives(cluster, "before")
+    cluster.kubelet.stop()  # first, or it tells that the plugin has gone
     cluster.agent.stop()
-    cluster.kubelet.stop()
     (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
     cluster.kubelet.start()
     cluster.agent.start()
@@ -344,8 +344,8 @@ def test_a_container_that_kubelet_forgot_is_not_started_again_in_its_pod(cluster
     cluster.offers(2 * UNITS)
     cluster.create(pod("before", container(4), restartPolicy="Always"))
     cluster.running("before")
+    cluster.kubelet.stop()  # first, or it tells that the plugin has gone
     cluster.agent.stop()
-    cluster.kubelet.stop()
     (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
     cluster.kubelet.start()
     cluster.agent.start()

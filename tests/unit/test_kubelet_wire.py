@@ -65,6 +65,7 @@ class Kubelet(RegistrationService):
         self.requests: list[dp.RegisterRequest] = []
         self.options: list[dp.DevicePluginOptions] = []
         self.follow = True
+        self.listens = asyncio.Event()  # it has heard of devices
         self._news = asyncio.Condition()
         self._streams: list[asyncio.Task[None]] = []
 
@@ -82,7 +83,7 @@ class Kubelet(RegistrationService):
         async with unix_channel(self.folder / endpoint) as channel:
             with contextlib.suppress(GRPCError):
                 async for _ in DevicePluginClient(channel).list_and_watch():
-                    pass
+                    self.listens.set()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -188,6 +189,22 @@ async def test_a_new_kubelet_is_found_although_nothing_was_swept(folder: Path) -
             async with kubelet.serving():
                 await kubelet.registered(1)
     assert server.registrations == 3
+
+
+async def test_a_kubelet_that_is_away_is_looked_for_more_often(folder: Path) -> None:
+    """It refuses pods that it looks at before we are registered, and begins within half a second."""
+    heard: asyncio.Queue[bool] = asyncio.Queue()
+    patience = Patience(poll_s=10 * HANG_S)
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(HANG_S):
+        before, after = Kubelet(folder), Kubelet(folder)
+        async with before.serving():
+            serving = plugin_server(folder, patience, on_kubelet=heard.put_nowait)
+            await stack.enter_async_context(serving)
+            await before.listens.wait()
+        assert not await heard.get()
+        async with after.serving():
+            await after.registered(1)
+            assert await heard.get()
 
 
 async def test_a_kubelet_that_never_listens_is_asked_again(folder: Path) -> None:

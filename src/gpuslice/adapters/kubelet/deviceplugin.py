@@ -4,6 +4,9 @@ kubelet deletes every socket of its plugin folder when it starts, forgets who wa
 while it answers Register. So the socket is served first, registered then, and both are looked after: the
 identity of ``kubelet.sock`` tells a new kubelet, the identity of our own socket that it was swept away. Files
 are asked each `poll_s` seconds; file events are missed too easily (bind mounts, a folder made anew).
+
+A kubelet that starts looks at its pods about half a second after it made its socket. Until we have
+registered it refuses those with a container that has ended, for good: while it is away we look more often.
 """
 
 from __future__ import annotations
@@ -56,11 +59,13 @@ class PluginAddress:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: between looks at the files, for Register, without a stream before registering again, and at
-    the end for calls that are under way: kubelet fails the pod of a call that is broken off.
+    """Seconds: between looks at the files, the same while kubelet is away, for Register, without a stream
+    before registering again, and at the end for calls that are under way: kubelet fails the pod of a call
+    that is broken off.
     """
 
     poll_s: float = 0.3
+    away_s: float = 0.05
     register_s: float = 15.0
     stream_s: float = 5.0
     finish_s: float = 3.0
@@ -160,8 +165,9 @@ class PluginServer:
             ):
                 self._again = False
                 self._registered_with = kubelet if await self._register() else None
+            pause_s = self._patience.poll_s if self._kubelet_answers else self._patience.away_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience.poll_s):  # wait_for of 3.11 may lose a cancellation
+                async with asyncio.timeout(pause_s):  # wait_for of 3.11 may lose a cancellation
                     await self._look.wait()
 
     # -- kubelet ----------------------------------------------------------------------------------
