@@ -126,15 +126,20 @@ def units_of(pod: Object) -> int:
 
 
 def reason_of(pod: Object) -> str:
-    """What kube-scheduler wrote on a pod that waits; "" while it has not said that it fits nowhere."""
+    """What kube-scheduler wrote on a pod that waits; "" while it has not said why."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
-        if condition["type"] == "PodScheduled" and condition.get("reason") == "Unschedulable":
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition["message"])
     return ""
 
 
 async def settled(here: World, cards: int) -> list[Object]:
-    """Until every pod is bound, or waits with a reason and would indeed fit on no card; those that wait."""
+    """Until every pod is bound, or waits with a reason and would indeed fit on no card; those that wait.
+
+    The reason may be that a call broke off: kube-scheduler's `updatePod` compares what it is about to write
+    with its own copy of the pod. Where that is late and still says the same as the new answer, it writes
+    nothing, and the message of the call in between stays.
+    """
     deadline = asyncio.get_running_loop().time() + HANG_S
     while True:
         waiting = await here.waiting()

@@ -59,11 +59,11 @@ LIARS: dict[str, tuple[list[Program], float, float]] = {
     "always at work": ([claims(10 * MS, MS)], 8, 0.95),
     "endless work": ([claims(60 * SECOND, SECOND)], 30, 0.95),
     "endless work, and ahead": ([claims(60 * SECOND, SECOND, ahead=True)], 30, 0.95),
-    "always waiting": ([claims(0, 5 * MS, waits=True)], 8, 0.88),
+    "always waiting": ([claims(0, 5 * MS, waits=True)], 8, 0.93),
     "a weight of 100": ([claims(10 * MS, MS, weight=100)], 8, 0.88),
     "pauses of 1 ms": ([claims(20 * MS, MS, on_ns=200 * MS, off_ns=MS)], 8, 0.95),
     "pauses of 2 s": ([claims(60 * SECOND, 10 * MS, on_ns=2 * SECOND, off_ns=2 * SECOND)], 20, 0.95),
-    "waits, with pauses": ([claims(0, 5 * MS, waits=True, on_ns=SECOND, off_ns=100 * MS)], 8, 0.88),
+    "waits, with pauses": ([claims(0, 5 * MS, waits=True, on_ns=SECOND, off_ns=100 * MS)], 8, 0.93),
     "flaps": ([claims(10 * MS, MS, on_ns=MS, off_ns=MS)], 8, 0.95),
     "works a little": ([claims(10 * MS, 10 * MS, works=200 * US)], 8, 0.91),
     "three at once": (
