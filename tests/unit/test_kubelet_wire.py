@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pool
 from grpclib import GRPCError, Status
+from grpclib.client import Channel
+from grpclib.exceptions import StreamTerminatedError
 
 from gpuslice.adapters.kubelet.deviceplugin import CALL_FAILED, Patience, PluginAddress, PluginServer
 from gpuslice.adapters.kubelet.podresources import PodResources, PodResourcesError, assignments_of
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
-from gpuslice.adapters.kubelet.rpc import DevicePluginService, RegistrationClient, Server, unix_channel
+from gpuslice.adapters.kubelet.rpc import (
+    DevicePluginService,
+    PodResourcesClient,
+    RegistrationClient,
+    Server,
+    unix_channel,
+)
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of
 from simcluster.kubelet.rpc import DevicePluginClient, RegistrationService
 from tests import HANG_S
@@ -385,3 +393,22 @@ async def test_a_broken_call_leaves_the_task_that_made_it_uncancelled(folder: Pa
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await asyncio.Event().wait()
+
+
+class LostAtOnce(Channel):
+    """Its connection is lost between the moment at which a call has it and the one at which it is used."""
+
+    async def __connect__(self) -> Any:
+        protocol = await super().__connect__()
+        protocol.connection_lost(None)
+        return protocol
+
+
+async def test_a_connection_that_is_lost_as_a_call_begins_is_a_call_that_failed(tmp_path: Path) -> None:
+    """grpclib then lacks an attribute, and the agent ended by that."""
+    server = await asyncio.start_unix_server(lambda reader, writer: writer.close(), tmp_path / "k.sock")
+    channel = LostAtOnce(path=str(tmp_path / "k.sock"))
+    async with server:
+        with pytest.raises(StreamTerminatedError, match="lost as the call began"):
+            await PodResourcesClient(channel).list(HANG_S)
+    channel.close()

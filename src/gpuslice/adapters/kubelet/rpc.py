@@ -178,6 +178,8 @@ async def complete(call: Coroutine[Any, Any, Any]) -> Any:
         return task.result()
     except UNREADABLE as error:
         raise GRPCError(Status.INTERNAL, f"the answer cannot be read: {error}") from error
+    except AttributeError as error:  # grpclib takes its attributes from a connection that was lost meanwhile
+        raise StreamTerminatedError("the connection was lost as the call began") from error
 
 
 class RegistrationClient:
