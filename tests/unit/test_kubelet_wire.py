@@ -395,7 +395,7 @@ async def test_a_broken_call_leaves_the_task_that_made_it_uncancelled(folder: Pa
             await asyncio.Event().wait()
 
 
-class LostAtOnce(Channel):
+class LostAtOnce(Channel):  # type: ignore[misc]  # grpclib has no types
     """Its connection is lost between the moment at which a call has it and the one at which it is used."""
 
     async def __connect__(self) -> Any:
