@@ -159,12 +159,16 @@ class Story:
             player.worker.ok(f"shut {file}")
         return True
 
-    def receive(self, a: int, b: int, c: int) -> bool:
-        player = self._player(a)
-        if not player or player.inside or not self._descriptors:
-            return False
+    def _anothers_descriptor(self, a: int, b: int) -> Descriptor | None:
+        """One that this player can take from another; in a PID namespace of its own it can take none."""
+        if not (player := self._player(a)) or player.inside or not self._descriptors:
+            return None
         descriptor = self._descriptors[b % len(self._descriptors)]
-        if descriptor.player is player:
+        return None if descriptor.player is player else descriptor
+
+    def receive(self, a: int, b: int, c: int) -> bool:
+        player, descriptor = self._player(a), self._anothers_descriptor(a, b)
+        if not player or not descriptor:
             return False
         number = player.number()
         self._tell(player, f"receive {number} from {descriptor}")
@@ -176,11 +180,8 @@ class Story:
 
     def take(self, a: int, b: int, c: int) -> bool:
         """A copy of a descriptor, which may outlive everybody who has a handle; nobody imports it."""
-        player = self._player(a)
-        if not player or player.inside or not self._descriptors:
-            return False
-        descriptor = self._descriptors[b % len(self._descriptors)]
-        if descriptor.player is player:
+        player, descriptor = self._player(a), self._anothers_descriptor(a, b)
+        if not player or not descriptor:
             return False
         pid, file = player.worker.ok(f"take {descriptor.pid} {descriptor.file}")
         self._tell(player, f"take {file} from {descriptor}")
