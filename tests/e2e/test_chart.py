@@ -188,7 +188,7 @@ PLATFORMS = {file.stem.removesuffix("-values"): file for file in sorted((CHART /
 def test_the_api_server_takes_every_object(cluster: Cluster, values: list[str]) -> None:
     """With strict field validation: a field that is misspelt or in the wrong place is refused.
 
-    And it stores each as it is: what it leaves out or writes otherwise, a GitOps tool would set again for ever.
+    And it stores each as it is: what it leaves out or writes otherwise a GitOps tool sets again for ever.
     """
     values = [value.replace("caBundle=", f"caBundle={_authority(cluster)}") for value in values]
     text = cluster.render(*values)
