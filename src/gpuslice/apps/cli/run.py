@@ -271,7 +271,7 @@ def found_library() -> Path:
     if found is None:
         raise BudgetError(
             f"libgpuslice.so is in none of {', '.join(map(str, LIBRARIES))}:"
-            " `make native` in a checkout of gpuslice builds it; copy it to one of them, or name it with --library"
+            " `make native` in a checkout builds it; copy it to one of them, or name it with --library"
         )
     return found
 
