@@ -8,6 +8,7 @@ import ssl
 import threading
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,8 +120,13 @@ class Ready(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_service_is_trusted_as_the_api_server_trusts_it() -> None:
-    """By the authority of its webhook configuration: a certificate that another one signed is no answer."""
+def test_a_service_is_trusted_as_the_api_server_trusts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the authority of its webhook configuration: a certificate that another one signed is no answer.
+
+    Of a service that no webhook uses, by SSL_CERT_FILE, which the chart's test sets for the extender.
+    """
     authority, stranger = trustme.CA(), trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
@@ -130,6 +136,10 @@ def test_a_service_is_trusted_as_the_api_server_trusts_it() -> None:
         url = f"https://localhost:{server.server_port}/readyz"
         assert ask(url, authority.cert_pem.bytes().decode()) == ""
         assert "certificate verify failed" in ask(url, stranger.cert_pem.bytes().decode()).lower()
+        assert "certificate verify failed" in ask(url, "").lower()
+        authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
+        assert ask(url, "") == ""
         server.shutdown()
     assert ask(url, "") == "Connection refused"
 
