@@ -16,7 +16,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundError
 from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.extender.preemption.reserver import loop_time
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.core.contract import ANN_ASSUME_TIME
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod

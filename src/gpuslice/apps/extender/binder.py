@@ -235,7 +235,7 @@ class Binder:
             raise NotBoundError(f"node {placement.node} is gone")
         annotations = placement_annotations(placement, request, state.node, self._now_ns())
         annotations |= self._traces.annotations(pod.uid)
-        version = str(pod.version) if pod.version else ""
+        version = pod.resource_version
         try:
             self._expect_leading()
             stale = [name for name in pod.stale if name not in annotations]
