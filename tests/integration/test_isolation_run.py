@@ -205,7 +205,7 @@ def test_a_library_that_the_loader_would_leave_out_starts_nothing(
     host = Workstation(tmp_path)
     done = host.gpuslice("run", "--mem", "4", "--library", str(library), "--", "echo", "started")
     assert (done.returncode, done.stdout) == (125, "")
-    told = f"{library} cannot hold a program: it " if content is not None else f"there is no file {library}"
+    told = f"{library} cannot limit a program: it " if content is not None else f"there is no file {library}"
     assert f"--library: {told}" in done.stderr
     assert host.gpuslice("ps", "-o", "json").stdout == "[]\n"
 
@@ -215,7 +215,7 @@ def test_a_program_that_the_library_cannot_enter_is_started_with_a_word(tmp_path
     host = Workstation(tmp_path)
     done = host.run("--mem", "4", str(STATIC), "plain", str(8192 * MIB))
     assert (done.returncode, done.stdout) == (0, "taken\n")
-    assert 'hostile_static" is linked statically: only programs that it starts are held' in done.stderr
+    assert 'hostile_static" is linked statically: only programs that it starts are limited' in done.stderr
     held = host.run("--mem", "4", str(BUILD / "tests/hostile"), "plain", str(8192 * MIB))
     assert (held.returncode, held.stdout, held.stderr) == (1, "error 2\n", "")
 
