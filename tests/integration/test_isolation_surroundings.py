@@ -266,3 +266,24 @@ def test_a_tool_with_a_dlsym_past_ours_lets_lookups_through_and_the_driver_tells
             worker.ok("start 0")
             assert worker.ask(f"alloc 0 plain {2048 * MIB}") == answer
             assert (box.machine.used() > 2048 * MIB) == (answer == "ok")
+
+
+RENAMED = """
+import ctypes, shutil, sys
+shutil.copy("{driver}", "renamed.so")
+driver = ctypes.CDLL("./renamed.so", ctypes.RTLD_GLOBAL)
+everything, context, address, given = ctypes.CDLL(None), ctypes.c_void_p(), ctypes.c_ulonglong(), 0
+print(driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+driver.cuCtxSetCurrent(context)
+while given < 40 and not everything.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 20)):
+    given += 1
+print(given)
+"""
+
+
+def test_a_driver_under_another_name_is_held_where_everything_is_searched(tmp_path: Path) -> None:
+    """By the name of its file alone no driver was loaded, and the function was missing."""
+    with container(tmp_path) as box:
+        script = RENAMED.format(driver=(SIM / "libcuda.so.1").resolve())
+        done = box.run("env", "-C", str(tmp_path), sys.executable, "-c", script)
+    assert done.stdout.split() == ["0", "0", "14"], (done.returncode, done.stderr)
