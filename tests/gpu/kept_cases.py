@@ -99,8 +99,8 @@ def exported_again(stage: Stage) -> Seen:
         keeper.ok(f"shut {kept}")
         newcomer.ok(f"alloc 0 physical {4000 * MIB}")
     return Seen(
-        f"exported again by an importer, both killed, with that descriptor open {left.told}; closed, there was "
-        "room"
+        f"exported again by an importer, both killed, with that descriptor open {left.told}; closed, "
+        "there was room"
     )
 
 
