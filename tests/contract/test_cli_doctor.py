@@ -123,10 +123,7 @@ class Ready(BaseHTTPRequestHandler):
 def test_a_service_is_trusted_as_the_api_server_trusts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the authority of its webhook configuration: a certificate that another one signed is no answer.
-
-    Of a service that no webhook uses, by SSL_CERT_FILE, which the chart's test sets for the extender.
-    """
+    """By its webhook's authority; a service that no webhook uses (the extender) by SSL_CERT_FILE."""
     authority, stranger = trustme.CA(), trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(context)
