@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -230,14 +231,22 @@ def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
     assert (mistyped.returncode, '--mem is "abc", must be' in mistyped.stderr) == (125, True), mistyped.stderr
 
 
-def test_ps_shows_a_table(tmp_path: Path) -> None:
+def test_ps_shows_the_table_of_its_page(tmp_path: Path) -> None:
+    page = (BUILD.parents[1] / "docs/user/one-machine.md").read_text()
+    (documented,) = re.findall(r"^    (NAME  .*)\n    (.*)", page, re.MULTILINE)
     host = Workstation(tmp_path)
     assert "Nothing runs here" in host.gpuslice("ps").stdout
     with host.running("--mem", "4", "--share", "25", "--group", "alice") as program:
+        assert say(program, f"alloc 0 plain {3072 * MIB}") == ["ok"]
+        assert say(program, f"alloc 1 plain {1200 * MIB}") == ["error 2"]
         shown = host.gpuslice("ps").stdout.splitlines()
-    assert shown[0].split()[:5] == ["NAME", "GPU", "USED", "LIMIT", "SHARE"]
-    assert shown[1].split()[:6] == ["alice", host.uuid(0)[:12], "121MiB", "4301MiB", "25%", "0"]
-    assert str(program.pid) in shown[1]
+    header, row = (line.split() for line in documented)
+    assert shown[0].split() == header
+    told = dict(zip(header, shown[1].split(), strict=False))
+    assert (told["GPU"], told["PID"]) == (host.uuid(0)[:12], str(program.pid))
+    machines = ("GPU", "WAITED", "USER", "PID", "COMMAND")
+    expected = {name: value for name, value in zip(header, row, strict=False) if name not in machines}
+    assert {name: told[name] for name in expected} == expected
 
 
 def test_what_stands_behind_the_program_is_the_programs(tmp_path: Path) -> None:
