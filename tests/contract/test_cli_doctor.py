@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import ssl
-import threading
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +16,6 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.cli.doctor_answers import ask
 from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Level
 from gpuslice.apps.diagnosis.doctor_scheduler import sample_size, scheduler_configuration
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
@@ -106,39 +101,6 @@ async def test_a_healthy_cluster_has_nothing_to_tell(shell: Shell) -> None:
 def endpoints(*pods: Object) -> Object:
     labels = {"kubernetes.io/service-name": "gpuslice-exporter"}
     return {"metadata": {"namespace": "gpu", "name": "x", "labels": labels}, "endpoints": [*pods]}
-
-
-class Ready(BaseHTTPRequestHandler):
-    """Says yes."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def test_a_service_is_trusted_as_the_api_server_trusts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its webhook's authority; a service that no webhook uses (the extender) by SSL_CERT_FILE."""
-    authority, stranger = trustme.CA(), trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(context)
-    with ThreadingHTTPServer(("localhost", 0), Ready) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"https://localhost:{server.server_port}/readyz"
-        assert ask(url, authority.cert_pem.bytes().decode()) == ""
-        assert "certificate verify failed" in ask(url, stranger.cert_pem.bytes().decode()).lower()
-        assert "certificate verify failed" in ask(url, "").lower()
-        authority.cert_pem.write_to_path(tmp_path / "ca.crt")
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
-        assert ask(url, "") == ""
-        server.shutdown()
-    assert ask(url, "") == "Connection refused"
 
 
 def labelled(name: str, *cards: int, **labels: str) -> Object:

@@ -140,9 +140,9 @@ class Binder:
         Returns the uids that are in doubt now. Nothing is dropped without the API server's answer.
         """
         doubtful = {each.pod.uid: each for each in self._ledger.assumed()}
-        for uid, each in doubtful.items():
-            if uid in since:
-                await self._resolve(each.pod, each.node)
+        async with asyncio.TaskGroup() as tasks:
+            for uid in doubtful.keys() & since:
+                tasks.create_task(self._resolve(doubtful[uid].pod, doubtful[uid].node))
         return set(doubtful)
 
     async def fence(self, uids: Iterable[str]) -> None:
