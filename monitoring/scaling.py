@@ -74,7 +74,7 @@ def scaled_object() -> dict[str, Any]:
     """The same by KEDA, which needs no adapter.
 
     The mean of the pods that are known, held against the threshold as it is (`metricType: Value`): a sum,
-    which KEDA would divide by all replicas, falls where the figures of some are missing, and replicas with it.
+    which KEDA would divide by all replicas, falls with each figure that is missing, and the replicas with it.
     """
     of_deployment = '{namespace="default",pod=~"infer-[a-z0-9]+-[a-z0-9]{5}"}'
     trigger = {
