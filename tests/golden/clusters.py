@@ -48,10 +48,11 @@ def node(name: str, *, units: int = 0, cards: int = 0, role: str = "", **more: A
 def pod(name: str, units: int, on: str, card: str | None = "0", **more: Any) -> Json:
     """A pod of `units` on a card of node `on`; without a card its annotations are empty.
 
-    More: namespace, phase, annotations, exclusive (whole cards asked for), labels.
+    More: namespace, phase, annotations, exclusive (whole cards asked for), core (percent of a card), labels.
     """
     limits = {"aliyun.com/gpu-mem": str(units)} if units else {}
     limits |= {"nvidia.com/gpu": str(more["exclusive"])} if "exclusive" in more else {}
+    limits |= {"aliyun.com/gpu-core.percentage": str(more["core"])} if "core" in more else {}
     chosen = (
         {"ALIYUN_COM_GPU_MEM_IDX": card, "ALIYUN_COM_GPU_MEM_POD": str(units)} if card is not None else {}
     )

@@ -111,9 +111,8 @@ def test_nodes_with_whole_cards_are_exclusive() -> None:
 
 
 def test_compute_shares_are_told_where_they_are_set() -> None:
-    core = {"gpushare.alibabacloud.com/core-percentage": json.dumps({"0": {"0": 20}})}
     divided = node("n", units=15, cards=1, allocatable={"aliyun.com/gpu-core.percentage": "100"})
-    report = report_of([divided], [pod("p", 4, "n", annotations=core)])
+    report = report_of([divided], [pod("p", 4, "n", core=20)])
     (shared,) = arena_document(report)["gpuShareNodes"]
     assert (shared["totalGPUCore"], shared["allocatedGPUCore"]) == (100, 20)
     assert inspect_document(report)["nodes"][0]["pods"][0]["corePercent"] == {"0": 20}

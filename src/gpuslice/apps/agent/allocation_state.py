@@ -363,9 +363,8 @@ class AllocationState:
     def ids_of_living(self) -> frozenset[str]:
         """What kubelet lists for pods that have not ended."""
         holders = set(self.holders())
-        return frozenset[str]().union(
-            *(each.ids for each in self.assignments or () if each.pod_key in holders)
-        )
+        listed = [each.ids for each in self.assignments or () if each.pod_key in holders]
+        return frozenset[str]().union(*listed)
 
     def listed_ids(self, uid: str, container: str) -> frozenset[str] | None:
         """What kubelet lists for a container of a living pod; None when it does not list it."""
