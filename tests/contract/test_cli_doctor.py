@@ -69,15 +69,15 @@ async def put(shell: Shell, *things: tuple[Any, Object]) -> None:
             await client.create(resource, head | document, "kube-system" if resource.namespaced else "")
 
 
-async def healthy(shell: Shell, **changes: Any) -> None:
+async def healthy(shell: Shell, extender: str = "gpushare-schd-extender", **changes: Any) -> None:
     service = {
-        "metadata": {"name": "gpushare-schd-extender"},
+        "metadata": {"name": extender, "labels": {"component": "gpushare-schd-extender"}},
         "spec": {"ports": [{"port": 12345}], "selector": {"app": "gpushare"}},
     }
     await put(
         shell,
         (SERVICES, service),
-        (SLICES, ready_slice("gpushare-schd-extender", changes.pop("ready", True))),
+        (SLICES, ready_slice(extender, changes.pop("ready", True))),
         (CONFIG_MAPS, configuration(**changes)),
     )
 

@@ -65,7 +65,7 @@ def test_what_only_development_needs_stays_out_of_the_image() -> None:
 
 
 def test_the_base_is_one_image_and_not_whatever_a_tag_says() -> None:
-    """And a build needs no argument. The name is written out: podman does not look for short ones everywhere."""
+    """A build needs no argument; the name is whole, as podman does not look for short ones everywhere."""
     (base,) = re.findall(r"^ARG (.*)", _recipe(), re.MULTILINE)
     assert re.fullmatch(r"BASE=docker\.io/library/python:[\w.-]+@sha256:[0-9a-f]{64}", base)
     assert set(re.findall(r"^FROM (\S+)", _recipe(), re.MULTILINE)) == {"${BASE}"}

@@ -51,6 +51,7 @@ bool gs_is_driver_name(const char *name)
 }
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
+static const char *driver_of(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
 
 /* WSL's libcuda.so.1 looks up its functions in the one behind it. Our hook would lead back to it, and round again. */
 static bool is_driver(const void *caller)
@@ -68,11 +69,13 @@ static void *replacement(void *handle, const char *name, void *found, const void
         return NULL;
     void *address = gs_hook_address((enum gs_function)hook);
     bool nvml = is_nvml_name(name);
+    const char *driver = driver_of(name);
     bool global = handle == RTLD_DEFAULT || found == address;
-    /* Our own symbols are visible to everybody. Where no driver is loaded they are not there. */
-    if (global && !gs_elf_is_loaded(nvml ? "libnvidia-ml.so" : "libcuda.so")) {
-        void *behind_us = gs_real_dlsym(RTLD_NEXT, name); /* a variable of that name, or nothing, which dlerror() says then */
-        return behind_us ? behind_us : (void *)gs_absent;
+    /* Our own symbols are visible to everybody. Where no driver is loaded they are not there, but perhaps a variable of that name. */
+    if (global && !gs_elf_is_loaded(driver)) {
+        void *behind_us = gs_real_dlsym(RTLD_NEXT, name); /* finds nothing, and says so in dlerror() */
+        if (!behind_us || gs_elf_is_elsewhere(behind_us, driver))
+            return behind_us ? behind_us : (void *)gs_absent;
     }
     if (!gs_enter())
         return NULL;
@@ -89,7 +92,7 @@ static void *replacement_for(void *handle, const char *name, void *found, const 
 {
     int hook = gs_hook_named(name);
     bool ours = hook >= 0 && found == gs_hook_address((enum gs_function)hook);
-    if (!ours && gs_elf_is_elsewhere(found, is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"))
+    if (!ours && gs_elf_is_elsewhere(found, driver_of(name)))
         return NULL;
     return replacement(handle, name, found, caller);
 }

@@ -293,7 +293,7 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
         )
         return
     if any(each.fits for each in found):
-        yield "There is room: if the pod still waits, look at its scheduler and at the events below."
+        yield "There is room: if the pod still waits, look at its events and its scheduler."
         return
     refused = [each for each in shared if each.reason.startswith(_NO_MEMORY)]
     starved = [each for each in shared if each.reason in (STARVED.format("cpu"), STARVED.format("memory"))]
