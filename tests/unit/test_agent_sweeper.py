@@ -8,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.sweeper import Sweeper
@@ -63,3 +65,16 @@ async def test_the_loop_goes_on_while_files_without_number_are_removed(tmp_path:
     await Sweeper(AllocationState(make_node()), CALM, folders).sweep()
     turning.cancel()
     assert turns - before > 20
+
+
+async def test_a_folder_that_cannot_be_removed_keeps_no_other_and_no_trash(tmp_path: Path) -> None:
+    """Where a disk is full, what frees it must not wait for what fails because of that."""
+    folders = Folders(tmp_path, boot="this")
+    first, second = sorted(folders.prepare([f"GPU-a-_-{unit}"]) for unit in (0, 1))
+    (tmp_path / "cards" / "GPU-a" / first).mkdir(parents=True)
+    (tmp_path / "cards" / "GPU-a" / first / "left by nobody").touch()
+    sweeper = Sweeper(AllocationState(make_node()), CALM, folders, after_s=0.0)
+    with pytest.raises(OSError, match="not empty"):
+        await sweeper.sweep()
+    assert not (tmp_path / "containers" / second).exists()
+    assert list((tmp_path / "trash").iterdir()) == []

@@ -63,6 +63,13 @@ async def test_each_change_is_written_once() -> None:
         assert await stage.written() == ["0,2", None]
 
 
+async def test_a_node_that_may_not_be_changed_keeps_no_other_from_being_shown() -> None:
+    async with following(failure(403, "Forbidden"), WRITTEN) as stage:
+        stage.waker.set_out_of_use("n1", frozenset({0}))
+        stage.waker.set_out_of_use("n2", frozenset({1}))
+        assert await stage.written() == ["0", "1"]
+
+
 async def test_a_fence_that_was_over_before_it_was_shown_is_a_change_all_the_same() -> None:
     """Pods may have been refused meanwhile, and nothing else would have them tried again."""
     async with following(WRITTEN, WRITTEN) as stage:

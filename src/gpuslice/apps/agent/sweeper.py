@@ -55,25 +55,35 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """One round. Raises OSError for what cannot be removed, after everything else was."""
+        failure: OSError | None = None
         for name, _, age_s in await asyncio.to_thread(lambda: list(self._folders.owners())):
-            # at once: kubelet may ask for the same ids any moment
-            owner = self._identified(name, self._folders.owner(name))
-            if age_s <= self._after_s:
-                continue
-            if self._folders.unidentified(owner) and not owner.pod:
-                continue  # whoever was started there may run: it stays until the machine starts anew
-            last = name == self._folders.current(owner.ids)
-            if self._state.alive(owner.uid):  # used by its pod; of several for the same ids the last is
-                ids = self._state.listed_ids(owner.uid, owner.container)
-                used = ids is None or (ids == frozenset(owner.ids) and last)
-            else:  # or by the one with its ids now, or by one that only kubelet knew
-                used = last and not self._state.held_ids().isdisjoint(owner.ids)
-                used |= any(each.folder == name for each in self._state.maybe_forgotten())
-            if not used:
-                self._folders.discard(name)
-                _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
+            try:
+                self._look_at(name, age_s)
+            except OSError as error:
+                failure = error
         await asyncio.to_thread(self._folders.sweep_libraries, self._after_s)
         await asyncio.to_thread(self._folders.empty_trash, BUDGET_S)
+        if failure is not None:
+            raise failure
+
+    def _look_at(self, name: str, age_s: float) -> None:
+        """Note whose a folder is, and discard it if it is nobody's. At once: kubelet may ask for the same ids
+        any moment. Raises OSError."""
+        owner = self._identified(name, self._folders.owner(name))
+        if age_s <= self._after_s:
+            return
+        if self._folders.unidentified(owner) and not owner.pod:
+            return  # whoever was started there may run: it stays until the machine starts anew
+        last = name == self._folders.current(owner.ids)
+        if self._state.alive(owner.uid):  # used by its pod; of several for the same ids the last is
+            ids = self._state.listed_ids(owner.uid, owner.container)
+            used = ids is None or (ids == frozenset(owner.ids) and last)
+        else:  # or by the one with its ids now, or by one that only kubelet knew
+            used = last and not self._state.held_ids().isdisjoint(owner.ids)
+            used |= any(each.folder == name for each in self._state.maybe_forgotten())
+        if not used:
+            self._folders.discard(name)
+            _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
 
     def _identified(self, name: str, owner: Owner) -> Owner:
         """As it is once somebody can tell whose container was started there when nobody could. It is noted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import ssl
 from collections.abc import Iterator, Sequence
+from http.client import HTTPException
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -74,6 +75,6 @@ def ask(url: str, authority: str) -> str:
     except HTTPError as error:
         said = " ".join(error.read(500).decode("utf-8", "replace").split())
         return f"{said or error.reason} (HTTP {error.code})"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
         return words_of(reason) if isinstance(reason, Exception) else str(reason)

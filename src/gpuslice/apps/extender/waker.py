@@ -110,19 +110,29 @@ class Waker:
                     await self._changed.wait()
 
     async def _write(self) -> None:
-        """All that differs. What is over by now is shown first: taking it off is what is heard of."""
+        """All that differs. Raises `KubeError` for a node that may not be changed, after all others were."""
+        refused: KubeError | None = None
         for node in [*(self._wanted | self._shown | self._unshown)]:
-            if node in self._unshown:
-                await self._show(node, self._unshown[node])
-                self._unshown.pop(node, None)
-                await self._show(node, self._wanted.get(node, ""))
-            elif self._wanted.get(node) != self._shown.get(node):
-                await self._show(node, self._wanted.get(node, ""))
-            else:
-                continue
-            if self.by_labels:
-                for value in ("", None):
-                    await self._patch(node, {"labels": {NODE_OUT_OF_USE: value}})
+            try:
+                await self._write_node(node)
+            except KubeError as error:
+                refused = error
+        if refused is not None:
+            raise refused
+
+    async def _write_node(self, node: str) -> None:
+        """What is over by now is shown first: taking it off is what is heard of."""
+        if node in self._unshown:
+            await self._show(node, self._unshown[node])
+            self._unshown.pop(node, None)
+            await self._show(node, self._wanted.get(node, ""))
+        elif self._wanted.get(node) != self._shown.get(node):
+            await self._show(node, self._wanted.get(node, ""))
+        else:
+            return
+        if self.by_labels:
+            for value in ("", None):
+                await self._patch(node, {"labels": {NODE_OUT_OF_USE: value}})
 
     async def _show(self, node: str, text: str) -> None:
         await self._patch(node, {"annotations": {NODE_OUT_OF_USE: text or None}})
