@@ -97,20 +97,24 @@ class BigApi:
         self.version = 10
         self.watchers: list[asyncio.Queue[bytes]] = []
         placed = [each for name in names for each in fill(name, dice)]
-        self.pages = {
-            "nodes": pages([node(name, cards) for name in names]),
-            "pods": pages([*placed, *self.pending.values()]),
-            "configmaps": pages([]),
+        self.objects = {
+            "nodes": [node(name, cards) for name in names],
+            "pods": [*placed, *self.pending.values()],
+            "configmaps": [],
         }
+        self.pages = {kind: pages(objects) for kind, objects in self.objects.items()}
 
     async def list(self, request: web.Request) -> web.StreamResponse:
         kind = request.match_info["kind"]
         if request.query.get("watch"):
             return await self._watch(request, kind)
-        if kind not in self.pages:
-            return web.json_response({"metadata": {"resourceVersion": "10"}, "items": []})
+        found = self.pages.get(kind) or pages([])
+        if selector := request.query.get("labelSelector"):
+            wanted = dict(each.split("=", 1) for each in selector.split(",")).items()
+            objects = self.objects.get(kind, [])
+            found = pages([each for each in objects if wanted <= each["metadata"].get("labels", {}).items()])
         return web.Response(
-            body=self.pages[kind][int(request.query.get("continue") or 0)], content_type="application/json"
+            body=found[int(request.query.get("continue") or 0)], content_type="application/json"
         )
 
     async def _watch(self, request: web.Request, kind: str) -> web.StreamResponse:

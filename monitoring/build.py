@@ -33,8 +33,14 @@ def files() -> dict[str, str]:
     found |= {
         RULES: _yaml(rule_groups()),
         "monitoring/adapter/prometheus-adapter-values.yaml": _yaml(adapter_values()),
-        "monitoring/adapter/hpa.yaml": _yaml(autoscaler()),
-        "monitoring/adapter/keda.yaml": _yaml(scaled_object()),
+        "examples/scaling/hpa.yaml": _yaml(
+            autoscaler(),
+            "By the GPU time that the replicas use; needs Prometheus "
+            "Adapter with monitoring/adapter/prometheus-adapter-values.yaml.",
+        ),
+        "examples/scaling/keda.yaml": _yaml(
+            scaled_object(), "The same by KEDA, which asks Prometheus itself."
+        ),
         "docs/reference/metrics.md": metrics_page(),
     }
     carried = [path for path in found if path.startswith("monitoring/dashboards/") or path == RULES]
@@ -95,9 +101,10 @@ def _group(group: Group) -> list[str]:
     return [*lines, ""]
 
 
-def _yaml(document: Any) -> str:
+def _yaml(document: Any, about: str = "") -> str:
     plain = json.loads(json.dumps(document))  # nothing is the same object twice: no anchors
-    return _NOTE + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
+    about = f"# {about}\n" if about else ""
+    return about + _NOTE + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from monitoring.rules import (
     AGENT_SILENT,
     ALERTS,
     ASKED_IN_VAIN,
-    BARE_PODS,
+    BARE_POD,
     CARD_HEALTHY,
     CERTIFICATE_EXPIRY,
     EXTENDER_READY,
@@ -38,6 +38,11 @@ def _app(metric: c.Metric) -> str:
     return metric.name + _APP
 
 
+def _seen(metric: c.Metric, exporter: str) -> str:
+    """A container's series from one of several exporters."""
+    return _app(metric).replace("}", f',instance="{exporter}"}}')
+
+
 def _always(series: str, value: str) -> Series:
     return {series: f"{value}{_HOUR}"}
 
@@ -51,6 +56,8 @@ def _delays(quick: float, slow: float) -> Series:
 _UP = 'up{job="monitoring/gpuslice-exporter",instance="10.0.0.1:9400"}'
 _AGENT = '{job="gpuslice-agents",instance="10.0.0.1:12346",node="n1"}'
 _AGENT_CARD = _AGENT.replace("}", ',gpu="0",gpu_uuid="GPU-a"}')
+_AGENT_POD = _AGENT.replace("}", ',namespace="default",pod="app-0"}')
+_AGENT_CONTAINER = _AGENT_POD.replace("}", ',container="main"}')
 _TLS = '{job="kube-system/gpuslice-webhook",pod="gpuslice-webhook-0",file="/etc/gpuslice/tls/tls.crt"}'
 _WEBHOOK_UP = 'up{job="kube-system/gpuslice-webhook",pod="'
 _COLLECTOR = f'{c.COLLECTOR_SUCCESS.name}{{node="n1",collector="driver"}}'
@@ -113,10 +120,6 @@ CASES: dict[str, tuple[Series, Series]] = {
         _FULL | _always(_app(c.MEMORY_USED), "60"),
         _FULL | _always(_app(c.MEMORY_USED), "60") | _always(_app(c.MEMORY_LIMIT), "60"),  # each has its own
     ),
-    "GpuContainerNearMemoryLimit": (
-        _always(_app(c.MEMORY_USED), "97") | _always(_app(c.MEMORY_LIMIT), "100"),
-        _always(_app(c.MEMORY_USED), "97"),
-    ),
     "GpuContainerPastMemoryLimit": (
         _always(_app(c.MEMORY_USED), "104") | _always(_app(c.MEMORY_LIMIT), "100"),
         _always(_app(c.MEMORY_USED), "103") | _always(_app(c.MEMORY_LIMIT), "100"),
@@ -145,8 +148,11 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(REGISTERED + _AGENT, "0"),
         {REGISTERED + _AGENT: "1x171 0x3 1x6", "up" + _AGENT: "1x171 0x3 1x6"},  # an update
     ),
-    "GpuPodsWithoutDevices": (_always(BARE_PODS + _AT_NODE, "2"), _always(BARE_PODS + _AT_NODE, "0")),
-    "GpuContainersForgotten": (_always(FORGOTTEN + _AT_NODE, "1"), _always(FORGOTTEN + _AT_NODE, "0")),
+    "GpuPodWithoutDevices": ({BARE_POD + _AGENT_POD: "_x160 1x19"}, {BARE_POD + _AGENT_POD: "1x170"}),
+    "GpuContainerForgotten": (
+        {FORGOTTEN + _AGENT_CONTAINER: "_x165 1x15"},
+        {FORGOTTEN + _AGENT_CONTAINER: "_x175 1x5"},
+    ),
     "GpuGrantsRefused": (
         {REFUSALS + _NO_ROOM: "0+1x180"},
         {REFUSALS + _NO_ROOM: "0x175 1x5"},
@@ -199,6 +205,27 @@ FURTHER: tuple[tuple[str, Series, int], ...] = (
     # The first thing that is heard of a container is that it was refused; and an exporter that started again.
     ("GpuContainerMemoryRefused", {_app(c.MEMORY_REFUSED): "_x177 1x2"}, 1),
     ("GpuContainerMemoryRefused", {_app(c.MEMORY_REFUSED): "7x170 _x3 7x6"}, 0),
+    # The exporter was updated: its pod has another address, and so the same container other series.
+    (
+        "GpuContainerMemoryRefused",
+        {_seen(c.MEMORY_REFUSED, "a"): "7x170", _seen(c.MEMORY_REFUSED, "b"): "_x177 7x2"},
+        0,
+    ),
+    (
+        "GpuHeldIdle",
+        {
+            _seen(c.SM_UTILIZATION, "a"): "0x250",
+            _seen(c.SM_UTILIZATION, "b"): "_x251 0x50",
+            _seen(c.MEMORY_ALLOCATED, "b"): "_x251 5x50",
+        },
+        1,
+    ),
+    # A card is missing still after its node, and so the exporter, was restarted.
+    (
+        "GpuMissing",
+        {c.DEVICES.name + _AT_NODE: "8x100 _x10 7x70", c.DEVICES_EXPECTED.name + _AT_NODE: "8x100 _x10 7x70"},
+        1,
+    ),
     # Before the alert of a pod that is younger than two hours.
     ("GpuHeldIdle", {_app(c.SM_UTILIZATION): "_x250 0x50", _app(c.MEMORY_ALLOCATED): "_x250 5x50"}, 0),
     # An agent that starts again and again says nothing of itself.

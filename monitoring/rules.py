@@ -11,8 +11,8 @@ from monitoring.records import RECORDED
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
 _USED, _LIMIT = c.MEMORY_USED.name, c.MEMORY_LIMIT.name
 REGISTERED = "gpuslice_agent_registered"
-BARE_PODS = "gpuslice_agent_pods_without_devices"
-FORGOTTEN = "gpuslice_agent_forgotten_containers"
+BARE_POD = "gpuslice_agent_pod_without_devices"
+FORGOTTEN = "gpuslice_agent_container_forgotten"
 REFUSALS = "gpuslice_agent_refusals_total"
 EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
@@ -25,7 +25,7 @@ AGENT_SILENT = "gpuslice_agent_watch_silent_seconds"
 CARD_HEALTHY = "gpuslice_agent_card_healthy"
 CERTIFICATE_EXPIRY = "gpuslice_process_certificate_expiry_timestamp_seconds"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
-_OF_AGENT = {REGISTERED, BARE_PODS, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
+_OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
 OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
 RUNBOOK = "docs/operate/alerts.md"
@@ -63,7 +63,9 @@ class Alert:
 
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors write the node on each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
-_WHO = f"{{{{ $labels.namespace }}}}/{{{{ $labels.pod }}}} (container {{{{ $labels.container }}}}) on {_CARD}"
+_POD = "{{ $labels.namespace }}/{{ $labels.pod }}"
+_WHO = f"{_POD} (container {{{{ $labels.container }}}}) on {_CARD}"
+_DELETE = "kubectl -n {{ $labels.namespace }} delete pod {{ $labels.pod }}"
 _DRAIN = "kubectl drain {{ $labels.node }} --ignore-daemonsets --delete-emptydir-data"
 _PODS_THERE = "kubectl inspect cgpu -d {{ $labels.node }} names the pods on it"
 
@@ -73,6 +75,14 @@ def _on_node(component: str) -> str:
         f"kubectl -n kube-system get pod -l component={component} -o wide"
         "{{ with $labels.node }} --field-selector spec.nodeName={{ . }}{{ end }}"
     )
+
+
+_WHOSE = f"cluster, {', '.join(c.CONTAINER)}"
+
+
+def _whose(expression: str) -> str:
+    """One series for each container: an update of the exporter gives it another `instance`."""
+    return f"max by ({_WHOSE}) ({expression})"
 
 
 def _best_of(series: str) -> str:
@@ -102,10 +112,10 @@ ALERTS = (
         "GpuSamplesStale",
         f"{c.SAMPLE_AGE.name} > 60",
         "warning",
-        "The cards of {{ $labels.node }} were read {{ $value | humanizeDuration }} ago: the driver "
-        "does not answer.",
-        "On the node: timeout 10 nvidia-smi; dmesg | grep -i xid. If nvidia-smi hangs too, drain "
-        "the node and "
+        "The cards of {{ $labels.node }} were read {{ $value | humanizeDuration }} ago: the driver does not "
+        "answer.",
+        "On the node: timeout 10 nvidia-smi; dmesg | grep -i xid. If nvidia-smi hangs too, drain the node "
+        "and "
         f"restart it: {_DRAIN}.",
     ),
     Alert(
@@ -129,11 +139,13 @@ ALERTS = (
     ),
     Alert(
         "GpuMissing",
-        f"{c.DEVICES.name} < {c.DEVICES_EXPECTED.name}",
+        # what the exporter has seen since its own start ends with a restart of the node, which this asks for
+        f"max by (cluster, node) ({c.DEVICES.name}) < max by (cluster, node) "
+        f"(max_over_time({c.DEVICES_EXPECTED.name}[1d]))",
         "critical",
-        "{{ $labels.node }} shows fewer cards than before: {{ $value }}.",
-        "On the node compare nvidia-smi -L with lspci | grep -i nvidia. A card that has fallen off "
-        "the bus needs "
+        "{{ $labels.node }} shows fewer cards than within the last day: {{ $value }}.",
+        "On the node compare nvidia-smi -L with lspci | grep -i nvidia. A card that has fallen off the bus "
+        "needs "
         f"a restart of the node: {_DRAIN}.",
         "5m",
     ),
@@ -142,8 +154,8 @@ ALERTS = (
         f'time() - {c.XID_LAST.name}{{xid=~"{CRITICAL_XIDS}"}} < 600',
         "critical",
         f"{_CARD} reported Xid {{{{ $labels.xid }}}}, {{{{ $value | humanizeDuration }}}} ago.",
-        "The agent has taken the card out of use. Look the code up in NVIDIA's Xid catalogue; 79 "
-        "and 95 need a "
+        "The agent has taken the card out of use. Look the code up in NVIDIA's Xid catalogue; 79 and 95 need "
+        "a "
         f"reset or restart: {_DRAIN}.",
     ),
     Alert(
@@ -183,8 +195,8 @@ ALERTS = (
         f"{c.GPU_UNCORRECTED.name} > 0",
         "critical",
         f"{_CARD} had memory errors that could not be corrected: {{{{ $value }}}}.",
-        "Results of programs on it may be wrong. Drain the node and reset the card (nvidia-smi "
-        "-r); replace it "
+        "Results of programs on it may be wrong. Drain the node and reset the card (nvidia-smi -r); replace "
+        "it "
         f"if the errors return: {_DRAIN}.",
     ),
     Alert(
@@ -192,8 +204,8 @@ ALERTS = (
         f"{c.GPU_REMAP_FAILED.name} == 1",
         "critical",
         f"{_CARD} has no spare memory rows left.",
-        "The next bad row stays bad. Take the card out of use (ConfigMap "
-        "unhealthy-gpu-{{ $labels.node }} in kube-system) and replace it.",
+        "The next bad row stays bad. Take the card out of use (ConfigMap unhealthy-gpu-{{ $labels.node }} "
+        "in kube-system) and replace it.",
     ),
     Alert(
         "GpuThermalSlowdown",
@@ -221,8 +233,8 @@ ALERTS = (
     ),
     Alert(
         "GpuMemoryNearlyFull",
-        f"{c.GPU_MEMORY_USED.name} / {c.GPU_MEMORY_TOTAL.name} > 0.95 and on (node, gpu_uuid) "
-        f"({_USED} unless {_LIMIT})",
+        f"{c.GPU_MEMORY_USED.name} / {c.GPU_MEMORY_TOTAL.name} > 0.95 and on (node, gpu_uuid) ({_USED} "
+        f"unless {_LIMIT})",
         "warning",
         f"{{{{ $value | humanizePercentage }}}} of the memory of {_CARD} is in use, by containers "
         "without a limit.",
@@ -231,21 +243,13 @@ ALERTS = (
         "10m",
     ),
     Alert(
-        "GpuContainerNearMemoryLimit",
-        f"{_USED} / {_LIMIT} > 0.95",
-        "info",  # frameworks that take all they see are always there
-        f"{_WHO} uses {{{{ $value | humanizePercentage }}}} of its GPU memory limit.",
-        "Nothing has failed yet. If the program keeps growing, raise the pod's request or make it use less.",
-        "5m",
-    ),
-    Alert(
         "GpuContainerPastMemoryLimit",
         f"{_USED} > 1.03 * {_LIMIT}",  # what drivers load unseen is less
         "critical",
         f"{_WHO} holds {{{{ $value | humanize1024 }}}}B, more GPU memory than its limit.",
-        "libgpuslice does not control a program in it: linked statically, or evading it deliberately. "
-        "Its neighbours lack "
-        "that memory. Stop it: kubectl -n {{ $labels.namespace }} delete pod {{ $labels.pod }}.",
+        "libgpuslice does not control a program in it: linked statically, or evading it deliberately. Its "
+        "neighbours lack "
+        f"that memory. Stop it: {_DELETE}.",
         "1m",
     ),
     Alert(
@@ -255,15 +259,14 @@ ALERTS = (
         f"{_WHO} computes {{{{ $value | humanizePercentage }}}} of the time, more than a quarter "
         "over its share.",
         "libgpuslice does not control a program in it: linked statically, or evading it deliberately; or "
-        "its kernels take "
-        "seconds. See what it runs (gpuslice top) and stop it if it evades the library.",
+        "its kernels take seconds. See what it runs (gpuslice top) and stop it if it evades the library.",
         "10m",
     ),
     Alert(
         "GpuContainerMemoryRefused",
         # a series that appears with its first refusal has no increase
-        f"increase({c.MEMORY_REFUSED.name}[5m]) > 0 "
-        f"or ({c.MEMORY_REFUSED.name} > 0 unless last_over_time({c.MEMORY_REFUSED.name}[1h] offset 5m))",
+        f"{_whose(f'increase({c.MEMORY_REFUSED.name}[5m])')} > 0 or ({_whose(c.MEMORY_REFUSED.name)} > 0 "
+        f"unless {_whose(f'last_over_time({c.MEMORY_REFUSED.name}[1h] offset 5m)')})",
         "warning",
         f"{_WHO} asked for more GPU memory than its limit.",
         "If its program fails, raise the pod's request; its neighbours are not affected.",
@@ -273,15 +276,15 @@ ALERTS = (
         f"{c.GPU_MEMORY_ALLOCATED.name} > {c.GPU_MEMORY_TOTAL.name}",
         "critical",
         f"More memory of {_CARD} is given out than it has: {{{{ $value | humanize1024 }}}}B.",
-        "This must never happen. gpuslice doctor names the pods; delete the youngest, and keep "
-        "/debug/state of the "
-        "extender and of the node's agent.",
+        "gpuslice top names the containers on the card; gpuslice doctor says if another device plugin gives "
+        "the node's cards out, too: take it off the node. Then delete the pods of one of the two.",
         "5m",
     ),
     Alert(
         "GpuHeldIdle",
-        f"max_over_time({c.SM_UTILIZATION.name}[2h]) == 0 and {c.MEMORY_ALLOCATED.name} > 0 "
-        f"and last_over_time({c.SM_UTILIZATION.name}[10m] offset 2h)",  # it is as old as that
+        f"{_whose(f'max_over_time({c.SM_UTILIZATION.name}[2h])')} == 0 and {_whose(c.MEMORY_ALLOCATED.name)} "
+        f"> 0 "
+        f"and {_whose(f'last_over_time({c.SM_UTILIZATION.name}[10m] offset 2h)')}",  # it is as old as that
         "info",
         f"{_WHO} has not computed for two hours.",
         "Ask its owner whether it is still needed: others may wait for the room.",
@@ -293,8 +296,7 @@ ALERTS = (
         "warning",
         f"{{{{ $value | humanize1024 }}}}B of {_CARD} are held by processes outside any allocation.",
         f'{c.UNATTRIBUTED_MEMORY.name}{{node="{{{{ $labels.node }}}}"}} says of what kind they '
-        "are; on the node "
-        "nvidia-smi and cat /proc/PID/cgroup say which.",
+        "are; on the node nvidia-smi and cat /proc/PID/cgroup say which.",
         "15m",
     ),
     Alert(
@@ -302,37 +304,37 @@ ALERTS = (
         f'{REGISTERED} == 0 or up{{job=~".*gpuslice-agents"}} == 0',
         "critical",
         f"{_NODE} gives out no GPU memory: its agent is not registered with kubelet, or does not answer.",
-        "Running pods are not affected. What it waits for: curl "
-        "http://{{ $labels.instance }}/readyz; why it does "
+        "Running pods are not affected. What it waits for: curl http://{{ $labels.instance }}/readyz; why it "
+        "does "
         f"not run: {_on_node('gpushare-device-plugin')}.",
         "10m",
     ),
     Alert(
-        "GpuPodsWithoutDevices",
-        f"{BARE_PODS} > 0",
+        "GpuPodWithoutDevices",
+        f"{BARE_POD} == 1",
         "critical",
-        "Pods of {{ $labels.node }} that run without the devices and limits they ask for: {{ $value }}.",
-        "Delete them, so that they are recreated. To list them: kubectl get events -A --field-selector "
-        "reason=RunsWithoutDevices.",
+        f"{_POD} on {_NODE} runs without the devices and the limit it asks for.",
+        f"kubelet started it while it knew no device plugin. Delete it, so that it is recreated: {_DELETE}.",
         "1m",
     ),
     Alert(
-        "GpuContainersForgotten",
-        f"{FORGOTTEN} > 0",
+        "GpuContainerForgotten",
+        f"{FORGOTTEN} == 1",
         "warning",
-        "kubelet of {{ $labels.node }} has forgotten containers that run on its cards: {{ $value }}.",
-        "They keep running, but cannot be restarted in their pods: delete the pods when convenient. "
-        "kubectl inspect cgpu -d {{ $labels.node }} names the pods there.",
+        f"kubelet of {_NODE} has lost its record of {_POD} (container {{{{ $labels.container }}}}), which "
+        "runs on its cards.",
+        "It keeps running, with its limit, but cannot be started again in this pod. Delete the pod when "
+        f"convenient, so that it is recreated: {_DELETE}.",
         "10m",
     ),
     Alert(
         "GpuGrantsRefused",
         f"sum by (node, reason) (increase({REFUSALS}[15m])) > 3",
         "warning",
-        "The agent of {{ $labels.node }} refused {{ $value | humanize }} requests of kubelet: "
+        'The agent of {{ $labels.node }} refused {{ printf "%.0f" $value }} requests of kubelet: '
         "{{ $labels.reason }}.",
-        "Each is a pod that failed. gpuslice doctor says where kubelet and the annotations "
-        "disagree; the agent's log "
+        "Each is a pod that failed. gpuslice doctor says where kubelet and the annotations disagree; the "
+        "agent's log "
         f"has each refusal: {_on_node('gpushare-device-plugin')}.",
     ),
     Alert(
@@ -350,8 +352,7 @@ ALERTS = (
         "critical",
         "No webhook answers: GPU pods are stored as they were written, or refused (failurePolicy Fail).",
         "Pods that name no scheduler wait or get no card. Look at its events and log: kubectl -n "
-        "kube-system get pod "
-        "-l component=gpuslice-webhook.",
+        "kube-system get pod -l component=gpuslice-webhook.",
         "5m",
     ),
     Alert(
@@ -369,9 +370,8 @@ ALERTS = (
         f"sum(increase({SAMPLED}[1h])) > 0",
         "warning",
         "Pods wait although they would fit on a node that kube-scheduler did not ask about.",
-        "Set percentageOfNodesToScore: 100 in the profile that schedules them; gpuslice doctor "
-        "says how many nodes "
-        "are asked about.",
+        "Set percentageOfNodesToScore: 100 in the profile that schedules them; gpuslice doctor says how "
+        "many nodes are asked about.",
     ),
     Alert(
         "GpuPodsWaitThoughTheyFit",
@@ -379,8 +379,8 @@ ALERTS = (
         "warning",
         "Pods that would fit were repeatedly left waiting: the extender learns of free cards after "
         "kube-scheduler has asked.",
-        "They are retried after a second or more. Look for a slow API server, or an extender that is "
-        "short of CPU: gpuslice_extender_api_request_seconds, and throttling of its container.",
+        "They are retried after a second or more. Look for a slow API server, or an extender that is short "
+        "of CPU: gpuslice_extender_api_request_seconds, and throttling of its container.",
     ),
     Alert(
         "GpuExtenderAskedInVain",
@@ -393,12 +393,12 @@ ALERTS = (
     ),
     Alert(
         "GpuWatchLate",
-        f"max by (node, pod, instance) ({WATCH_LATE}) > 5 "
-        f"or max by (node, pod, instance) ({EXTENDER_SILENT} or {AGENT_SILENT}) > 180 "
-        f"or histogram_quantile(0.9, sum by (le) (rate({WATCH_DELAY}[10m]))) > 1",
+        f"max by (node, pod, instance) ({WATCH_LATE}) > 5 or max by (node, pod, instance) "
+        f"({EXTENDER_SILENT} or {AGENT_SILENT}) > 180 or histogram_quantile(0.9, sum by (le) "
+        f"(rate({WATCH_DELAY}[10m]))) > 1",
         "warning",
-        "Changes from the API server arrive {{ $value | humanizeDuration }} late, or not at all"
-        "{{ with or $labels.node $labels.pod $labels.instance }}, at {{ . }}{{ end }}.",
+        "Changes from the API server arrive {{ $value | humanizeDuration }} late, or not at "
+        "all{{ with or $labels.node $labels.pod $labels.instance }}, at {{ . }}{{ end }}.",
         "Decisions use outdated information: pods wait though they fit, or are tried twice. Look for an API "
         "server or etcd that is slow (apiserver_watch_events_total, etcd_disk_wal_fsync_duration_seconds), "
         "for a proxy in between, and for CPU throttling (gpuslice_process_event_loop_lag_seconds).",

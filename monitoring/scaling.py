@@ -71,12 +71,15 @@ def autoscaler() -> dict[str, Any]:
 
 
 def scaled_object() -> dict[str, Any]:
-    """The same by KEDA, which needs no adapter. It divides the sum of all pods by their number."""
+    """The same by KEDA, which needs no adapter.
+
+    The mean of the pods that are known, held against the threshold as it is (`metricType: Value`): a sum,
+    which KEDA would divide by all replicas, falls with each figure that is missing, and the replicas with it.
+    """
     of_deployment = '{namespace="default",pod=~"infer-[a-z0-9]+-[a-z0-9]{5}"}'
-    busy = f"sum({busy_percent(of_deployment)})"
     trigger = {
         "serverAddress": f"{PROMETHEUS}:9090",
-        "query": busy,
+        "query": f"avg({busy_percent(of_deployment)})",
         "threshold": "60",
         "activationThreshold": "5",
         "ignoreNullValues": "false",  # without figures the replicas stay; else KEDA takes none for 0
@@ -90,6 +93,6 @@ def scaled_object() -> dict[str, Any]:
             "minReplicaCount": 1,
             "maxReplicaCount": 4,
             "cooldownPeriod": 300,
-            "triggers": [{"type": "prometheus", "metadata": trigger}],
+            "triggers": [{"type": "prometheus", "metricType": "Value", "metadata": trigger}],
         },
     }

@@ -54,7 +54,9 @@ def recorded(now_s: int) -> str:
     for case, (fires, _) in CASES.items():
         for plain, notation in fires.items():
             name, _, labels = plain.partition("{")
-            series = f'{name}{{case="{case}",{labels}'  # cases have the same card and pod, with other values
+            series = (
+                f'{name}{{cluster="{case}",{labels}'  # cases have the same card and pod, with other values
+            )
             told = [
                 (at, now_s - 300 if name == c.XID_LAST.name else value)
                 for at, value in samples(notation, now_s)

@@ -46,11 +46,14 @@ def test_the_exporters_arguments_are_its_settings(helm: str) -> None:
 
 
 def test_the_applications_labels_survive_the_scrape(helm: str) -> None:
-    monitor = render(helm, "--set", ALL)["ServiceMonitor", "gpuslice-exporter"]
-    assert monitor["metadata"]["labels"]["release"] == "stack"
-    for endpoint in monitor["spec"]["endpoints"]:
-        assert endpoint["honorLabels"] is True
-        assert any(rule.get("action") == "labeldrop" for rule in endpoint["relabelings"])
+    objects = render(helm, "--set", ALL, "--set", "monitoring.componentMonitors.enabled=true")
+    for name in ("gpuslice-exporter", "gpuslice-agents"):
+        monitor = objects["ServiceMonitor", name]
+        assert monitor["metadata"]["labels"]["release"] == "stack"
+        for endpoint in monitor["spec"]["endpoints"]:
+            assert endpoint["honorLabels"] is True
+            (dropped,) = (rule["regex"] for rule in endpoint["relabelings"] if "action" in rule)
+            assert {"namespace", "pod", "container"} <= set(dropped.split("|"))
 
 
 def test_each_port_is_scraped_in_the_way_its_protection_asks_for(helm: str) -> None:

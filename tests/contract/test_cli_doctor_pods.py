@@ -49,11 +49,17 @@ async def test_pods_that_wait_and_pods_that_never_fit_are_told_apart(shell: Shel
     await shell.has([node("n1", 8, labels={"cgpu": "true"})], [held])
     facts = Facts(
         nodes=[convert(node("n1", 8, labels={"cgpu": "true"}), Node)],
-        pods=[convert(each, Pod) for each in (held, waiting("later", "4"), waiting("never", "9"))],
+        pods=[
+            convert(each, Pod)
+            for each in (held, waiting("soon", "2"), waiting("later", "4"), waiting("never", "9"))
+        ],
     )
     found = {each.where: each for each in doctor_pods.waiting(facts)}
     assert found["pod default/later"].level is Level.NOTE
     assert found["pod default/later"].what.startswith("has been waiting since 2026-01-01T00:00:00Z: ")
+    assert found["pod default/soon"].what.endswith(
+        ": there is room: if the pod still waits, look at its events and its scheduler"
+    )
     assert found["pod default/never"].level is Level.WARNING
     assert "will never fit here: it asks for 9 units" in found["pod default/never"].what
     assert found["pod default/never"].fix == "gpuslice explain default/never"

@@ -25,7 +25,7 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 def test_the_api_server_takes_the_example_as_it_is_written(plane: ControlPlane) -> None:
     kubectl = [str(tools.find("kubectl")), "--kubeconfig", str(plane.kubeconfig)]
-    hpa = ROOT / "monitoring" / "adapter" / "hpa.yaml"
+    hpa = ROOT / "examples" / "scaling" / "hpa.yaml"
     strict = [*kubectl, "apply", "--validate=strict", "-f", str(hpa)]
     done = subprocess.run(strict, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -44,6 +44,7 @@ class Infer:
 
     def __init__(self, api: Api) -> None:
         self.holds_gib = 12
+        self.unseen = 0  # pods of which the exporters cannot tell
         self._api, self._turn = api, threading.Lock()  # one connection, many who ask
 
     def pods(self, selector: str = "app=infer") -> list[str]:
@@ -66,7 +67,7 @@ class Infer:
         each = self.holds_gib * GIB // max(1, len(names))
         family = "gpuslice_container_memory_used_bytes"
         lines = [f'{family}{{namespace="default",pod="{name}",container="main"}} {each}' for name in names]
-        return "\n".join([f"# TYPE {family} gauge", *lines, ""])
+        return "\n".join([f"# TYPE {family} gauge", *lines[self.unseen :], ""])
 
 
 class Adapter:
@@ -243,3 +244,15 @@ def test_replicas_follow_the_memory_that_their_pods_hold(here: tuple[Api, Infer]
         return str(metric["pods"]["current"]["averageValue"])
 
     until(lambda: used() in (f"{4 * GIB}", "4Gi"), f"one pod holds all; {used()}")
+
+    # what is not known is not taken for 0: neither some pods' figures, nor all
+    infer.holds_gib = 12
+    until(lambda: replicas() == 3, f"three again; {says()}", 120)
+    infer.holds_gib, infer.unseen = 3, 2
+    until(lambda: used() in (f"{GIB}", "1Gi"), f"one is known, and holds 1 GiB; {used()}", 120)
+    assert replicas() == 3
+    infer.unseen = 3
+    until(lambda: "unable to get metric" in says(), f"none is known; {says()}", 120)
+    assert replicas() == 3
+    infer.unseen = 0
+    until(lambda: replicas() == 1, f"3 GiB are one; {says()}", 120)

@@ -42,6 +42,18 @@ async def forget(node: Bench) -> None:
     )
 
 
+def shown(node: Bench, name: str) -> list[str]:
+    """Whom one of the agent's metrics names, by its labels."""
+    families = {family.name: family.samples for family in node.agent.status().families()}
+    return [text.strip("{}") for text, _ in families[f"gpuslice_agent_{name}"]]
+
+
+async def told(node: Bench, reason: str) -> list[Any]:
+    """The events of this reason."""
+    found = await node.client.list(EVENTS, "default")
+    return [each for each in found.items or () if each.reason == reason]
+
+
 def owners(node: Bench) -> dict[str, tuple[str, frozenset[str]]]:
     """Folder and ids by the pod that owns it."""
     files = (node.folder / "host" / "containers").glob("*/owner.json")
@@ -243,17 +255,28 @@ async def test_a_pod_that_runs_without_devices_is_told_of_once(tmp_path: Path) -
             status = {"phase": "Running", "containerStatuses": [state]}
             await node.client.patch_status(PODS.as_dict(), name, status, "default")
 
-        async def told() -> list[Any]:
-            found = await node.client.list(EVENTS, "default")
-            return [each for each in found.items or () if each.reason == "RunsWithoutDevices"]
-
-        (event,) = await eventually(told, "an event")
+        (event,) = await eventually(lambda: told(node, "RunsWithoutDevices"), "an event")
         assert event.involved_object.name == "bare"
         assert f"container main runs without the {GPU_MEM} it asks for" in event.message
-        await eventually(lambda: node.agent.reconciler.pods_without_devices == 1, "counted")
+        await eventually(
+            lambda: shown(node, "pod_without_devices") == ['namespace="default",pod="bare"'], "its metric"
+        )
         await node.client.delete(PODS, "bare", "default", grace_s=0)
-        await eventually(lambda: node.agent.reconciler.pods_without_devices == 0, "no longer")
-        assert len(await told()) == 1
+        await eventually(lambda: not shown(node, "pod_without_devices"), "no longer")
+        assert len(await told(node, "RunsWithoutDevices")) == 1
+
+
+async def test_a_forgotten_pod_is_named_until_it_is_deleted(tmp_path: Path) -> None:
+    async with Bench(tmp_path, ONE).running() as node:
+        await started(node, "old", 5, 0)
+        await forget(node)
+        (event,) = await eventually(lambda: told(node, "ForgottenByKubelet"), "an event")
+        assert event.involved_object.name == "old"
+        assert "kubelet has lost its record of container main" in event.message
+        assert shown(node, "container_forgotten") == ['namespace="default",pod="old",container="main"']
+        await node.client.delete(PODS, "old", "default", grace_s=0)
+        await eventually(lambda: not shown(node, "container_forgotten"), "no longer")
+        assert len(await told(node, "ForgottenByKubelet")) == 1
 
 
 # -- writing ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
 from simcluster.kubelet import checkpoint
 from simcluster.kubelet.backoff import BackOff, shown
@@ -261,6 +261,21 @@ async def test_an_empty_plugin_folder_zeroes_extended_resources_of_others(node: 
     status = NodeStatus(node.client, node.settings, DeviceAssignments(random.Random(1)), "http://127.0.0.1:1")
     await status.register(reset_extended=True)
     assert (await node.node())["status"]["capacity"]["aliyun.com/gpu-count"] == "0"
+
+
+async def test_an_unchanged_status_is_reported_every_five_minutes(node: Node) -> None:
+    """Or its clock seems to be behind."""
+    await node.crash()
+    status = NodeStatus(node.client, node.settings, DeviceAssignments(random.Random(1)), "http://127.0.0.1:1")
+    await status.report()
+    assert not await status.report()
+    conditions = (await node.node())["status"]["conditions"]
+    old = [{**each, "lastHeartbeatTime": "2026-01-01T00:00:00Z"} for each in conditions]
+    await node.client.patch_status(NODES.as_dict(), node.settings.name, {"conditions": old})
+    assert await status.report()
+    conditions = (await node.node())["status"]["conditions"]
+    assert all(each["lastHeartbeatTime"] > "2026-01-02" for each in conditions)
+    assert {each["lastTransitionTime"] for each in conditions} == {each["lastTransitionTime"] for each in old}
 
 
 async def test_a_pod_too_large_for_the_node_is_rejected(node: Node) -> None:

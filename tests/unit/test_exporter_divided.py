@@ -50,6 +50,30 @@ def test_an_instance_that_two_share_tells_of_neither() -> None:
     assert card.strangers[Stranger.UNKNOWN].memory_bytes == 5 * GIB
 
 
+def test_devices_of_one_instance_are_given_out_once() -> None:
+    assert drawn(["MIG-1"], ["MIG-2"]).allocated_bytes == 10 * GIB
+    assert drawn(["MIG-1"], ["MIG-3"]).allocated_bytes == 15 * GIB
+
+
+def test_a_card_that_two_plugins_give_out_is_given_out_twice() -> None:
+    """Which is what the alert for it looks at; time slices by one plugin are one card."""
+
+    def allocated(*given: tuple[str, str]) -> int | None:
+        held: dict[str, list[DeviceAssignment]] = {}
+        for number, (resource, device) in enumerate(given):
+            one = DeviceAssignment("default", f"pod-{number}", "main", frozenset({device}))
+            held.setdefault(resource, []).append(one)
+        sample = CardSample(0, 0, "GPU-a", total_bytes=16 * GIB, used_bytes=0)
+        return build_card(sample, NodeFacts({}, grants_of(held), Isolation({}))).allocated_bytes
+
+    share, whole = ("aliyun.com/gpu-mem", "GPU-a-_-1"), ("nvidia.com/gpu", "GPU-a")
+    time_slices = [("nvidia.com/gpu.shared", f"GPU-a::{number}") for number in range(3)]
+    assert allocated(share) == GIB
+    assert allocated(*time_slices) == allocated(whole) == 16 * GIB
+    assert allocated(share, whole) == 17 * GIB
+    assert allocated(whole, *time_slices) == 32 * GIB
+
+
 @pytest.mark.parametrize(
     ("fields", "rises", "xids", "watch", "result", "code"),
     [

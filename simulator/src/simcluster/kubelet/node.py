@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -16,6 +16,8 @@ from simcluster.kubelet.records import timestamp
 from simcluster.kubelet.settings import KubeletSettings
 
 LEASE_NAMESPACE = "kube-node-lease"
+REPORT_EVERY = timedelta(minutes=5)
+"""kubelet writes an unchanged status so often (its nodeStatusReportFrequency)."""
 URL_ANNOTATION = "sim.gpuslice.io/kubelet-url"
 _HEALTHY = {
     "MemoryPressure": ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
@@ -139,9 +141,11 @@ class NodeStatus:
     def _condition(
         self, kind: str, value: str, reason: str, message: str, old: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        if old and (old.get("status"), old.get("reason"), old.get("message")) == (value, reason, message):
+        at = datetime.now(UTC)
+        same = old and (old.get("status"), old.get("reason"), old.get("message")) == (value, reason, message)
+        if old and same and at - datetime.fromisoformat(old["lastHeartbeatTime"]) < REPORT_EVERY:
             return dict(old)
-        now = timestamp(datetime.now(UTC))
+        now = timestamp(at)
         since = old.get("lastTransitionTime") if old and old.get("status") == value else now
         return {
             "type": kind,

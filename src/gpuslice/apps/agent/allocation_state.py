@@ -274,7 +274,7 @@ class AllocationState:
     def _pod_of(self, container: RunningContainer) -> Pod | None:
         """By its uid, or else by its name, as long as it lives."""
         named = None if container.uid else self._pod_named(container.assignment.pod_key)
-        return self._living(named.view.uid if named else container.uid)
+        return self.living(named.view.uid if named else container.uid)
 
     def forgotten(self) -> tuple[RunningContainer, ...]:
         """Those of whom that is certain."""
@@ -366,7 +366,7 @@ class AllocationState:
 
     def listed_ids(self, uid: str, container: str) -> frozenset[str] | None:
         """What kubelet lists for a container of a living pod; None when it does not list it."""
-        pod = self._living(uid)
+        pod = self.living(uid)
         mine = (pod.key if pod else None, container)
         listed = self.assignments or ()
         return next((each.ids for each in listed if (each.pod_key, each.container) == mine), None)
@@ -393,7 +393,8 @@ class AllocationState:
         pod = self._pods.get(uid)
         return pod is not None and not pod.view.finished
 
-    def _living(self, uid: str) -> Pod | None:
+    def living(self, uid: str) -> Pod | None:
+        """The pod; None when there is none, or it has finished."""
         return self._pods[uid].view if self.alive(uid) else None
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:

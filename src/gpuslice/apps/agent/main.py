@@ -309,7 +309,7 @@ class Agent:
             self.not_ready(),
             self.devices.counts(),
             self.cards.reasons(),
-            self.reconciler.pods_without_devices,
+            self.reconciler.without_devices,
             self.watchdog.containers_past_limit,
             tuple(self.watchdog.tiers.tiers()),
             self.cards.driver_version,

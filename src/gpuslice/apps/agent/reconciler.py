@@ -17,6 +17,7 @@ from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.status import Counters
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.device_assignment import DeviceAssignment
+from gpuslice.core.model import Pod
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,16 @@ SOON_S = 0.2
 MOST_TRIES = 5
 """Writes of one pod in one round: off its card, on the other, and whatever changed in between."""
 REMEMBERED_CORRECTIONS = 1000
+UNSERVED = {
+    "RunsWithoutDevices": "container {containers} runs without the {resource} it asks for, and without a "
+    "limit: kubelet started it while it knew no device plugin for it; delete the pod, so that it is "
+    "recreated",
+    "ForgottenByKubelet": "kubelet has lost its record of container {containers}, which keeps running with "
+    "its {resource} and limit but cannot be started again in this pod; delete the pod when convenient, so "
+    "that it is recreated",
+}
+"""What is said in events, by their reason."""
+_Unserved = tuple[str, str]  # reason, uid
 
 
 class AssignmentSource(Protocol):
@@ -58,8 +69,9 @@ class Reconciler:
         self._woken = asyncio.Event()
         self._writing = asyncio.Lock()
         self._corrected: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
-        self._without_devices: frozenset[str] = frozenset()  # last round; twice in a row is no coincidence
-        self._reported: frozenset[str] = frozenset()
+        self.without_devices: tuple[Pod, ...] = ()  # that run all the same, as reported
+        self._unserved: frozenset[_Unserved] = frozenset()  # last round; twice in a row is no coincidence
+        self._reported: frozenset[_Unserved] = frozenset()
 
     def wake(self) -> None:
         """Read soon, because something probably changed."""
@@ -71,7 +83,7 @@ class Reconciler:
             with contextlib.suppress(PodResourcesError):
                 await self.read()
                 await self.write()
-                await self._report_pods_without_devices()
+                await self._report_unserved()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
                     await self._woken.wait()
@@ -144,25 +156,27 @@ class Reconciler:
         self._corrected.pop(uid, None)
         return corrected
 
-    # -- pods without devices ---------------------------------------------------------------------------
+    # -- pods that kubelet does not serve as they ask -----------------------------------------------------
 
-    async def _report_pods_without_devices(self) -> None:
+    async def _report_unserved(self) -> None:
         """An event on each, once. A pod may be news to us before kubelet's assignments show it."""
-        found = self._state.without_devices()
-        for uid in found.keys() & self._without_devices - self._reported:
-            pod, containers = found[uid]
-            _log.warning("runs without devices", extra={"pod": pod.key, "containers": containers})
-            await self._writer.pod_event(
-                pod,
-                "RunsWithoutDevices",
-                f"container {', '.join(containers)} runs without the {self._state.node.names.memory} it asks "
-                "for, and without a limit: kubelet started it while it knew no device plugin for it; delete "
-                "the pod, so that it is recreated",
+        bare = self._state.without_devices()
+        found = {("RunsWithoutDevices", uid): each for uid, each in bare.items()}
+        for each in self._state.forgotten():
+            if (pod := self._state.living(each.uid)) is not None:
+                found.setdefault(("ForgottenByKubelet", each.uid), (pod, []))[1].append(
+                    each.assignment.container
+                )
+        for reason, uid in found.keys() & self._unserved - self._reported:
+            pod, containers = found[reason, uid]
+            _log.warning(
+                "kubelet does not serve", extra={"pod": pod.key, "reason": reason, "containers": containers}
             )
-        self._reported = (self._reported | self._without_devices) & found.keys()
-        self._without_devices = frozenset(found)
-
-    @property
-    def pods_without_devices(self) -> int:
-        """How many pods run without the devices that they ask for."""
-        return len(self._reported)
+            names, resource = ", ".join(containers), self._state.node.names.memory
+            text = UNSERVED[reason].format(containers=names, resource=resource)
+            await self._writer.pod_event(pod, reason, text)
+        self._reported = (self._reported | self._unserved) & found.keys()
+        self._unserved = frozenset(found)
+        self.without_devices = tuple(
+            pod for uid, (pod, _) in bare.items() if ("RunsWithoutDevices", uid) in self._reported
+        )

@@ -12,7 +12,7 @@ from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.repair import units_by_card
-from gpuslice.core.model import Tier
+from gpuslice.core.model import Pod, Tier
 
 REFUSALS = ("no room", "no match", "foreign device", "host", "crowded", "tier")
 REPAIRS = ("written", "gone", "failed")
@@ -91,7 +91,7 @@ class AgentStatus:
     not_ready: str
     devices: Mapping[str, int]  # by health
     out_of_use: Mapping[int, str]  # cards by index
-    pods_without_devices: int
+    without_devices: Sequence[Pod]
     containers_past_limit: int
     tiers: Sequence[tuple[NodePod, str, Tier]]  # of containers, what holds their limits
     driver_version: str
@@ -106,27 +106,34 @@ class AgentStatus:
             ("gpuslice_agent_registrations", "Registrations with kubelet so far.", self.registrations),
             ("gpuslice_agent_waiting_containers", "Containers without devices.", len(state.waiting())),
             (
-                "gpuslice_agent_forgotten_containers",
-                "Running containers that kubelet does not know any more.",
-                len(state.forgotten()),
-            ),
-            (
-                "gpuslice_agent_pods_without_devices",
-                "Pods that run without the devices they ask for.",
-                self.pods_without_devices,
-            ),
-            (
                 "gpuslice_agent_containers_past_limit",
                 "Containers that hold more of a card than their limit, by the driver.",
                 self.containers_past_limit,
             ),
         ):
             yield Family(name, MetricKind.GAUGE, about, [("", float(value))])
+        forgotten = Family(
+            "gpuslice_agent_container_forgotten",
+            MetricKind.GAUGE,
+            "1 for a running container that kubelet does not know any more.",
+        )
+        for each in (each.assignment for each in state.forgotten()):
+            of = {"namespace": each.namespace, "pod": each.pod, "container": each.container}
+            forgotten.add(1.0, labels(of))
+        yield forgotten
+        bare = Family(
+            "gpuslice_agent_pod_without_devices",
+            MetricKind.GAUGE,
+            "1 for a pod that runs without the devices it asks for.",
+        )
+        for pod in self.without_devices:
+            bare.add(1.0, labels({"namespace": pod.namespace, "pod": pod.name}))
+        yield bare
         tiers = Family(
             "gpuslice_agent_container_tier", MetricKind.GAUGE, "1 for the tier that enforces the limits."
         )
-        for pod, name, tier in self.tiers:
-            of = {"namespace": pod.view.namespace, "pod": pod.view.name, "container": name}
+        for held, name, tier in self.tiers:
+            of = {"namespace": held.view.namespace, "pod": held.view.name, "container": name}
             tiers.add(1.0, labels({**of, "tier": tier.word}))
         yield tiers
         devices = Family("gpuslice_agent_devices", MetricKind.GAUGE, "Devices listed to kubelet, by health.")

@@ -145,13 +145,6 @@ def build_card(sample: CardSample, facts: NodeFacts) -> CardSnapshot:
         key: _container(key, use, grants.get(key), sample, facts, obstacle)
         for key, use in usage.owners.items()
     }
-    allocated: int | None
-    if any(grant.whole for grant in grants.values()):
-        allocated = sample.total_bytes  # time slices of a whole card are the card, however many
-    else:
-        granted = [containers[key].allocated_bytes for key in grants]
-        allocated = None if None in granted else sum(each for each in granted if each is not None)
-
     # the rest is whatever makes everything add up to the card's figure
     rest_of = Stranger.UNKNOWN if Stranger.UNKNOWN in usage.strangers else Stranger.DRIVER
     strangers = {kind: use for kind, use in usage.strangers.items() if kind is not rest_of}
@@ -171,7 +164,23 @@ def build_card(sample: CardSample, facts: NodeFacts) -> CardSnapshot:
             missing["sm_utilization", obstacle or no_figure] += 1
     if sample.used_bytes is None:
         missing["card_memory", "driver does not tell"] += 1
-    return CardSnapshot(sample, containers, strangers, allocated, missing)
+    return CardSnapshot(sample, containers, strangers, _allocated(sample, grants, facts.memory_unit), missing)
+
+
+def _allocated(sample: CardSample, grants: CardGrants, memory_unit: str) -> int | None:
+    """Bytes given out by all who give: more than the card has, where two device plugins give it.
+
+    Time slices of a whole card are that card, and devices of one GPU instance that instance, however many.
+    """
+    held = {uuid for grant in grants.values() for uuid in grant.mig}
+    instances = {each.gpu_instance: each.total_bytes for each in sample.mig if each.uuid in held}
+    given = [
+        *(sample.total_bytes for _ in {grant.resource for grant in grants.values() if grant.whole}),
+        *(grant.memory_bytes(sample, memory_unit) for grant in grants.values() if grant.units),
+        *instances.values(),
+    ]
+    known = [each for each in given if each is not None]
+    return sum(known) if len(known) == len(given) else None
 
 
 def _usage_without_processes(sample: CardSample, grants: CardGrants, isolation: Isolation) -> CardUsage:
