@@ -186,7 +186,19 @@ def chooses(spec: dict[str, Any], labels: dict[str, str]) -> bool:
         return (labels.get(key) in values) == (operator == "In")
 
     fits = terms is None or any(all(holds(**each) for each in term["matchExpressions"]) for term in terms)
-    return fits and spec.get("nodeSelector", {}).items() <= labels.items()
+    return fits and spec.get("nodeSelector", {}).items() <= {"kubernetes.io/os": "linux", **labels}.items()
+
+
+def test_no_pod_that_is_not_sent_to_cards_by_a_label_may_go_to_a_windows_node(helm: str) -> None:
+    """Their image is for Linux alone, and many providers give their Windows nodes no taint."""
+    windows = {"kubernetes.io/os": "windows", "nvidia.com/gpu.present": "true"}
+    values = (
+        "exporter.enabled=true,exporter.nodes=all,console.enabled=true,webhook.enabled=true,dra.enabled=true"
+    )
+    for (kind, name), each in render(helm, "--set", values).items():
+        if kind in {"Deployment", "DaemonSet", "Job", "Pod"}:
+            spec = each["spec"] if kind == "Pod" else each["spec"]["template"]["spec"]
+            assert not chooses(spec, windows), name
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)

@@ -244,7 +244,8 @@ def test_labels_bring_the_right_programs_to_a_node(cluster: Cluster) -> None:
     cluster.helm("install", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED)
     room = {"cpu": "8", "memory": "8Gi", "pods": "20"}
     status = {"capacity": room, "allocatable": room}
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "status": status}
+    metadata = {"name": NODE, "labels": {"kubernetes.io/os": "linux"}}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "status": status}
     cluster.kubectl("create", "-f", "-", given=json.dumps(node))
     steps = [
         (["cgpu=true"], (1, 1, 0)),

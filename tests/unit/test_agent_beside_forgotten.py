@@ -49,6 +49,15 @@ def test_annotations_follow_a_container_that_kubelet_forgot() -> None:
     assert steps_of(play) == [("p0", "1")]
 
 
+def test_a_label_that_was_changed_later_hides_no_container_that_kubelet_forgot() -> None:
+    """It asked for two cards, and its owner has taken label and annotations away since."""
+    play = Play(make_node(cards=(3, 3)), [4], [None])
+    ids = frozenset(device_id(card.uuid, unit) for card in play.node.cards for unit in range(2))
+    play.state.kubelet_came([RunningContainer("f", "uid-p0", DeviceAssignment("default", "p0", "main", ids))])
+    play.kubelet_gave({})
+    assert steps_of(play) == [("p0", "0,1")]
+
+
 def test_a_container_of_whose_pod_there_is_no_news_is_taken_for_running_for_a_while() -> None:
     """Its pod may come to be known, or be gone: nobody can tell while the watch is behind."""
     now = 0.0

@@ -359,6 +359,17 @@ def test_a_label_that_was_changed_later_leaves_no_pod_unplaced(label: str | None
     assert steps_of(play) == [("p0", "0,1")]
 
 
+def test_who_was_bound_first_is_served_first_whenever_that_was_decided() -> None:
+    """Two Bindings overtake each other on their way; kubelet asks for pods as the API server shows them."""
+    play = Play(make_node(cards=(4, 4)), [4, 4], [0, 1])  # decided in this order
+    for number, version in ((0, "9"), (1, "8")):
+        play.pods[number]["metadata"]["resourceVersion"] = version
+    play.another_agent()
+    play.pods[1]["metadata"]["resourceVersion"] = "10"  # changed since by whomever
+    play.show(1)
+    assert [each.pod.view.name for each in play.state.waiting()] == ["p1", "p0"]
+
+
 def test_who_was_bound_to_a_card_that_kubelet_gave_to_others_leaves_it_until_there_is_room() -> None:
     """The extender bound it in the moment in which kubelet chose: nothing fences the one from the other."""
     play = Play(make_node(cards=(4, 3)), [2, 3], [0, 0])

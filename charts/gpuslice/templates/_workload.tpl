@@ -28,7 +28,9 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- $_ := set $pod.metadata "annotations" . -}}
 {{- end -}}
 {{- $spec := $pod.spec -}}
-{{- with merge (dict) ($spec.nodeSelector | default dict) ($own.nodeSelector | default dict) ($all.nodeSelector | default dict) -}}
+{{- /* The image is for Linux. Whoever labels a node for its cards knows what it runs; all others may meet Windows. */ -}}
+{{- $system := empty $spec.nodeSelector | ternary (dict "kubernetes.io/os" "linux") (dict) -}}
+{{- with merge (dict) ($spec.nodeSelector | default dict) ($own.nodeSelector | default dict) ($all.nodeSelector | default dict) $system -}}
 {{- $_ := set $spec "nodeSelector" . -}}
 {{- end -}}
 {{- with concat ($spec.tolerations | default list) ($own.tolerations | default list) ($all.tolerations | default list) | uniq -}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from gpuslice.apps.agent.folders import Owner
@@ -96,7 +96,7 @@ class AllocationState:
         known = self._pods.get(pod.view.uid)
         if known is not None and 0 < pod.view.version < known.view.version:
             return
-        self._pods[pod.view.uid] = pod
+        self._pods[pod.view.uid] = replace(pod, came=known.came if known is not None else pod.view.version)
         if known is not None and pod.view.version != known.view.version:
             self._unanswered.pop(pod.view.uid, None)  # what was sent was for the version before
         if self.targets.get(pod.view.uid) == pod.view.placement:
@@ -133,10 +133,7 @@ class AllocationState:
                 del self._owners[ids]
 
     def kubelet_came(self, running: Iterable[RunningContainer], granted: Iterable[list[str]] = ()) -> None:
-        """A kubelet follows our list from now on. `running`: the pods that may run, known to it or not.
-
-        `granted`: the ids of every folder, by which an agent knows its predecessors' grants.
-        """
+        """A kubelet follows our list. `running` may run, known to it or not; `granted`: every folder's ids."""
         self._forgotten.kubelet_came(running, self._clock())
         for ids in granted:
             self._granted.setdefault(frozenset(ids), (self._clock(), frozenset()))
@@ -306,10 +303,11 @@ class AllocationState:
         others = [each for each in self.forgotten() if each.uid != uid]
         return no_room_beside(others, ids, self.held_ids(), self.node)
 
-    def _may_not_start(self, pod: NodePod) -> bool:
+    def _may_not_start(self, pod: NodePod, settled: Set[str]) -> bool:
         """Whether it waits beside what kubelet forgot, with devices of a card that has no room for both."""
         ids = frozenset[str]().union(*(each.ids for each in self._assignments_of(pod)))
-        return not pod.running and self.crowded(ids, pod.view.uid) is not None
+        waits = not pod.running and pod.view.uid not in settled
+        return waits and self.crowded(ids, pod.view.uid) is not None
 
     # -- what must be written ---------------------------------------------------------------------------
 
@@ -324,8 +322,7 @@ class AllocationState:
         forgotten = self.forgotten()
         settled = {each.uid for each in forgotten}  # they wait for nothing
         placed = self._actual_placements((*(each.assignment for each in forgotten), *self.assignments))
-        theirs = [each for each in placed if forgotten and each.pod.view.uid not in settled]
-        barred = [each for each in theirs if self._may_not_start(each.pod)]
+        barred = [each for each in placed if forgotten and self._may_not_start(each.pod, settled)]
         actual = [each for each in placed if each not in barred]
         waiting = [each for each in self.waiting() if each.pod.view.uid not in settled]
         self.targets.update(exchanges(actual, waiting, self.targets, self.node))
@@ -401,7 +398,8 @@ class AllocationState:
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
         """Where pods are. Not of pods whose name kubelet still lists with the devices of an earlier pod."""
-        found = actual_placements(self._pods.values(), assignments, self.node, self._granted)
+        ours = {*self._granted, *(each.assignment.ids for each in self._forgotten.containers)}
+        found = actual_placements(self._pods.values(), assignments, self.node, ours)
         return [
             each
             for each in found

@@ -116,15 +116,19 @@ def pending_containers(
     return sorted(found, key=_likelihood)
 
 
-def _likelihood(pending: PendingContainer) -> tuple[bool, bool, bool, str, int, str]:
-    """A pod that is half admitted comes first, then what waits longest.
+def _likelihood(pending: PendingContainer) -> tuple[bool, bool, bool, str, int, int, str]:
+    """A pod that is half admitted comes first, then what was bound first.
 
+    kubelet admits in the order in which the API server shows it pods. Binds are on their way side by side, so
+    the times at which they were decided do not tell that order, and the versions do: also if we have not
+    heard yet of the pod that kubelet asks for, because those that came before it have been served.
     A pod that had its devices once (assigned) asks again only after kubelet lost its checkpoint or the
     machine was started anew; then kubelet goes by creation time.
     """
-    pod = pending.pod.view
+    pod, came = pending.pod.view, pending.pod.came
     created = pending.pod.created if pod.assigned else ""
-    return (not pending.begun, not pending.next_of_pod, pod.assigned, created, pod.assume_time_ns, pod.uid)
+    order = (created, came, pod.assume_time_ns, pod.uid)
+    return (not pending.begun, not pending.next_of_pod, pod.assigned, *order)
 
 
 def target_of(pod: NodePod, targets: Mapping[str, Placement]) -> Placement | None:

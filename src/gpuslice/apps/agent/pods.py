@@ -52,7 +52,8 @@ NODE_PODS: Resource[Any] = Resource("v1", "pods", "Pod", AgentPod)
 
 @dataclass(frozen=True, slots=True)
 class NodePod:
-    """A pod of this node. `created` is RFC 3339, the order in which kubelet admits after its own restart.
+    """A pod of this node. `created` is RFC 3339, the order in which kubelet admits after its own restart;
+    else it goes by `came`, the version with which the pod was first seen here.
 
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
     `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
@@ -65,6 +66,7 @@ class NodePod:
 
     view: Pod
     created: str = ""
+    came: int = 0
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
