@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
+from gpuslice.apps.cli.migration import WORKLOADS
 from gpuslice.apps.cli.migration_systems import DAEMON_SETS, DEPLOYMENTS
 from tests.builders import api_container, api_pod
 from tests.contract.test_cli_cluster import shell
@@ -16,6 +17,7 @@ from tests.contract.test_cli_migrate import INSTALLED, Cluster, cluster, node, s
 __all__ = ["cluster", "shell"]
 
 HAMI = api_container(**{"nvidia.com/gpumem": "4096"})
+REPLICA_SETS = next(each for each in WORKLOADS if each.plural == "replicasets")
 ON = [{"op": "add", "path": "/metadata/labels/gpu", "value": "on"}]
 
 
@@ -50,6 +52,26 @@ async def test_what_came_from_two_systems_goes_back_in_their_order(cluster: Clus
     assert await cluster.labels("gpu-1") == {"gpushare": "true", "cgpu": "true"}
     await cluster.migrate("hami", "--undo", "--apply")
     assert await cluster.labels("gpu-1") == labels
+
+
+async def test_what_a_deployment_made_goes_back_with_it(cluster: Cluster) -> None:
+    """Its controller copies annotations, ours among them, to the ReplicaSet that it makes of each version."""
+    await cluster.has((DEPLOYMENTS, workload("train", containers=[HAMI])))
+    await cluster.migrate("hami", "--apply")
+    made = await cluster.client.get(DEPLOYMENTS, "train", "default")
+    meta, spec = made["metadata"], made["spec"]
+    owner = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "name": "train",
+        "uid": meta["uid"],
+        "controller": True,
+    }
+    copied = {"name": "train-1", "namespace": "default", "annotations": meta["annotations"]}
+    body = {key: spec[key] for key in ("selector", "template")}
+    await cluster.has((REPLICA_SETS, {"metadata": {**copied, "ownerReferences": [owner]}, "spec": body}))
+    told = await cluster.migrate("hami", "--undo", "--apply")
+    assert wheres(told["changes"]) == ["Deployment default/train"]
 
 
 async def test_the_way_back_is_told_in_words_and_leaves_nothing_behind(cluster: Cluster) -> None:

@@ -104,9 +104,12 @@ class Reader:
 
     def workloads(self) -> Iterator[tuple[Resource[Object], Object]]:
         """Everything that makes pods, apart from what other things made."""
+        kinds = {each.kind for each in WORKLOADS}
         for resource in WORKLOADS:
             for each in self.client.list(resource, self._namespace):
-                yield resource, each
+                owner = _controller_of(each)
+                if owner is None or owner["kind"] not in kinds:
+                    yield resource, each
 
     def bare_pods(self) -> list[Object]:
         return [
@@ -278,6 +281,12 @@ def drain(
     )
 
 
+def _controller_of(thing: Object) -> Object | None:
+    """What made it and keeps it as it is."""
+    owners = thing["metadata"].get("ownerReferences") or ()
+    return next((each for each in owners if each.get("controller")), None)
+
+
 def _workload(
     system: System, resource: Resource[Object], thing: Object, sizes: Sizes, names: ResourceNames
 ) -> list[Change | Note | str]:
@@ -287,11 +296,7 @@ def _workload(
     for part in path.strip("/").split("/"):
         template = template.get(part) or {}
     before, where = _form(template), f"{resource.kind} {key_of(thing)}"
-    owner = next(
-        (each for each in thing["metadata"].get("ownerReferences") or () if each.get("controller")), None
-    )
-    if owner is not None and owner["kind"] in {each.kind for each in WORKLOADS}:
-        return []  # follows its owner
+    owner = _controller_of(thing)
     try:
         after = system.translate(before, sizes)
     except InvalidRequestError as error:
