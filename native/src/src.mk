@@ -11,7 +11,7 @@ NO_OUTLINE := $(shell $(CC) -Werror -mno-outline-atomics -E -x c /dev/null > /de
 FRAMES := $(if $(findstring -fsanitize,$(CFLAGS)),,-Wframe-larger-than=4608)
 SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude -Isrc $(NO_OUTLINE) $(FRAMES)
 # Nothing names what is called at a fork but its section: zig's linker is not to take it for unused.
-SLICE_LDFLAGS := -shared -Wl,--no-gc-sections -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
+SLICE_LDFLAGS := -shared -Wl,--no-gc-sections -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,initfirst -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
 
 # gcc makes calls of libc's string functions out of loops; clang does not know the option, and does not with -fno-builtin.
 NO_PATTERNS := $(shell $(CC) -fno-tree-loop-distribute-patterns -E -x c /dev/null > /dev/null 2>&1 && \
@@ -19,14 +19,21 @@ NO_PATTERNS := $(shell $(CC) -fno-tree-loop-distribute-patterns -E -x c /dev/nul
 
 all: $(BUILD)/lib/libgpuslice.so
 
-$(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) src/src.mk src/exports.map
+$(BUILD)/lib/libgpuslice.so: $(SLICE_OBJECTS) $(BUILD)/obj/exports.ld src/src.mk src/exports.map
 	@mkdir -p $(@D)
-	@$(CC) $(CFLAGS) $(SLICE_LDFLAGS) $(LDFLAGS) -o $@.tmp $(SLICE_OBJECTS)
+	@$(CC) $(CFLAGS) $(SLICE_LDFLAGS) $(LDFLAGS) -o $@.tmp $(SLICE_OBJECTS) $(BUILD)/obj/exports.ld
 	@mv $@.tmp $@
+
+# The driver's names, as symbols of size 0: of a larger one the loader copies the code into a program's variable of that name
+# (R_X86_64_COPY), and says on the program's stderr that sizes differ.
+$(BUILD)/obj/exports.ld: src/driver/hooks.def src/src.mk
+	@mkdir -p $(@D)
+	@printf '%s\n' '#define HOOK(library, symbol, ...) symbol = gs_hook_##symbol;' '#define BORROW(...)' '#include "driver/hooks.def"' | \
+	  $(CC) -E -P -Isrc -x c - > $@
 
 # In the way of every dlsym: a sanitizer's runtime, say, looks up its symbols before it is ready to watch anybody, and
 # stands in front of strcmp.
-$(BUILD)/obj/src/system/elf.o $(BUILD)/obj/src/entry/symbol_lookup.o: SLICE_CFLAGS += -fno-sanitize=all -fno-builtin $(NO_PATTERNS)
+$(addprefix $(BUILD)/obj/src/,system/elf.o system/elf_objects.o entry/hook_table.o entry/symbol_lookup.o entry/variables.o): SLICE_CFLAGS += -fno-sanitize=all -fno-builtin $(NO_PATTERNS)
 
 $(BUILD)/obj/src/%.o: src/%.c src/src.mk $(SLICE_HEADERS)
 	@mkdir -p $(@D)

@@ -45,12 +45,12 @@ all: tests
 # The parts that can be tested without a driver, with their functions visible, and a card in virtual time for shares.
 tests: $(TEST_BUILD)/libparts.so
 $(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share policy/fairness policy/card_queue policy/neighbours system/os \
-  system/open_file_locks system/elf system/table accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots)) \
+  system/open_file_locks system/elf system/elf_objects system/table accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots)) \
   tests/card_model.c tests/throttle_model.c tests/card_model.h $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^) -lm
 
-STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots system/table system/os system/open_file_locks system/elf))
+STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots system/table system/os system/open_file_locks system/elf system/elf_objects))
 tests: $(TEST_BUILD)/stress
 $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
@@ -59,7 +59,7 @@ $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 # With clang and its fuzzer: make fuzz, each target for FUZZ_SECONDS, from the inputs in tests/corpus. Without, a loop of
 # its own over the same targets, and the inputs.
 FUZZ_SECONDS ?= 20
-FUZZED_limits := src/policy/limits.c src/system/os.c src/system/elf.c
+FUZZED_limits := src/policy/limits.c src/system/os.c src/system/elf.c src/system/elf_objects.c
 FUZZED_region := $(STRESSED)
 # A script may have nonsense wait for at each of its steps.
 FUZZ_CFLAGS := -DGS_CONTENDED_NS=1000000

@@ -242,7 +242,7 @@ static int bind_address(int id, unsigned long long group, size_t offset, size_t 
 static int make_group(int id, size_t bytes, bool by_address)
 {
     unsigned long long group = 0;
-    struct group properties = {.devices = 1, .bytes = bytes};
+    struct group properties = {.devices = 1, .bytes = bytes, .handle_types = 1};
     int result = CALL(cuMulticastCreate, &group, &properties);
     if (!result)
         result = PLAIN(int (*)(unsigned long long, int), "cuMulticastAddDevice", group, current_device());

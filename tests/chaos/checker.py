@@ -20,7 +20,8 @@ Card = tuple[str, int]
 
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
-RESOURCE = "aliyun.com/gpu-mem"
+INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+RESOURCE, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 
 
 class Breach(AssertionError):
@@ -61,7 +62,10 @@ class Checker:
     def check(
         self, pods: Iterable[Object], nodes: Mapping[str, NodeFiles], moved: Set[str] = frozenset()
     ) -> set[Wrong]:
-        """All that is wrong now. Raises `Breach`. `moved`: uids of pods not where they were bound."""
+        """All that is wrong now. Raises `Breach`.
+
+        `moved`: uids of pods not where they were bound, or whose owners wrote their annotations.
+        """
         living = [pod for pod in pods if pod["status"].get("phase") not in ("Failed", "Succeeded")]
         free = self._free_by_annotations(living)
         by_uid = {pod["metadata"]["uid"]: pod for pod in living}
@@ -109,11 +113,10 @@ class Checker:
         return wrong
 
     def _free_by_annotations(self, pods: Iterable[Object]) -> dict[Card, int]:
-        free = {card: size.units for card, size in self._cards.items()}
+        promised: Counter[Card] = Counter()
         for pod in pods:
-            for card, units in _annotated(pod).items():
-                free[card] -= units
-        return free
+            promised.update(_annotated(pod))
+        return {card: size.units - promised[card] for card, size in self._cards.items()}
 
     def _annotated_otherwise(
         self, node: str, files: NodeFiles, held: Mapping[str, list[str]], pods: Mapping[str, Object]
@@ -194,12 +197,18 @@ def _units(ids: Iterable[str]) -> Counter[str]:
 def _annotated(pod: Object) -> dict[Card, int]:
     """Units by card that the annotations of a bound pod say."""
     node, annotations = pod["spec"].get("nodeName"), pod["metadata"].get("annotations") or {}
-    if not node or not annotations.get(ALLOCATION):
+    if not node:
         return {}
     units: Counter[Card] = Counter()
-    for cards in json.loads(annotations[ALLOCATION]).values():
-        for index, count in cards.items():
-            units[node, int(index)] += count
+    try:
+        if ALLOCATION not in annotations:  # its owner took it away, and the first protocol says it too
+            indices = [int(index) for index in annotations[INDEX].split(",")]
+            return {(node, index): _asked(pod) // len(indices) for index in indices}
+        for cards in json.loads(annotations[ALLOCATION]).values():
+            for index, count in cards.items():
+                units[node, int(index)] += count
+    except (KeyError, ValueError, AttributeError):
+        return {}  # none, or nonsense, which only its owner writes
     return dict(units)
 
 
@@ -215,6 +224,10 @@ def _waiting_though_they_fit(pods: Iterable[Object], free: Mapping[Card, int]) -
         if (node := pod["spec"].get("nodeName")) and not _annotated(pod):
             unsettled[node] += _asked(pod)
     for pod in pods:
-        waits = not pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
-        if waits and any(left - unsettled[node] >= _asked(pod) for (node, _), left in free.items()):
+        if pod["spec"].get("nodeName") or "deletionTimestamp" in pod["metadata"]:
+            continue
+        cards = int((pod["metadata"].get("labels") or {}).get(COUNT, "1"))
+        each = _asked(pod) // cards
+        roomy = Counter(node for (node, _), left in free.items() if left - unsettled[node] >= each)
+        if any(count >= cards for count in roomy.values()):
             yield Wrong("waits though it fits", pod["metadata"]["uid"])

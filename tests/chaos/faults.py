@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.contract import (
+    ANN_ALLOCATION,
+    ANN_ASSIGNED,
+    ANN_ASSUME_TIME,
+    ANN_CARD_UNITS,
+    ANN_CORE,
+    ANN_INDEX,
+    ANN_MEANT,
+    ANN_POD_UNITS,
+    ANN_VISIBLE,
+    GPU_COUNT,
+)
 from simcluster.cluster.faults import Fault
 from tests.chaos.world import ChaosWorld
 from tests.integration.interleaving_node import NodeInMemory
@@ -237,6 +251,54 @@ def _clear(path: Path) -> None:
 TRICKS = (_noise, _noise, _flipped, _flipped, _sparse, _elsewhere, _pipe, _deep, _many, _gone)
 
 
+def placement_is_tampered_with(world: ChaosWorld) -> bool:
+    """Its owner writes what a pod says of its cards, where no webhook keeps them from it."""
+    pods = [pod for pod in world.pods() if pod["status"].get("phase") not in ("Failed", "Succeeded")]
+    if not pods:
+        return False
+    pod = world.dice.choice(pods)
+    change: dict[str, dict[str, str | None]] = {"annotations": lies(world.dice)}
+    if "nodeName" in pod["spec"] and world.dice.random() < 0.3:  # of a pod that waits it is a request
+        change["labels"] = {GPU_COUNT: world.dice.choice((None, "1", "2", "3", "many"))}
+    world.tamper(pod, change)
+    return True
+
+
+def pod_is_bound_by_hand(world: ChaosWorld) -> bool:
+    """Past every scheduler, and with a card of its own choice."""
+    missing = set(world.names) - {pod["metadata"]["name"] for pod in world.pods()}
+    if not missing:
+        return False
+    said = {name: text for name, text in lies(world.dice).items() if text is not None}
+    node = world.dice.choice(sorted(world.nodes))
+    pod = world.create(
+        world.dice.choice(sorted(missing)), *world.dice.choice(world.asks), node=node, annotations=said
+    )
+    world.tampered.add(pod["metadata"]["uid"])
+    return True
+
+
+def lies(dice: random.Random) -> dict[str, str | None]:
+    """Values of placement annotations, None for one to take away."""
+    if dice.random() < 0.2:
+        return dict.fromkeys(PLACEMENT_ANNOTATIONS)
+    card = dice.choice(("0", "1", "2", "0,1", "77"))
+    amounts = {each: dice.choice((0, 1, 4, 999_999_999)) for each in card.split(",")}
+    choices: dict[str, tuple[str | None, ...]] = {
+        ANN_INDEX: (card, None, "", "x", "-1"),
+        ANN_POD_UNITS: ("1", "999999999", None, "-3"),
+        ANN_CARD_UNITS: ("1", None, "x"),
+        ANN_ASSUME_TIME: ("0", "99999999999999999999", None, "x"),
+        ANN_ASSIGNED: ("true", "false", None, "yes"),
+        ANN_ALLOCATION: (json.dumps({"0": amounts}), json.dumps({"9": {"x": -1}}), None, "[", "{}"),
+        ANN_CORE: (json.dumps({"0": {card: 100}}), "x", None),
+        ANN_VISIBLE: ("GPU-n2-0", "all", None),
+        ANN_MEANT: (card, "x", None),
+    }
+    names = dice.sample(sorted(choices), dice.choice((1, 1, 2, 5)))
+    return {name: dice.choice(choices[name]) for name in names}
+
+
 def _some_node(world: ChaosWorld) -> NodeInMemory:
     return world.nodes[world.dice.choice(sorted(world.nodes))]
 
@@ -259,5 +321,7 @@ FAULTS: dict[str, tuple[float, Break]] = {
     "kubelet lost its checkpoint": (0.5, kubelet_loses_its_checkpoint),
     "machine restarted": (0.4, machine_restarts),
     "hostile region": (5, region_is_hostile),
+    "placement tampered with": (3, placement_is_tampered_with),
+    "pod bound by hand": (0.5, pod_is_bound_by_hand),
 }
 """By what it is called in the report: how often of all, and what does it."""

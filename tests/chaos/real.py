@@ -27,6 +27,7 @@ from typing import Any
 from gpuslice.adapters.kube.errors import KubeError
 from tests.chaos.bad_network import BadNetwork
 from tests.chaos.checker import Breach, CardSize, Checker, NodeFiles, Wrong, token_of
+from tests.chaos.faults import lies
 from tests.chaos.story import Stuck, Told
 from tests.e2e.kubelet_rig import CARD_MIB, NODE, PODS, STAY, UNITS, Cluster, container, pod, start
 from tests.e2e.node import Service
@@ -105,6 +106,7 @@ class RealStory:
             "container's process killed": (8, self._kill_container),
             "extender killed": (6, lambda: self._kill(extender)),
             "agent killed": (6, lambda: self._kill(agent)),
+            "placement tampered with": (6, self._tamper),
             "kubelet killed": (2, lambda: self._kill(kubelet)),
             "kubelet lost its checkpoint": (2, self._lose_checkpoint),
             "extender frozen": (3, lambda: self._freeze(extender.signal)),
@@ -118,6 +120,15 @@ class RealStory:
             if faults[name][1]():
                 self.told.faults[name] += 1
                 return
+
+    def _tamper(self) -> bool:
+        """A pod's owner writes what it says of its cards; there is no webhook here."""
+        with contextlib.suppress(KubeError):
+            if names := [each["metadata"]["name"] for each in self._pods()]:
+                change = {"metadata": {"annotations": lies(self.dice)}}
+                self.cluster.api.patch(f"{PODS}/{self.dice.choice(names)}", change)
+                return True
+        return False
 
     @staticmethod
     def _kill(one: Service) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.chaos.checker import Wrong
 from tests.chaos.faults import FAULTS
+from tests.chaos.fleets import FLEETS
 from tests.chaos.world import ChaosWorld
 
 BOUT = 150
@@ -55,10 +56,11 @@ class Told:
 class Story:
     """The same seed is the same story. `diary` is the last that happened, for who wants to know why."""
 
-    def __init__(self, folder: Path, seed: int, faults: int) -> None:
+    def __init__(self, folder: Path, seed: int, faults: int, fleet: str = "") -> None:
         self.dice = random.Random(seed)
         random.seed(seed)  # of the pauses before what failed is tried again
-        self.world = ChaosWorld(folder, seed)
+        self.fleet = fleet or list(FLEETS)[seed % len(FLEETS)]
+        self.world = ChaosWorld(folder, seed, FLEETS[self.fleet])
         self.told = Told()
         self.diary: list[str] = []
         self._wanted = faults
@@ -124,15 +126,15 @@ class Story:
                 raise Stuck(f"after {patience_s:g} s of peace: {sorted(map(str, wrong))}")
 
 
-def play(folder: Path, seed: int, faults: int) -> Told:
-    """One story; what goes wrong in it tells how to play it again."""
-    story = Story(folder, seed, faults)
+def play(folder: Path, seed: int, faults: int, fleet: str = "") -> Told:
+    """One story; what goes wrong in it tells how to play it again. The seed chooses an unnamed fleet."""
+    story = Story(folder, seed, faults, fleet)
     began = time.monotonic()
     try:
         return story.play()
     except BaseException as error:
         error.add_note(
-            f"seed {seed}, fault {story.told.faults.total()} of {faults}, "
+            f"seed {seed} ({story.fleet}), fault {story.told.faults.total()} of {faults}, "
             f"after {time.monotonic() - began:.0f} s:\n  " + "\n  ".join(story.diary)
         )
         raise

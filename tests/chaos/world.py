@@ -23,13 +23,12 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
 from tests.chaos.checker import Card, CardSize, Checker, NodeFiles, Wrong
-from tests.integration.interleaving_node import CARDS, NodeInMemory, Object, memory_mib, uuid_of
+from tests.chaos.fleets import ChaosFleet
+from tests.integration.interleaving_node import NodeInMemory, Object, uuid_of
 from tests.integration.interleaving_rig import World
 from tests.integration.virtual import HeldTransport, Process, Stream
 
 REPLICAS = ("extender-a", "extender-b")
-NAMES = [f"app-{number}" for number in range(8)]
-UNITS = (1, 1, 2, 2, 3, 4)
 LONG_AGO_NS = 30 * 86_400 * 10**9
 """More than any clock here jumps, and less than this world is behind the real one."""
 PODS = "/api/v1/namespaces/default/pods"
@@ -59,17 +58,20 @@ class ChaosWorld(World):
     node_class = ChaosNode
     nodes: dict[str, ChaosNode]  # type: ignore[assignment]
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, fleet: ChaosFleet) -> None:
+        self.asks = fleet.asks
+        self.names = [f"app-{number}" for number in range(fleet.pods)]
+        self.tampered: set[str] = set()  # uids of pods whose owner changed what is said of their cards
         self.replicas: dict[str, tuple[Extender, Process, App]] = {}
         self.frozen: dict[Process, float] = {}  # until when
         self.disk_full_until_s = 0.0
         self._file_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         self._seen: tuple[Any, ...] = ()
         self._wrong: set[Wrong] = set()
-        super().__init__(folder, seed)
+        super().__init__(folder, seed, fleet)
         cards: dict[Card, CardSize] = {
-            (node, index): CardSize(uuid_of(node, index), units, memory_mib(units))
-            for node, sizes in CARDS.items()
+            (node, index): CardSize(uuid_of(node, index), units, fleet.memory_mib(units))
+            for node, sizes in fleet.cards.items()
             for index, units in enumerate(sizes)
         }
         self._checker = Checker(cards)
@@ -168,8 +170,8 @@ class ChaosWorld(World):
                 self.remove(failed[0])
             else:
                 self.delete(name)
-        elif missing := [name for name in NAMES if name not in there]:
-            self.create(self.dice.choice(missing), self.dice.choice(UNITS))
+        elif missing := [name for name in self.names if name not in there]:
+            self.create(self.dice.choice(missing), *self.dice.choice(self.asks))
 
     def scheduler_acts(self) -> None:
         """It looks at one pod that waits: filter, then bind where that let it pass."""
@@ -281,6 +283,12 @@ class ChaosWorld(World):
         self.pass_time(seconds)
         self.network.calm()
 
+    def tamper(self, pod: Object, metadata: Object) -> None:
+        """Its owner changes annotations or labels of their pod, by a merge patch."""
+        self.tampered.add(pod["metadata"]["uid"])
+        path = f"{PODS}/{pod['metadata']['name']}"
+        self.call("PATCH", path, {"metadata": metadata}, "application/merge-patch+json")
+
     # -- what is there, without the way through the API ------------------------------------------------------
 
     def pods(self) -> list[Object]:
@@ -315,7 +323,7 @@ class ChaosWorld(World):
             )
             for name, node in self.nodes.items()
         }
-        moved = {pod["metadata"]["uid"] for pod in self.pods() if self.network.moved(pod)}
+        moved = self.tampered | {pod["metadata"]["uid"] for pod in self.pods() if self.network.moved(pod)}
         self._seen, self._wrong = seen, self._checker.check(self.pods(), files, moved)
         return self._wrong
 

@@ -74,6 +74,8 @@ def test_cert_manager_may_make_and_renew_what_the_extender_and_kube_scheduler_sh
         spec = objects["Certificate", name]["spec"]
         assert (spec["secretName"], spec["usages"][-1]) == (name, usage)
         assert spec["issuerRef"] == {"kind": "Issuer", "name": "gpushare-schd-extender"}
+        assert len(spec["dnsNames"]) == 1
+        assert "commonName" not in spec  # cert-manager takes 64 characters, and a namespace may have 63
         assert ("Secret", name) not in objects
     assert (
         objects["Issuer", "gpushare-schd-extender"]["spec"]["ca"]["secretName"]

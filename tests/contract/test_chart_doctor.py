@@ -41,6 +41,24 @@ def test_helm_test_asks_for_ports_that_the_services_have(helm: str) -> None:
             assert (url.port or 443) in ports
 
 
+def test_helm_test_trusts_the_authority_that_kube_scheduler_trusts_and_sees_no_key(helm: str) -> None:
+    """The extender is no webhook, so the API server does not tell whose certificate it shows."""
+    objects = render(
+        helm, "--set", "extender.certificate.clientSecret=ours,extender.certificate.source=secret"
+    )
+    pod = objects["Pod", "gpuslice-test"]["spec"]
+    (container,) = pod["containers"]
+    (file,) = [each["value"] for each in container["env"] if each["name"] == "SSL_CERT_FILE"]
+    (mount,) = [each for each in container["volumeMounts"] if file.startswith(each["mountPath"] + "/")]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == mount["name"]]
+    assert volume["secret"] == {
+        "secretName": "ours",
+        "items": [{"key": "ca.crt", "path": file.rpartition("/")[2]}],
+    }
+    plain = render(helm, "--set", "extender.certificate.source=none")["Pod", "gpuslice-test"]["spec"]
+    assert "SSL_CERT_FILE" not in {each["name"] for each in plain["containers"][0]["env"]}
+
+
 def test_helm_test_asks_for_what_is_installed_alone(helm: str) -> None:
     for setting, count in (("webhook.enabled=false", 1), ("exporter.enabled=true", 3)):
         args = render(helm, "--set", setting)["Pod", "gpuslice-test"]["spec"]["containers"][0]["args"]

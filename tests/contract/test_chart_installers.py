@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
+from pathlib import Path
 
+import pytest
 import yaml
+from kubectl_rig import kubectl_rig
 
 from gpuslice.apps.agent.command import command as agent_command
 from gpuslice.apps.agent.command import install_extender as install_extender_command
 from gpuslice.apps.agent.command import install_library as install_library_command
-from tests.chart import CHART, KUBE_SCHEDULER, NAMED, render
+from tests.chart import CHART, KUBE_SCHEDULER, NAMED, documents, render
 
 
 def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str) -> None:
@@ -73,6 +78,33 @@ def test_the_section_for_masters_is_the_second_schedulers(helm: str) -> None:
     assert told.pop("urlPrefix") == "https://127.0.0.1:32766/gpushare-scheduler"
     ours.pop("urlPrefix")
     assert told == ours
+
+
+@pytest.mark.parametrize(("release", "undone"), [("cgpu", "post-upgrade"), ("vendor", None)])
+async def test_without_the_value_what_this_release_installed_is_undone_and_nobody_elses(
+    helm: str, tmp_path: Path, release: str, undone: str | None
+) -> None:
+    """The vendor's own chart has a Job of the same name, in the cluster that somebody migrates."""
+    owned = {"annotations": {"meta.helm.sh/release-name": release}}
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a", "image": "b"}]}}
+    metadata = {"name": "gpushare-installer", "namespace": "kube-system", **owned}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"template": template}}
+    async with kubectl_rig(tmp_path) as rig:
+        await rig.ok("create", "-f", "-", text=json.dumps(job))
+        asked = ("template", "cgpu", str(CHART), "--namespace=kube-system", *NAMED, "--dry-run=server")
+        process = await asyncio.create_subprocess_exec(
+            helm, *asked, "--is-upgrade", "--set=devicePlugin.ownNodeOnly=false",  # the rig has no policies
+            env={"KUBECONFIG": str(tmp_path / "config"), "HOME": str(tmp_path)},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    jobs = {
+        each["metadata"]["name"]: each["metadata"]["annotations"]["helm.sh/hook"]
+        for each in documents(out.decode())
+        if each["kind"] == "Job"
+    }
+    assert jobs.get("gpushare-installer-back") == undone
 
 
 def test_upgrades_clear_the_way_for_the_job_and_removal_undoes_it(helm: str) -> None:

@@ -155,6 +155,7 @@ def test_a_network_policy_leaves_each_pod_its_one_port(helm: str) -> None:
     assert "NetworkPolicy" not in {kind for kind, _ in render(helm, "--set", EVERYTHING)}
     objects = render(helm, "--set", f"{EVERYTHING},networkPolicy.enabled=true")
     doors = {name: each["spec"] for (kind, name), each in objects.items() if kind == "NetworkPolicy"}
+    del doors["gpuslice-egress"]
     assert set(doors) == {"gpushare-schd-extender", "gpuslice-webhook", KUBE_SCHEDULER, "gpuslice-exporter"}
     for name, spec in doors.items():
         kind = "DaemonSet" if name == "gpuslice-exporter" else "Deployment"
@@ -162,6 +163,28 @@ def test_a_network_policy_leaves_each_pod_its_one_port(helm: str) -> None:
         assert spec["podSelector"]["matchLabels"].items() <= labels.items()
     assert doors["gpuslice-webhook"]["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in doors["gpuslice-webhook"]
+
+
+def test_where_a_namespace_denies_everything_each_pod_still_reaches_what_it_asks(helm: str) -> None:
+    """The API server has no labels: who asks it may connect to anywhere, the webhook to nowhere."""
+    parts = (
+        "console.enabled=true,dra.enabled=true,wholeCards.daemonSet=nvidia/plugin,networkPolicy.enabled=true"
+    )
+    objects = render(helm, "--set", f"{EVERYTHING},{parts}", "--kube-version=1.36.0")
+    policies = [each["spec"] for (kind, _), each in objects.items() if kind == "NetworkPolicy"]
+    (leaving,) = (each for each in policies if "egress" in each)
+    assert (leaving["policyTypes"], leaving["egress"]) == (["Egress"], [{}])
+    (silent,) = leaving["podSelector"]["matchExpressions"]
+    assert (silent["operator"], silent["values"]) == ("NotIn", ["gpuslice-webhook"])
+    entered = {each["podSelector"]["matchLabels"].get("component") for each in policies}
+    for (kind, name), each in objects.items():
+        pod = each if kind == "Pod" else each["spec"].get("template") if "spec" in each else None
+        if pod is None or "containers" not in pod.get("spec", {}) or pod["spec"].get("hostNetwork"):
+            continue
+        assert leaving["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items(), name
+        ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", [])]
+        component = pod["metadata"]["labels"]["component"]
+        assert component in entered or not ports or component == "gpushare-device-plugin", name
 
 
 def test_the_extenders_door_is_open_to_the_charts_scheduler_and_who_is_named(helm: str) -> None:

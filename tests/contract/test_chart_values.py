@@ -89,6 +89,76 @@ def test_every_value_of_the_schema_is_shown_with_its_default() -> None:
     assert hidden(values, schema, "") == []
 
 
+MAY_BE_EMPTY = {"resources", "tolerations", "priorityClassName", "labels", "cardLabels", "exemptNamespaces"}
+MAY_BE_EMPTY |= {"fencingDir", "legacyPort"}
+ALL_PARTS = (
+    "exporter.enabled=true,exporter.nodes=all,console.enabled=true,networkPolicy.enabled=true,dra.enabled=true,"
+    "monitoring.serviceMonitor.enabled=true,monitoring.componentMonitors.enabled=true,monitoring.alerts.enabled=true,"
+    "extender.certificate.source=cert-manager,webhook.certificate.source=cert-manager,openshift=true"
+)
+
+
+def test_an_empty_value_means_none(helm: str, tmp_path: Path) -> None:
+    """`imagePullSecrets:` with all of its lines commented out is null, and takes the default away."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def nulls(section: dict[str, Any]) -> dict[str, Any]:
+        inner = {key: nulls(value) for key, value in section.items() if value and isinstance(value, dict)}
+        return {**inner, **{key: None for key, value in section.items() if value in ("", [], {})}}
+
+    file = tmp_path / "nulls.yaml"
+    file.write_text(yaml.safe_dump(nulls(values)))
+    parts = ("--set", ALL_PARTS, "--kube-version=1.36.0")
+    assert render(helm, "-f", str(file), *parts) == render(helm, *parts)
+
+
+def test_a_default_that_may_be_taken_away_leaves_a_whole_chart(helm: str, tmp_path: Path) -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def nulls(section: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: None if key in MAY_BE_EMPTY else nulls(value)
+            for key, value in section.items()
+            if key in MAY_BE_EMPTY or isinstance(value, dict)
+        }
+
+    file = tmp_path / "nulls.yaml"
+    file.write_text(yaml.safe_dump(nulls(values)))
+    parts = ("--set", ALL_PARTS, "--kube-version=1.36.0")
+    assert render(helm, "-f", str(file), *parts).keys() == render(helm, *parts).keys()
+
+
+@pytest.mark.parametrize(
+    ("empty", "named"),
+    [("exporter", "missing property 'exporter'"), ("extender.certificate", "missing property 'certificate'")],
+)
+def test_a_section_without_its_defaults_is_refused_by_name(helm: str, empty: str, named: str) -> None:
+    """An empty `exporter:` takes all of them away; so does --reuse-values from before there was a section."""
+    command = [helm, "template", str(CHART), *NAMED, "--set", f"{empty}=null"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert named in refused.stderr
+
+
+def test_what_templates_cannot_do_without_is_required() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def lacking(value: dict[str, Any], shape: dict[str, Any], path: str) -> list[str]:
+        if "properties" not in shape:
+            shape = schema["definitions"].get(shape.get("$ref", "").rpartition("/")[2], shape)
+        known, required = shape.get("properties", {}), shape.get("required", [])
+        found = []
+        for key, inner in value.items():
+            if key not in known or key in MAY_BE_EMPTY or inner in ("", [], {}):
+                continue
+            found += [] if key in required else [f"{path}{key}"]
+            found += lacking(inner, known[key], f"{path}{key}.") if isinstance(inner, dict) else []
+        return found
+
+    assert lacking(values, schema, "") == []
+
+
 def _workload_keys(schema: dict[str, Any]) -> list[str]:
     return list(schema["definitions"]["workload"]["properties"])
 

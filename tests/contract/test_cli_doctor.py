@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import ssl
-import threading
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.cli.doctor_answers import ask
 from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Level
 from gpuslice.apps.diagnosis.doctor_scheduler import sample_size, scheduler_configuration
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
@@ -73,15 +69,15 @@ async def put(shell: Shell, *things: tuple[Any, Object]) -> None:
             await client.create(resource, head | document, "kube-system" if resource.namespaced else "")
 
 
-async def healthy(shell: Shell, **changes: Any) -> None:
+async def healthy(shell: Shell, extender: str = "gpushare-schd-extender", **changes: Any) -> None:
     service = {
-        "metadata": {"name": "gpushare-schd-extender"},
+        "metadata": {"name": extender, "labels": {"component": "gpushare-schd-extender"}},
         "spec": {"ports": [{"port": 12345}], "selector": {"app": "gpushare"}},
     }
     await put(
         shell,
         (SERVICES, service),
-        (SLICES, ready_slice("gpushare-schd-extender", changes.pop("ready", True))),
+        (SLICES, ready_slice(extender, changes.pop("ready", True))),
         (CONFIG_MAPS, configuration(**changes)),
     )
 
@@ -105,33 +101,6 @@ async def test_a_healthy_cluster_has_nothing_to_tell(shell: Shell) -> None:
 def endpoints(*pods: Object) -> Object:
     labels = {"kubernetes.io/service-name": "gpuslice-exporter"}
     return {"metadata": {"namespace": "gpu", "name": "x", "labels": labels}, "endpoints": [*pods]}
-
-
-class Ready(BaseHTTPRequestHandler):
-    """Says yes."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def test_a_service_is_trusted_as_the_api_server_trusts_it() -> None:
-    """By the authority of its webhook configuration: a certificate that another one signed is no answer."""
-    authority, stranger = trustme.CA(), trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(context)
-    with ThreadingHTTPServer(("localhost", 0), Ready) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"https://localhost:{server.server_port}/readyz"
-        assert ask(url, authority.cert_pem.bytes().decode()) == ""
-        assert "certificate verify failed" in ask(url, stranger.cert_pem.bytes().decode()).lower()
-        server.shutdown()
-    assert ask(url, "") == "Connection refused"
 
 
 def labelled(name: str, *cards: int, **labels: str) -> Object:

@@ -12,10 +12,10 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.objects import Node
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.doctor_answers import answers, places_of
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
+from gpuslice.apps.diagnosis.doctor_facts import SLICES, Facts, Level
 from gpuslice.core.contract import GPU_MEM
 from simcluster.cluster.faults import Fault
 from tests.builders import api_pod
@@ -27,6 +27,7 @@ from tests.contract.test_cli_doctor import (
     healthy,
     labelled,
     put,
+    ready_slice,
     without_resources,
 )
 from tests.contract.test_cli_explain import node
@@ -49,6 +50,28 @@ def plugin(name: str, *, ready: bool = True, waiting: Object | None = None, rest
         ],
     }
     return made
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_an_extender_by_another_name_is_known_by_that(shell: Shell, ready: bool) -> None:
+    """As the chart has it with fullnameOverride."""
+    await healthy(shell, "own-schd-extender", ready=ready)
+    await shell.has([node("n1", 8)])
+    _, found = await findings(shell)
+    told = {where: each["fix"] for where, each in found.items() if where.startswith("service")}
+    fix = "kubectl -n kube-system logs deployment/own-schd-extender; its /readyz says what it waits for"
+    assert told == ({} if ready else {"service kube-system/own-schd-extender": fix})
+
+
+async def test_a_second_installation_is_one_too_many(shell: Shell) -> None:
+    await healthy(shell)
+    labels = {"component": "gpushare-schd-extender"}
+    second = {"metadata": {"name": "own-schd-extender", "labels": labels}, "spec": {"ports": [{"port": 1}]}}
+    await put(shell, (SERVICES, second), (SLICES, ready_slice("own-schd-extender", True)))
+    await shell.has([node("n1", 8)])
+    _, found = await findings(shell)
+    what = found["service kube-system/own-schd-extender"]["what"]
+    assert what.startswith("is of another installation than kube-system/gpushare-schd-extender")
 
 
 PULLING = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "a"'}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 import yaml
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
+from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.migration import WORKLOADS
 from gpuslice.apps.cli.migration_systems import ACCOUNTS, DAEMON_SETS, DEPLOYMENTS, JOBS, ROLES, SYSTEMS
+from gpuslice.apps.cli.migration_writes import Change, carry_out, unchanged
 from gpuslice.core.contract import of_our_chart
 from gpuslice_demo.install import manifests
 from gpuslice_demo.places import Places
@@ -299,12 +302,37 @@ async def test_what_our_chart_made_is_not_taken_for_another_systems(cluster: Clu
     assert (wheres(told["changes"]), told["waits"]) == (["node one"], [])
 
 
+@pytest.mark.parametrize(
+    ("meanwhile", "why"),
+    [
+        ({"status": {"capacity": {"cpu": "9"}}}, ""),
+        ({"metadata": {"labels": {"cgpu": "false"}}}, "changed by somebody else meanwhile: run the same"),
+    ],
+    ids=["kubelet writes the status", "somebody labels it"],
+)
+async def test_of_a_node_the_labels_alone_must_be_as_they_were(
+    cluster: Cluster, meanwhile: Object, why: str
+) -> None:
+    """Its kubelet writes it at any time: where its version had to be the same, few migrations succeeded."""
+    nodes = NODES.as_dict()
+    await cluster.has((nodes, node("n1", {"gpushare": "true"})))
+    version, tests = unchanged(nodes, await cluster.client.get(nodes, "n1"))
+    step = {"op": "remove", "path": "/metadata/labels/gpushare"}
+    change = Change("node n1", ("label gpushare is removed",), nodes, "", "n1", version, (*tests, step))
+    await cluster.client.merge_patch(nodes, "n1", meanwhile, subresource="status" * ("status" in meanwhile))
+    transport = SyncTransport(connect({}, kubeconfig=str(cluster.shell.folder / "config")))
+    done = await asyncio.to_thread(lambda: list(carry_out(SyncClient(transport), "gpushare", [change])))
+    transport.close()
+    ((_, told),) = done
+    assert (why in told, bool(told)) == (True, bool(why))
+
+
 def test_what_the_demo_installs_is_not_taken_for_another_systems(tmp_path: Path) -> None:
     places = Places(tmp_path, tmp_path, tmp_path, tmp_path, tmp_path, temporary=True)
     items = list(yaml.safe_load_all(manifests(places, 1)))
     made = {(each["kind"], each["metadata"]["name"]): each["metadata"].get("labels") for each in items}
     owned = {(resource.kind, name) for resource, name in SYSTEMS["gpushare"].owned}
-    assert len(made.keys() & owned) == 3
+    assert len(made.keys() & owned) == 5
     assert [key for key in made.keys() & owned if not of_our_chart(made[key])] == []
 
 

@@ -236,7 +236,8 @@ async def test_plain_http_goes_through_a_proxy(ask: Ask) -> None:
 
 
 @both
-async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority) -> None:
+@pytest.mark.parametrize(("name", "written"), [("api.example", "api.example"), ("fd00::1", "[fd00::1]")])
+async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority, name: str, written: str) -> None:
     asked: list[str] = []
 
     async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -246,18 +247,18 @@ async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority) -> No
         with contextlib.suppress(ConnectionError):
             await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
 
-    async with serving(echo, authority.server("api.example")) as url:
+    async with serving(echo, authority.server(name)) as url:
         target = int(url.rpartition(":")[2])
         async with await asyncio.start_server(tunnel, "127.0.0.1", 0) as proxy:
             port = proxy.sockets[0].getsockname()[1]
             connection = Connection(
-                "https://api.example:6443",
+                f"https://{written}:6443",
                 tls=Tls(authority.pem),
                 proxy_url=f"http://me:p%40ss@127.0.0.1:{port}",
             )
             assert (await ask(connection, "/")).status == 200
     (head,) = asked
-    assert head.startswith("CONNECT api.example:6443 ")
+    assert head.startswith(f"CONNECT {written}:6443 ")
     assert f"\r\nProxy-Authorization: {LOGIN}\r\n" in head
 
 

@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from typing import Self
 
 from tests.gpu.driver import Skip
-from tests.gpu.stage import MIB, SIMULATED, Seen, Stage, Worker, bare_environment
+from tests.gpu.stage import MIB, SIMULATED, Box, Seen, Stage, Worker, bare_environment
 
 OUT_OF_MEMORY = "error 2"
 SHAPES = ((1, 1, 2048), (64, 8, 2048), (65, 8, 512), (17, 17, 512), (8192, 0, 1024), (200, 0, 300))
@@ -36,6 +38,89 @@ def descriptors(stage: Stage) -> Seen:
     return Seen(
         f"released with its descriptor open, 2000 MiB stayed on the card ({kept}) and counted; closed, both "
         f"were gone; NVML then gave the process {told}"
+    )
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a killed process left behind whose descriptor another one has, beside one that starts then."""
+
+    on_card_mib: int
+    counted_mib: int
+    told: str
+
+    @classmethod
+    def measured(cls, stage: Stage, box: Box, newcomer: Worker, empty_mib: int) -> Self:
+        """`empty_mib`: what the card had before anybody came. A context is what the newcomer added."""
+        time.sleep(1.5)  # the driver is still clearing up, and locks count a second longer in a namespace
+        left = stage.nvml.used_bytes(stage.card.uuid) // MIB - empty_mib
+        newcomer.ok("start 0")
+        context = stage.nvml.used_bytes(stage.card.uuid) // MIB - empty_mib - left
+        counted = box.used_mib() - context
+        return cls(left, round(counted), f"{left} MiB stayed on the card, {counted:.0f} were counted")
+
+
+def orphans(stage: Stage) -> Seen:
+    """Memory whose maker was killed lives while another process has its descriptor, and counts."""
+    box, empty = stage.box("app", 4096), stage.nvml.used_bytes(stage.card.uuid) // MIB
+    with Worker(box) as keeper, Worker(box) as newcomer:
+        with Worker(box) as maker:
+            maker.ok("start 0")
+            maker.ok(f"alloc 0 physical {2000 * MIB}")
+            pid, file = maker.ok("share 0")
+            _, kept = keeper.ok(f"take {pid} {file}")
+        left = Left.measured(stage, box, newcomer, empty)
+        assert left.counted_mib >= left.on_card_mib - 10, left.told
+        if left.on_card_mib > 1990:
+            assert newcomer.ask(f"alloc 0 physical {2000 * MIB}") == OUT_OF_MEMORY, left.told
+        keeper.ok(f"shut {kept}")
+        newcomer.ok(f"alloc 0 physical {2000 * MIB}")
+    return Seen(
+        f"killed with 2000 MiB exported, a process left its descriptor: {left.told}; closed, there was room"
+    )
+
+
+def exported_again(stage: Stage) -> Seen:
+    """Whether a process may export what it imported, and what then keeps the memory."""
+    box, empty = stage.box("app", 6144), stage.nvml.used_bytes(stage.card.uuid) // MIB
+    with Worker(box) as keeper, Worker(box) as newcomer:
+        with Worker(box) as maker, Worker(box) as importer:
+            maker.ok("start 0")
+            importer.ok("start 0")
+            maker.ok(f"alloc 0 physical {1500 * MIB}")
+            pid, file = maker.ok("share 0")
+            importer.ok(f"receive 0 {pid} {file}")
+            answer = importer.ask("share 0").split()
+            if answer[0] != "ok":
+                raise Skip(f"the driver answers {' '.join(answer)} to an export of imported memory")
+            _, kept = keeper.ok(f"take {answer[1]} {answer[2]}")
+        left = Left.measured(stage, box, newcomer, empty)
+        assert left.counted_mib >= left.on_card_mib - 10, left.told
+        keeper.ok(f"shut {kept}")
+        newcomer.ok(f"alloc 0 physical {4000 * MIB}")
+    return Seen(
+        f"exported again by an importer, both killed, with that descriptor open {left.told}; closed, "
+        "there was room"
+    )
+
+
+def pool_descriptor(stage: Stage) -> Seen:
+    """Whether the descriptor of a killed process's pool keeps the pool's memory."""
+    box, empty = stage.box("app", 4096), stage.nvml.used_bytes(stage.card.uuid) // MIB
+    with Worker(box) as keeper, Worker(box) as newcomer:
+        with Worker(box) as maker:
+            maker.ok("start 0")
+            answer = maker.ask(f"alloc 0 pool {1500 * MIB}")
+            shared = maker.ask("share-pool").split()
+            if answer != "ok" or shared[0] != "ok":
+                raise Skip(f"a pool of 1500 MiB answers {answer}, its export {' '.join(shared)}")
+            _, kept = keeper.ok(f"take {shared[1]} {shared[2]}")
+        left = Left.measured(stage, box, newcomer, empty)
+        assert left.counted_mib >= left.on_card_mib - 10, left.told
+        keeper.ok(f"shut {kept}")
+        newcomer.ok(f"alloc 0 plain {3000 * MIB}")
+    return Seen(
+        f"killed with 1500 MiB in an exported pool, a process left the pool's descriptor: {left.told}"
     )
 
 

@@ -60,7 +60,7 @@ class ClaimBench:
         return (await self.node.client.list(RESOURCE_SLICES)).items or []
 
     async def devices(self) -> list[dict[str, Any]]:
-        return [device for each in await self.slices() for device in each["spec"]["devices"]]
+        return [device for each in await self.slices() for device in each["spec"].get("devices") or ()]
 
     async def offered(self, *names: str) -> list[dict[str, Any]]:
         """The devices once they are these, in this order."""

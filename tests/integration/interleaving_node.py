@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,16 +38,27 @@ if TYPE_CHECKING:
     from tests.integration.interleaving_rig import World
 
 Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The units of each card by node, and what a unit is."""
+
+    cards: Mapping[str, tuple[int, ...]]
+    unit_mib: int = UNIT_MIB
+
+    def memory_mib(self, units: int) -> int:
+        """Of a card with so many units: not a whole number of GiB, as on real cards."""
+        return units * self.unit_mib + 3 * self.unit_mib // 4
+
+
 CARDS = {"n1": (4, 3), "n2": (4,)}
-"""Units of each card; small, so that pods meet."""
+"""Small, so that pods meet."""
+SMALL_FLEET = Fleet(CARDS)
 
 
 def uuid_of(node: str, index: int) -> str:
     return f"GPU-{node}-{index}"
-
-
-def memory_mib(units: int) -> int:
-    return units * UNIT_MIB + 770
 
 
 LIMITS = "/etc/gpuslice"
@@ -90,9 +101,10 @@ class NodeInMemory:
     def __post_init__(self) -> None:
         self.device_manager = DeviceAssignments(self.world.dice)
         self.folder.mkdir(parents=True)
+        fleet = self.world.fleet
         cards = [
-            {"index": index, "uuid": uuid_of(self.name, index), "memory_mib": memory_mib(units)}
-            for index, units in enumerate(CARDS[self.name])
+            {"index": index, "uuid": uuid_of(self.name, index), "memory_mib": fleet.memory_mib(units)}
+            for index, units in enumerate(fleet.cards[self.name])
         ]
         (self.folder / "cards.json").write_text(json.dumps({"cards": cards}))
 
@@ -128,6 +140,7 @@ class NodeInMemory:
             node_name=self.name,
             root=str(self.folder / "host"),
             library=str(library),
+            memory_unit="MiB" if self.world.fleet.unit_mib == 1 else "GiB",
             match_wait_s=0.2,
             health_check=False,
             unhealthy_file=str(self.folder / "none"),
@@ -194,7 +207,8 @@ class NodeInMemory:
             (folder,) = [Path(each.host_path) for each in response.mounts if each.container_path == LIMITS]
             limits = (folder / "limits").read_text()
             self.running[uid] = Running(held.ids, dict(response.envs), folder, limits)
-            self.world.set_status(self.admitted[uid], {"phase": "Running"})
+            runs = {"name": "main", "state": {"running": {}}}
+            self.world.set_status(self.admitted[uid], {"phase": "Running", "containerStatuses": [runs]})
 
     def finish(self, uid: str) -> None:
         """The containers are gone, and with them the devices."""

@@ -21,12 +21,13 @@ from gpuslice.adapters.wire.extender import BindingArgs, Questions
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.core.contract import GPU_COUNT
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request
 from tests.builders import api_node, api_pod
-from tests.integration.interleaving_node import CARDS, NodeInMemory, Object
+from tests.integration.interleaving_node import SMALL_FLEET, Fleet, NodeInMemory, Object
 from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop
 
 
@@ -35,7 +36,8 @@ class World:
 
     node_class = NodeInMemory
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, fleet: Fleet = SMALL_FLEET) -> None:
+        self.fleet = fleet
         self.loop = VirtualLoop()
         asyncio.set_event_loop(self.loop)
         self.dice = random.Random(seed)
@@ -43,8 +45,8 @@ class World:
         self.network = Network(self.cluster, self.loop)
         self.rejections: list[str] = []
         self.clocks_ahead_s: dict[str, float] = {}  # by machine
-        self.nodes = {name: self.node_class(name, self, folder / name) for name in CARDS}
-        for name, cards in CARDS.items():
+        self.nodes = {name: self.node_class(name, self, folder / name) for name in fleet.cards}
+        for name, cards in fleet.cards.items():
             self.call("POST", "/api/v1/nodes", api_node(name, sum(cards), len(cards)))
         self.extender: Extender | None = None
         self.process: Process | None = None
@@ -118,8 +120,9 @@ class World:
         found: Object = msgspec.json.decode(answer.body)
         return found
 
-    def create(self, name: str, units: int) -> Object:
-        pod = api_pod(name, str(units))
+    def create(self, name: str, units: int, cards: int = 1, **fields: Any) -> Object:
+        labels = {GPU_COUNT: str(cards)} if cards > 1 else {}
+        pod = api_pod(name, str(units), labels=labels, **fields)
         del pod["metadata"]["uid"]
         return self.call("POST", "/api/v1/namespaces/default/pods", pod)
 

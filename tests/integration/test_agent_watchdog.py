@@ -24,6 +24,7 @@ from gpuslice.apps.agent.watchdog import Excess, Holder
 from gpuslice.core.attribution import ProcessReading
 from gpuslice.core.contract import ANN_TIERS, LABEL_MIN_TIER
 from gpuslice.core.units import MIB
+from simcluster.cluster.faults import Fault
 from tests.integration.agent_bench import Bench, container, eventually, uuid
 
 ONE = {0: 16130}
@@ -190,6 +191,24 @@ async def test_a_container_is_told_the_drivers_figures_of_its_own_processes(tmp_
             start = start_time_of(process.pid)
             assert of[600] == Figure(uuid(0), PID_INSIDE, start or 0, 600 * MIB)
             assert set(of) == {500, 600}
+
+
+async def test_an_api_server_that_hangs_keeps_no_container_from_its_figures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Bench(tmp_path).running() as node:
+        node.agent.watchdog.tell_s = 0.2
+        one, other = Tenant(node, "a"), Tenant(node, "b")
+        await one.start()
+        await other.start()
+        node.cluster.add_fault(Fault(method="POST", path=".*/events", delay_s=10.0))
+        with one.process() as big, other.process() as small:
+            holds(node, (big, 2 * LIMIT_MIB), (small, 500))
+            await eventually(lambda: "past its limit" in caplog.text, "an event is on its way")
+            holds(node, (big, 2 * LIMIT_MIB), (small, 600))
+            wanted = {2 * LIMIT_MIB, 600}
+            await eventually(lambda: {each.memory_bytes // MIB for each in told(node)} == wanted, "growth")
+            assert "event not written" not in caplog.text  # it has not been given up before
 
 
 async def tiers_of(node: Bench, name: str) -> str | None:

@@ -17,6 +17,7 @@ from gpuslice.apps.claims.settings import ClaimsSettings
 from gpuslice.core.contract import LABEL_CLAIMED
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.faults import Fault
 from tests.builders import api_pod
 from tests.integration.agent_bench import eventually
 from tests.unit.kube_wire import VirtualTime
@@ -24,14 +25,16 @@ from tests.unit.kube_wire import VirtualTime
 
 @dataclass
 class Rig:
+    cluster: Cluster
     client: KubeClient
     time: VirtualTime
     controllers: list[TemplateController]
 
-    async def pod(self, name: str, template: str) -> None:
+    async def pod(self, name: str, template: str, namespace: str = "default") -> None:
         """A pod as the policy leaves it."""
         document = api_pod(name, "0")
         del document["metadata"]["uid"]
+        document["metadata"]["namespace"] = namespace
         document["metadata"]["labels"] = {LABEL_CLAIMED: "true"}
         claims = [{"name": "gpuslice", "resourceClaimTemplateName": template}]
         document["spec"]["resourceClaims"] = claims
@@ -59,10 +62,11 @@ class Rig:
 @contextlib.asynccontextmanager
 async def controllers(count: int = 1, **settings: Any) -> AsyncIterator[Rig]:
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(ApiServer(Cluster()))
+        cluster = Cluster()
+        server = await stack.enter_async_context(ApiServer(cluster))
         connection = Connection(server=server.url)
         client = KubeClient(await stack.enter_async_context(HttpTransport(connection, timeout_s=5)))
-        rig = Rig(client, VirtualTime(), [])
+        rig = Rig(cluster, client, VirtualTime(), [])
         chosen = ClaimsSettings(port=0, host="127.0.0.1", **settings)
         for _ in range(count):
             controller = TemplateController(chosen, client, rig.time.clock)
@@ -128,3 +132,18 @@ async def test_a_pod_whose_request_can_never_be_given_is_told_once() -> None:
         await rig.controllers[0].step()
         assert len(await told()) == 1
         assert not await rig.templates()
+
+
+async def test_a_namespace_in_which_nothing_may_be_made_keeps_no_other_from_its_templates() -> None:
+    """One that is going, say, and never gone for the finalizer of a pod in it."""
+    async with controllers() as rig:
+        (controller,) = rig.controllers
+        forbids = Fault(method="POST", path=".*/default/resourceclaimtemplates", code=403)
+        rig.cluster.add_fault(forbids)
+        for number in range(1, 9):
+            await rig.pod(f"stuck-{number}", f"gpuslice-{number}")
+        await rig.pod("elsewhere", "gpuslice-4", namespace="kube-public")
+        await rig.has("gpuslice-4")
+        assert "403" in await eventually(lambda: controller.problem, "what is wrong is said")
+        rig.cluster.faults.clear()
+        await rig.has(*(f"gpuslice-{number}" for number in range(1, 9)))

@@ -93,6 +93,20 @@ def test_a_cluster_to_try_things_on_has_pods_of_every_fate_and_ends_with_ctrl_c(
         check=True,
     )
     assert len(json.loads(top.stdout)["cards"]) == 6
+    explained = subprocess.run(
+        [PROGRAM, "explain", "too-large"],
+        env={"KUBECONFIG": kubeconfig[1], "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    page = (ROOT / "docs/start/data-scientist.md").read_text()
+    (documented,) = re.findall(r"^    \$ gpuslice explain too-large\n((?:    .*\n)+)", page, re.MULTILINE)
+    assert [
+        line
+        for line in documented.split("\n    ")
+        if line.strip() not in (*explained.stdout.splitlines(), "…")
+    ] == []
     address = re.search(r"in your browser: (\S+)", shown)
     assert address is not None, shown
     deadline, found = time.monotonic() + HANG_S, {}

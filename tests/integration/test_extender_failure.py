@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.extender.main import RESOLVE_EVERY_S
 from gpuslice.core.contract import ANN_BINDS, ANN_CORE, ANN_INDEX, ANN_POD_UNITS
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.faults import Fault
@@ -245,6 +246,25 @@ async def test_a_placement_that_no_watch_shows_is_asked_about() -> None:
         allocation = ledger.allocation(kept["metadata"]["uid"])
         assert allocation is not None
         assert not allocation.assumed
+
+
+async def test_a_pod_that_cannot_be_asked_about_keeps_no_other_from_being_so() -> None:
+    async with rig(cluster(n1=(15, 1))) as extender:
+        binder, ledger = extender.extender.binder, extender.extender.ledger
+        names = ("first", "second")
+        pods = [extender.api.add_pod(name) for name in names]
+        await extender.caught_up()
+        for name in names:
+            seen = ledger.pod_named("default", name)
+            assert seen is not None
+            assert ledger.assume(seen, make_placement("n1", 4, 0)) is None
+        fault(extender, {"method": "GET", "path": ".*/pods/first"}, code=503)
+        asking = asyncio.create_task(binder.resolve_waiting({pod["metadata"]["uid"] for pod in pods}))
+        await until(lambda: ledger.allocation(pods[1]["metadata"]["uid"]) is None, RESOLVE_EVERY_S / 2)
+        assert ledger.allocation(pods[0]["metadata"]["uid"]) is not None
+        extender.api.cluster.faults.clear()
+        await asking
+        assert await free(extender) == 15
 
 
 async def test_a_binding_that_a_dead_leader_may_have_sent_does_nothing_after_the_first_answer() -> None:

@@ -11,6 +11,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.apps.extender.leadership import POLL_EVERY_S, LeaderLabel, OwnPod
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import SettingsError
@@ -18,6 +20,7 @@ from gpuslice.core.contract import LABEL_LEADER
 from simcluster.apiserver.server import ApiServer
 from tests import HANG_S
 from tests.integration.extender_rig import PREFIX, Api, cluster, rig, running_extender, until
+from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop
 
 
 def labelled(api: Api) -> set[str]:
@@ -65,6 +68,39 @@ async def test_a_label_that_a_crash_left_behind_goes() -> None:
     async with ApiServer(api.cluster) as server, replica(server.url, "a") as (leader, _):
         await until(lambda: not leader.not_ready())
         await until(lambda: labelled(api) == {"a"})
+
+
+def test_a_label_that_an_earlier_leader_takes_off_too_late_comes_back() -> None:
+    """Else the Service would lead nowhere until the next change of leaders."""
+    loop, api, leads = VirtualLoop(), Api(), {"a": True, "b": False}
+    network, replicas = Network(api.cluster, loop), [Process(name, loop) for name in leads]
+    for each in replicas:
+        api.add_pod(each.name, memory=None)
+        client, own = KubeClient(HeldTransport(network, each)), OwnPod("default", each.name)
+        each.start(LeaderLabel(client, own, lambda name=each.name: leads[name]).run(), "label")  # type: ignore[misc]
+    loop.settle()
+    network.calm()
+
+    leads.update(a=False, b=True)
+    loop.advance(POLL_EVERY_S)
+    while not (
+        late := [each for each in network.messages if "b: PATCH" in str(each) and "pods/a" in str(each)]
+    ):
+        network.deliver(next(each for each in network.messages if each.sender is replicas[1]))
+    network.messages.remove(late[0])  # b is about to take the label off a
+    leads.update(a=True, b=False)
+    for _ in range(3):
+        loop.advance(POLL_EVERY_S)
+        network.calm()
+    assert labelled(api) == {"a"}
+    network.messages.append(late[0])
+    for _ in range(100):
+        network.calm()
+        loop.advance(POLL_EVERY_S)
+    assert labelled(api) == {"a"}
+    for each in replicas:
+        each.kill()
+    loop.close()
 
 
 async def test_nobody_is_labelled_unless_asked_for() -> None:

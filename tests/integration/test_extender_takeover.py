@@ -15,9 +15,11 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import BindingArgs
+from gpuslice.apps.extender.bind_resolver import LONGEST_REQUEST_S
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
+from simcluster.cluster.faults import Fault
 from tests.integration.extender_rig import Api
 from tests.integration.virtual import HeldTransport, Message, Network, Process, VirtualLoop
 
@@ -144,6 +146,32 @@ def test_what_the_first_leader_sent_does_nothing_once_the_second_answers(
     assert world.held() == {
         str(card): 15 - left for card, left in enumerate(world.second.extender.ledger.snapshot()["n1"].left)
     }
+
+
+@pytest.mark.parametrize("code", [403, 500])
+def test_a_pod_that_nobody_may_change_does_not_keep_the_second_leader_from_answering_for_good(
+    succession: Succession, code: int
+) -> None:
+    """An admission policy that was made after the pod refuses each update of it; or its webhook is down."""
+    world = succession
+    stuck, other = world.pods[0], world.pods[1]
+    world.first.bind(stuck)
+    world.loop.settle()
+    while not [each for each in world.sent_by(world.first) if each.request.path.endswith("/binding")]:
+        world.network.deliver(world.sent_by(world.first)[0])
+    world.first.process.kill()
+    world.network.forget(world.first.process)
+    world.network.messages.clear()  # its Binding is lost, and nobody knows
+    world.api.cluster.add_fault(Fault(method="PATCH", path=f".*/pods/{stuck['metadata']['name']}", code=code))
+
+    began_s = world.loop.time()
+    world.until_ready(world.second)
+    assert world.loop.time() - began_s > LONGEST_REQUEST_S  # what the API server had begun has ended
+    world.second.bind(other)
+    world.loop.settle()
+    world.network.calm()
+    assert world.held() == {"0": UNITS[1]}
+    assert list(world.second.extender.ledger.overcommitted()) == []
 
 
 def test_a_lease_that_lapses_unseen_and_is_renewed_late_leaves_no_leader_that_never_answers(

@@ -161,6 +161,17 @@ def back(settings: InstallExtenderSettings) -> InstallExtenderSettings:
     )
 
 
+@pytest.mark.parametrize(
+    ("bound", "asked"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]")],
+)
+def test_the_scheduler_is_asked_where_it_listens(bound: str, asked: str) -> None:
+    text = MANIFEST.format(port=10259, more="").replace(
+        "--bind-address=127.0.0.1", f'"--bind-address={bound}"'
+    )
+    assert Manifest.read(text.encode(), "it").health_url == f"https://{asked}:10259/healthz"
+
+
 async def test_the_scheduler_calls_the_extender_and_comes_back_byte_for_byte(tmp_path: Path) -> None:
     async with master(tmp_path) as node:
         before = node.manifest.read_bytes()

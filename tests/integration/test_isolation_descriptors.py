@@ -197,3 +197,65 @@ def test_a_descriptor_that_cannot_be_locked_counts_as_open(tmp_path: Path) -> No
             maker.ok("free 0")
             assert_counted(box, CONTEXT_MIB + 500)
         assert maker.ask(f"alloc 1 plain {600 * MIB}") == OUT_OF_MEMORY
+
+
+def group_of_two(maker: Worker, other: Worker, mib: int) -> None:
+    """A group with a member of the maker's, both by the number 0; the other process has it as 0."""
+    maker.ok("start 0")
+    other.ok("start 0")
+    maker.ok(f"alloc 0 group {mib * MIB}")
+    pid, file = maker.ok("share 0")
+    other.ok(f"receive 0 {pid} {file}")
+
+
+def test_members_of_a_group_that_another_process_has_count_when_it_is_released(tmp_path: Path) -> None:
+    """Each such round left its member on the card, counted for nobody."""
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as other:
+        group_of_two(maker, other, 500)
+        maker.ok("free 0")
+        assert_counted(box, 2 * CONTEXT_MIB + 500)
+        assert maker.ask(f"alloc 1 plain {400 * MIB}") == OUT_OF_MEMORY
+
+
+def test_what_an_importer_bound_counts_when_it_releases_the_group(tmp_path: Path) -> None:
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as other:
+        group_of_two(maker, other, 200)
+        other.ok(f"alloc 1 physical {200 * MIB}")
+        other.ok("bind 1 0 0")
+        other.ok("free 1")
+        other.ok("free 0")
+        assert_counted(box, 2 * CONTEXT_MIB + 400)
+        assert other.ask(f"alloc 1 plain {400 * MIB}") == OUT_OF_MEMORY
+        maker.ok(f"unbind 0 0 {200 * MIB}")
+        maker.ok("free 0")
+        assert_counted(box, 2 * CONTEXT_MIB + 200)
+        maker.kill()
+        other.kill()
+        with box.worker() as newcomer:
+            newcomer.ok("start 0")
+            assert_counted(box, CONTEXT_MIB)
+
+
+def test_what_is_unbound_from_a_shared_group_is_given_back(tmp_path: Path) -> None:
+    """As NCCL and PyTorch's symmetric memory do before they release one."""
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as other:
+        group_of_two(maker, other, 500)
+        maker.ok(f"unbind 0 0 {500 * MIB}")
+        assert_counted(box, 2 * CONTEXT_MIB)
+        maker.ok("free 0")
+        other.ok("free 0")
+        maker.ok(f"alloc 1 plain {700 * MIB}")
+        assert_counted(box, 2 * CONTEXT_MIB + 700)
+
+
+def test_a_dead_processs_member_of_a_shared_group_counts_while_that_is_open(
+    tmp_path: Path,
+) -> None:
+    """Whether a driver keeps it then is not known."""
+    with container(tmp_path) as box, box.worker() as maker, box.worker() as other:
+        group_of_two(maker, other, 500)
+        maker.kill()
+        assert other.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
+        other.ok("free 0")
+        other.ok(f"alloc 1 plain {500 * MIB}")
+        assert_counted(box, CONTEXT_MIB + 500)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -205,7 +205,7 @@ def test_a_library_that_the_loader_would_leave_out_starts_nothing(
     host = Workstation(tmp_path)
     done = host.gpuslice("run", "--mem", "4", "--library", str(library), "--", "echo", "started")
     assert (done.returncode, done.stdout) == (125, "")
-    told = f"{library} cannot hold a program: it " if content is not None else f"there is no file {library}"
+    told = f"{library} cannot limit a program: it " if content is not None else f"there is no file {library}"
     assert f"--library: {told}" in done.stderr
     assert host.gpuslice("ps", "-o", "json").stdout == "[]\n"
 
@@ -215,7 +215,7 @@ def test_a_program_that_the_library_cannot_enter_is_started_with_a_word(tmp_path
     host = Workstation(tmp_path)
     done = host.run("--mem", "4", str(STATIC), "plain", str(8192 * MIB))
     assert (done.returncode, done.stdout) == (0, "taken\n")
-    assert 'hostile_static" is linked statically: only programs that it starts are held' in done.stderr
+    assert 'hostile_static" is linked statically: only programs that it starts are limited' in done.stderr
     held = host.run("--mem", "4", str(BUILD / "tests/hostile"), "plain", str(8192 * MIB))
     assert (held.returncode, held.stdout, held.stderr) == (1, "error 2\n", "")
 
@@ -230,14 +230,20 @@ def test_without_a_driver_it_says_so(tmp_path: Path) -> None:
     assert (mistyped.returncode, '--mem is "abc", must be' in mistyped.stderr) == (125, True), mistyped.stderr
 
 
-def test_ps_shows_a_table(tmp_path: Path) -> None:
+def test_ps_shows_the_table_of_its_page(tmp_path: Path) -> None:
+    page = (BUILD.parents[1] / "docs/user/one-machine.md").read_text()
+    ((header, row),) = re.findall(r"^    (NAME  .*)\n    (.*)", page, re.MULTILINE)
     host = Workstation(tmp_path)
     assert "Nothing runs here" in host.gpuslice("ps").stdout
     with host.running("--mem", "4", "--share", "25", "--group", "alice") as program:
-        shown = host.gpuslice("ps").stdout.splitlines()
-    assert shown[0].split()[:5] == ["NAME", "GPU", "USED", "LIMIT", "SHARE"]
-    assert shown[1].split()[:6] == ["alice", host.uuid(0)[:12], "121MiB", "4301MiB", "25%", "0"]
-    assert str(program.pid) in shown[1]
+        assert say(program, f"alloc 0 plain {3072 * MIB}") == ["ok"]
+        assert say(program, f"alloc 1 plain {1200 * MIB}") == ["error 2"]
+        shown = [line.split()[:9] for line in host.gpuslice("ps").stdout.splitlines()]
+    documented, (told,) = row.split()[:9], shown[1:]
+    assert shown[0] == header.split()[:9]
+    for column, value in ((1, host.uuid(0)[:12]), (6, told[6]), (7, user_name()), (8, str(program.pid))):
+        documented[column] = value  # of this machine and this run
+    assert told == documented
 
 
 def test_what_stands_behind_the_program_is_the_programs(tmp_path: Path) -> None:
@@ -307,71 +313,6 @@ def test_a_budget_stays_for_what_its_program_left_running(tmp_path: Path) -> Non
         assert len(host.budgets()) == 1
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-@pytest.fixture
-def robbed(tmp_path: Path) -> Iterator[Workstation]:
-    """Somebody holds the lock for ever."""
-    host = Workstation(tmp_path, cards=1)
-    with host.lock.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield host
-
-
-def test_a_lock_that_somebody_holds_for_ever_stops_nobody(robbed: Workstation) -> None:
-    done = robbed.run("--mem", "4", "echo", "started")
-    assert (done.returncode, done.stdout) == (0, "started\n")
-    assert f"process {os.getpid()} of user id {os.getuid()} (" in done.stderr
-    assert done.stderr.endswith(f"holds the lock {robbed.lock}: going on without it\n")
-
-
-def test_a_lock_that_is_none_stops_nobody(tmp_path: Path) -> None:
-    host = Workstation(tmp_path, cards=1)
-    os.mkfifo(host.lock)
-    assert host.run("--mem", "4", "true").returncode == 0
-    host.lock.unlink()
-    host.lock.symlink_to("/dev/tty")
-    done = host.run("--mem", "4", "true")
-    assert (done.returncode, "cannot be opened" in done.stderr) == (0, True)
-
-
-@contextmanager
-def together(host: Workstation, count: int, *arguments: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Programs that are started at once and run until their input ends."""
-    command = host.command("run", "--library", str(BUILD / "lib/libgpuslice.so"), *arguments, "cat")
-    pipe = subprocess.PIPE
-    started = [
-        subprocess.Popen(command, env=host.environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-        for _ in range(count)
-    ]
-    try:
-        yield started
-    finally:
-        for each in started:
-            each.kill()
-            each.communicate()
-
-
-def test_without_the_lock_no_card_is_given_out_twice(robbed: Workstation) -> None:
-    """All have waited for it in vain, and choose at the same moment."""
-    with together(robbed, 5, "--mem", "8") as started:
-        while sum(each.poll() is not None for each in started) < 4:
-            time.sleep(0.05)
-        refused = [each for each in started if each.poll() is not None]
-        assert [each.returncode for each in refused] == [125] * 4
-        assert all("MiB are the most that is left" in each.communicate()[1] for each in refused)
-        assert [len(budget["programs"]) for budget in robbed.budgets()] == [1]
-
-
-def test_without_the_lock_a_group_is_one_all_the_same(robbed: Workstation) -> None:
-    with together(robbed, 4, "--mem", "4", "--group", "lab") as started:
-        for each in started:
-            assert each.stdin is not None
-            assert each.stdout is not None
-            each.stdin.write("runs\n")
-            each.stdin.flush()
-            assert each.stdout.readline() == "runs\n"
-        assert [len(budget["programs"]) for budget in robbed.budgets()] == [4]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")

@@ -20,6 +20,7 @@ from .isolation_rig import (
     BUILD,
     MIB,
     OUT_OF_MEMORY,
+    SANITIZER,
     SIM,
     Container,
     Worker,
@@ -161,6 +162,7 @@ def test_who_hides_the_drivers_files_counts_what_exported_descriptors_keep(tmp_p
         assert worker.ask(f"alloc 1 plain {500 * MIB}") == OUT_OF_MEMORY
 
 
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime wants to be first itself")
 def test_a_library_that_stands_before_the_list_of_libraries_changes_nothing(tmp_path: Path) -> None:
     """Tools in front of dl_iterate_phdr find the real one by dlsym, which led back to them without end; and
     what they show is of some earlier moment."""
@@ -195,6 +197,28 @@ int dl_iterate_phdr(look look, void *context) {
     return next(show, &(struct asked){look, context});
 }
 """
+OVERLAY = r"""
+#define _GNU_SOURCE
+#include <elf.h>
+#include <link.h>
+#include <string.h>
+static void *of_libc(const char *wanted) {
+    for (struct link_map *object = _r_debug.r_map; object; object = object->l_next) {
+        const Elf64_Sym *symbol = 0;
+        const char *names = 0;
+        for (const Elf64_Dyn *entry = object->l_ld; entry->d_tag; entry++)
+            if (entry->d_tag == DT_SYMTAB) symbol = (const void *)entry->d_un.d_ptr;
+            else if (entry->d_tag == DT_STRTAB) names = (const void *)entry->d_un.d_ptr;
+        for (; strstr(object->l_name, "/libc.so") && (const char *)symbol < names; symbol++)
+            if (symbol->st_value && !strcmp(names + symbol->st_name, wanted))
+                return (void *)(object->l_addr + symbol->st_value);
+    }
+    return 0;
+}
+void *dlsym(void *handle, const char *name) {
+    return ((void *(*)(void *, const char *))of_libc("dlsym"))(handle, name);
+}
+"""
 TRACER = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -227,3 +251,39 @@ def test_a_library_with_functions_of_the_drivers_names_is_asked_and_held(tmp_pat
     with container(tmp_path) as box:
         done = box.run(sys.executable, "-c", ASKS.format(tracer=tracer))
     assert done.stdout.split() == ["0", "0", "14", "15"], (done.returncode, done.stderr)
+
+
+@pytest.mark.skipif(bool(SANITIZER), reason="a sanitizer's runtime wants to be first itself")
+@pytest.mark.parametrize(("way", "answer"), [("linked", OUT_OF_MEMORY), ("dlsym", "ok")])
+def test_a_tool_with_a_dlsym_past_ours_lets_lookups_through_and_the_driver_tells(
+    tmp_path: Path, way: str, answer: str
+) -> None:
+    """As MangoHud's, which finds libc's in libc's file: docs/user/security.md says so."""
+    overlay = built(tmp_path, "overlay", OVERLAY)
+    with container(tmp_path) as box:
+        preload = f"{overlay}:{box.environ()['LD_PRELOAD']}"
+        with box.worker(way, LD_PRELOAD=preload) as worker:
+            worker.ok("start 0")
+            assert worker.ask(f"alloc 0 plain {2048 * MIB}") == answer
+            assert (box.machine.used() > 2048 * MIB) == (answer == "ok")
+
+
+RENAMED = """
+import ctypes, shutil, sys
+shutil.copy("{driver}", "renamed.so")
+driver = ctypes.CDLL("./renamed.so", ctypes.RTLD_GLOBAL)
+everything, context, address, given = ctypes.CDLL(None), ctypes.c_void_p(), ctypes.c_ulonglong(), 0
+print(driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+driver.cuCtxSetCurrent(context)
+while given < 40 and not everything.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 20)):
+    given += 1
+print(given)
+"""
+
+
+def test_a_driver_under_another_name_is_held_where_everything_is_searched(tmp_path: Path) -> None:
+    """By the name of its file alone no driver was loaded, and the function was missing."""
+    with container(tmp_path) as box:
+        script = RENAMED.format(driver=(SIM / "libcuda.so.1").resolve())
+        done = box.run("env", "-C", str(tmp_path), sys.executable, "-c", script)
+    assert done.stdout.split() == ["0", "0", "14"], (done.returncode, done.stderr)

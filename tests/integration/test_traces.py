@@ -130,6 +130,33 @@ def span(number: int) -> Span:
     return Span(f"{number}", SpanContext(trace_of(UID)), 1, 2)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00\r\n",  # HTTP/2: the port for gRPC
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}",
+        b"",
+    ],
+)
+async def test_whatever_answers_in_a_collectors_place_ends_no_process(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        exporter = SpanExporter(f"http://127.0.0.1:{port}", "x", headers={})
+        exporter.add(Span("a", SpanContext(trace_of(UID)), 1, 2))
+        running = asyncio.create_task(exporter.run())
+        await eventually(lambda: running.done() or "traces not sent" in caplog.text, "an answer")
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait({running})
+
+
 async def test_a_collector_that_is_away_gets_what_there_is_room_for() -> None:
     sent: list[list[str]] = []
     away = True

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import random
+import socket
 import ssl
 import subprocess
 import sys
@@ -54,6 +55,29 @@ async def test_probes_answer_as_kubernetes_and_prometheus_expect() -> None:
             assert "gauge\nup 1\n" in await answer.text()
         async with session.get(f"{url}/version") as answer:
             assert await answer.text() == "1.2.3"
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel knows no IPv6")
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("tls", [False, True])
+def test_probes_come_by_ipv4_and_by_ipv6(
+    loop: Callable[[], asyncio.AbstractEventLoop], tls: bool, tmp_path: Path
+) -> None:
+    """In a cluster with IPv6 alone kubelet, the API server and Prometheus have no other way."""
+    authority = trustme.CA()
+    write_certificate(tmp_path, authority, "127.0.0.1", "::1")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    files = {"certificate": str(tmp_path / "cert.pem"), "key": str(tmp_path / "key.pem")} if tls else {}
+
+    async def asked() -> None:
+        async with serving(app_of(), Listen(0, **files)) as port, aiohttp.ClientSession() as client:  # type: ignore[arg-type]
+            for host in ("127.0.0.1", "[::1]"):
+                async with client.get(f"http{'s' * tls}://{host}:{port}/healthz", ssl=trust) as answer:
+                    assert answer.status == 200
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asked())
 
 
 @pytest.mark.parametrize("coding", ["gzip", "identity"])
@@ -152,9 +176,9 @@ async def test_the_end_waits_for_what_is_under_way() -> None:
             assert await answer.text() == "done"
 
 
-def write_certificate(folder: Path, authority: trustme.CA) -> int:
-    """Issue a certificate into the folder; returns its serial number."""
-    issued = authority.issue_cert("localhost")
+def write_certificate(folder: Path, authority: trustme.CA, *names: str) -> int:
+    """Issue a certificate for localhost and these names into the folder; returns its serial number."""
+    issued = authority.issue_cert("localhost", *names)
     issued.private_key_pem.write_to_path(folder / "key.pem")
     issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
     return serial_of(ssl.PEM_cert_to_DER_cert((folder / "cert.pem").read_text()))

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.apps.agent.allocation_state import UNLISTED_AFTER_S, AllocationState
-from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.pending import Recipient
 from gpuslice.apps.agent.pods import AgentPod, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.core.annotations import placement_annotations
-from gpuslice.core.contract import ANN_INDEX, ANN_MEANT, device_id
+from gpuslice.core.contract import ANN_INDEX, ANN_MEANT, GPU_COUNT, device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node, Placement, Pod, Refusal
@@ -346,42 +346,17 @@ def test_the_answer_to_a_write_brings_no_pod_back_that_is_gone() -> None:
     assert play.state.waiting() == []
 
 
-def test_a_pod_is_promised_no_card_that_is_full_of_what_kubelet_forgot() -> None:
-    """It may not start there, and counts against every card until it may."""
-    play = Play(make_node(cards=(3, 3)), [2, 2], [0, 1])
-    ids = play.ids_of({0: 0})[0]
-    play.state.kubelet_came([RunningContainer("f", "uid-p0", DeviceAssignment("default", "p0", "main", ids))])
-    play.kubelet_gave({1: 0})
-    assert play.state.forgotten()
-    assert steps_of(play) == [("p1", "")]
-    play.state.pod_gone("uid-p0")
-    play.pods[0]["metadata"]["annotations"] = {}
-    assert steps_of(play) == [("p1", "0")]
-
-
-def test_annotations_follow_a_container_that_kubelet_forgot() -> None:
-    """kubelet lost its checkpoint between giving another card than was meant and the write that says so."""
-    play = Play(make_node(cards=(3, 3)), [2], [0])
-    ids = play.ids_of({0: 1})[0]
-    play.state.kubelet_came([RunningContainer("f", "uid-p0", DeviceAssignment("default", "p0", "main", ids))])
-    play.kubelet_gave({})
-    assert steps_of(play) == [("p0", "1")]
-
-
-def test_a_container_of_whose_pod_there_is_no_news_is_taken_for_running_for_a_while() -> None:
-    """Its pod may come to be known, or be gone: nobody can tell while the watch is behind."""
-    now = 0.0
-    state = AllocationState(make_node(cards=(3,)), clock=lambda: now)
-    ids = frozenset(device_id(state.node.cards[0].uuid, unit) for unit in range(2))
-    state.kubelet_came([RunningContainer("f", "", DeviceAssignment("default", "unknown", "main", ids))])
-    state.assignments_read((), asked_at_s=now)
-    assert [each.assignment.ids for each in state.forgotten()] == [ids]
-    refused = state.crowded(ids, "uid-other")
-    assert refused is not None
-    assert "default/unknown" in refused.reason
-    now = 61.0
-    state.assignments_read((), asked_at_s=now)
-    assert state.forgotten() == ()
+@pytest.mark.parametrize("label", [None, "1", "many"])
+def test_a_label_that_was_changed_later_leaves_no_pod_unplaced(label: str | None) -> None:
+    """Without a webhook whoever may change their pod may say that it is on fewer cards than it is."""
+    play = Play(make_node(cards=(3, 3)), [4], [None])
+    play.pods[0]["metadata"]["labels"] = {GPU_COUNT: label} if label else {}
+    play.show(0)
+    ids = frozenset(device_id(card.uuid, unit) for card in play.node.cards for unit in range(2))
+    play.state.assignments_read([DeviceAssignment("default", "p0", "main", ids)], 1.0)
+    assert steps_of(play) == [], "another plugin's ids say nothing of cards"
+    play.state.kubelet_came([], granted=[sorted(ids)])
+    assert steps_of(play) == [("p0", "0,1")]
 
 
 def test_who_was_bound_to_a_card_that_kubelet_gave_to_others_leaves_it_until_there_is_room() -> None:

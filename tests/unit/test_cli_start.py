@@ -107,6 +107,17 @@ def test_a_command_that_is_not_installed_says_so() -> None:
         load(Entry("walk", "", "", "", source="buy shoes"))
 
 
+@pytest.mark.parametrize(("name", "module"), [("run", "pwd"), ("ps", "fcntl")])
+def test_where_python_has_no_modules_of_unix_a_command_says_that_it_runs_on_linux(
+    name: str, module: str
+) -> None:
+    windows = "import sys; sys.modules.update(dict.fromkeys(['fcntl', 'pwd', 'resource']))"
+    program = f"{windows}; from gpuslice.apps.cli.main import main; main(['{name}', '--help'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    sentence = f"Error: this runs on Linux: Python on {sys.platform} has no module {module}\n"
+    assert (done.returncode, done.stderr) == (1, sentence)
+
+
 @pytest.mark.parametrize("words", [[], ["inspect"], ["top", "node"]])
 def test_help_is_a_command_too(words: list[str]) -> None:
     told = CliRunner().invoke(command, ["help", *words])

@@ -114,6 +114,13 @@ def test_the_request_says_the_amount_whatever_annotations_do(said: dict[str, str
     assert decode_placement(said, "n1", make_request(4)) == make_placement("n1", 4, 1)
 
 
+@pytest.mark.parametrize("core", [None, "", "x", '{"0":{"1":5}}', '{"0":{"1":100}}', '{"0":{"0":20}}'])
+def test_the_request_says_the_share_of_compute_too(core: str | None) -> None:
+    """Whoever may change a pod's annotations makes no room beside it, and takes none."""
+    said = {ANN_INDEX: "1"} if core is None else {ANN_INDEX: "1", ANN_CORE: core}
+    assert decode_placement(said, "n1", make_request(4, core=20)) == make_placement("n1", 4, 1, core=20)
+
+
 def test_an_amount_that_is_missing_is_told_so_and_not_shown_as_empty() -> None:
     with pytest.raises(ContractError, match='is "absent", must be a whole number of units'):
         decode_placement({ANN_INDEX: "0"}, "n1")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
+
+import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import UnavailableError
@@ -51,6 +54,18 @@ async def test_an_event_is_what_kubectl_describe_looks_for() -> None:
         "firstTimestamp": "2026-01-02T03:04:05Z",
         "lastTimestamp": "2026-01-02T03:04:05Z",
     }
+
+
+@pytest.mark.parametrize("name", ["a" * 253, "a" * 229 + "-" + "c" * 23])
+async def test_an_event_about_a_long_name_has_a_valid_one_of_its_own(name: str) -> None:
+    """It is a DNS subdomain of 253 characters at most, as the object's own."""
+    events, transport = recorder(answer({}))
+    await events.create_event(pod_reference("ns", name, "u"), "FailedShare", "no card")
+    document = json.loads(transport.requests[0].body)
+    assert document["involvedObject"]["name"] == name
+    own = document["metadata"]["name"]
+    assert len(own) <= 253
+    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in own.split("."))
 
 
 async def test_the_same_event_again_raises_its_count() -> None:

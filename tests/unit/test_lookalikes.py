@@ -26,6 +26,10 @@ from gpuslice.core.units import card_units, limit_mib
         ("nvidia.com/gpumem", "is HAMi's name, and nothing in this cluster translates it"),
         ("nvidia.com/gpucores", "is HAMi's name"),
         ("volcano.sh/vgpu-memory", "is Volcano's name"),
+        ("volcano.sh/vgpu-memory-percentage", "is Volcano's name"),
+        ("koordinator.sh/gpu-memory-ratio", "is Koordinator's name"),
+        ("k8s.amazonaws.com/vgpu", "is the AWS virtual GPU plugin's name"),
+        ("aliyun.com/gpu", "ask for nvidia.com/gpu."),
     ],
 )
 def test_a_resource_that_is_nearly_right_names_what_was_meant(name: str, meant: str) -> None:

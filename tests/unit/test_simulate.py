@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -156,6 +157,16 @@ def test_a_table_tells_what_fits_what_not_and_what_it_takes() -> None:
     assert head == "POLICY            ALLOCATED  PODS PLACED  FREE CARDS  FREE NODES  CARDS NEEDED"
     assert re.search(r"\nDoes not fit with opportunity-cost: \d+ pods for [\d.]+ cards\n", told.stdout)
     assert "on one card" in told.stdout
+
+
+def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs/operate/capacity.md").read_text()
+    (block,) = re.findall(r"^    \$ gpuslice (simulate .*?)\n\n(?=\S)", page, re.MULTILINE | re.DOTALL)
+    typed, _, shown = textwrap.dedent(block.replace("\\\n", "")).partition("\n")
+    monkeypatch.chdir(root)
+    told = CliRunner().invoke(command, typed.split())
+    assert told.output.rstrip() == textwrap.dedent(shown)
 
 
 def test_documents_have_the_documented_keys() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,6 +44,22 @@ def answering(line: bytes) -> Iterator[str]:
 
     with serving(Handler) as url:
         yield f"{url}/metrics"
+
+
+@pytest.mark.parametrize(
+    ("part", "pause_s", "why"), [(b"a 1\n", 0.02, "too slowly"), (bytes(1 << 20), 0.0, "more than 64 MiB")]
+)
+def test_a_page_without_end_is_a_reason(part: bytes, pause_s: float, why: str) -> None:
+    class Handler(Quiet):
+        def do_GET(self) -> None:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    self.wfile.write(part)
+                    time.sleep(pause_s)
+
+    with serving(Handler) as url, pytest.raises(ScrapeError, match=why):
+        fetch(url, 0.1 if pause_s else 10.0)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ metadata:
     component: {{ . }}
     {{- end }}
     {{- with .labels }}{{ toYaml . | nindent 4 }}{{- end }}
-  {{- with merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+  {{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
 {{- end }}

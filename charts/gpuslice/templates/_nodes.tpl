@@ -32,7 +32,7 @@ nodeSelector:
 
 {{- /* Every node with a card, no matter who labelled it: us, ACK, NVIDIA's or the node's feature discovery, or the provider. */}}
 {{- define "gpuslice.cardTerms" -}}
-{{- range concat (list .Values.nodeLabel) .Values.exporter.cardLabels | uniq }}
+{{- range concat (list .Values.nodeLabel) (.Values.exporter.cardLabels | default list) | uniq }}
 - matchExpressions: [{key: {{ . }}, operator: Exists}]
 {{- end }}
 {{- end }}

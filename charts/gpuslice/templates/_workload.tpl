@@ -23,15 +23,15 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- $component := $pod.metadata.labels.component -}}
 {{- $standard := dict "app.kubernetes.io/name" ($all.nameOverride | default "gpuslice") "app.kubernetes.io/instance" .root.Release.Name "app.kubernetes.io/component" $component -}}
 {{- $selected := $pod.metadata.labels -}}
-{{- $_ := set $pod.metadata "labels" (merge (dict) $selected ($own.podLabels | default dict) $all.podLabels $all.commonLabels $standard) -}}
-{{- with merge (dict) ($pod.metadata.annotations | default dict) ($own.podAnnotations | default dict) $all.podAnnotations -}}
+{{- $_ := set $pod.metadata "labels" (merge (dict) $selected ($own.podLabels | default dict) ($all.podLabels | default dict) ($all.commonLabels | default dict) $standard) -}}
+{{- with merge (dict) ($pod.metadata.annotations | default dict) ($own.podAnnotations | default dict) ($all.podAnnotations | default dict) -}}
 {{- $_ := set $pod.metadata "annotations" . -}}
 {{- end -}}
 {{- $spec := $pod.spec -}}
-{{- with merge (dict) ($spec.nodeSelector | default dict) ($own.nodeSelector | default dict) $all.nodeSelector -}}
+{{- with merge (dict) ($spec.nodeSelector | default dict) ($own.nodeSelector | default dict) ($all.nodeSelector | default dict) -}}
 {{- $_ := set $spec "nodeSelector" . -}}
 {{- end -}}
-{{- with concat ($spec.tolerations | default list) ($own.tolerations | default list) $all.tolerations | uniq -}}
+{{- with concat ($spec.tolerations | default list) ($own.tolerations | default list) ($all.tolerations | default list) | uniq -}}
 {{- $_ := set $spec "tolerations" . -}}
 {{- end -}}
 {{- with $own.affinity -}}
@@ -61,7 +61,7 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- with $own.priorityClassName -}}
 {{- $_ := set $spec "priorityClassName" . -}}
 {{- end -}}
-{{- with merge (dict) ($own.podSecurityContext | default dict) $all.podSecurityContext -}}
+{{- with merge (dict) ($own.podSecurityContext | default dict) ($all.podSecurityContext | default dict) -}}
 {{- $_ := set $spec "securityContext" . -}}
 {{- end -}}
 {{- with include "gpuslice.pullSecrets" .root | fromYamlArray -}}
@@ -90,7 +90,7 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- $_ := set $container "args" (concat ($container.args | default list) .) -}}
 {{- end -}}
 {{- $extra := dict -}}
-{{- range concat $all.extraEnv ($values.extraEnv | default list) -}}
+{{- range concat ($all.extraEnv | default list) ($values.extraEnv | default list) -}}
 {{- $_ := set $extra .name . -}}
 {{- end -}}
 {{- $variables := list -}}
@@ -135,7 +135,7 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- /* As a YAML list. Charts above this one name theirs as words or as objects. */}}
 {{- define "gpuslice.pullSecrets" -}}
 {{- $found := list }}
-{{- range concat .Values.imagePullSecrets (.Values.global.imagePullSecrets | default list) }}
+{{- range concat (.Values.imagePullSecrets | default list) (.Values.global.imagePullSecrets | default list) }}
 {{- $found = append $found (kindIs "string" . | ternary (dict "name" .) .) }}
 {{- end }}
 {{- toYaml ($found | uniq) }}

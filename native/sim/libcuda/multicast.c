@@ -36,6 +36,9 @@ EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *made, const stru
     group->device = &devices[0];
     group->bytes = properties->bytes;
     group->handles = 1;
+    group->properties.requested_handle_types = (int)properties->handle_types;
+    if (properties->handle_types) /* of no bytes, by which other processes find it */
+        group->object.record = sim_charge(group->device->card, SIM_PHYSICAL, 0, 0);
     *made = (CUmemGenericAllocationHandle)(uintptr_t)group;
     return CUDA_SUCCESS;
 }
@@ -161,9 +164,10 @@ EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice 
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+/* One that other processes may have keeps them: who there let go of it last is not followed, so for as long as this one lives. */
 void group_empty(struct physical *group)
 {
-    while (group->members) {
+    while (!group->shared && group->members) {
         struct member *member = group->members;
         group->members = member->next;
         physical_unpin(member->memory);

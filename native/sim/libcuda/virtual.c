@@ -20,7 +20,7 @@ struct mapping {
 /* What stands in the file that carries a handle to another process. */
 struct shared_handle {
     uint64_t magic;
-    uint32_t card, padding;
+    uint32_t card, group;
     uint64_t bytes;
     CUmemAllocationProp properties;
 };
@@ -300,11 +300,12 @@ EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHa
     if (!out || flags || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
         !(physical->properties.requested_handle_types & type))
         return CUDA_ERROR_INVALID_VALUE;
-    struct shared_handle shared = {FD_MAGIC, physical->device->card, 0, physical->bytes, physical->properties};
+    struct shared_handle shared = {FD_MAGIC, physical->device->card, physical->group, physical->bytes, physical->properties};
     int file = sim_export(physical->object.record, &shared, sizeof shared);
     if (file < 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     memcpy(out, &file, sizeof file);
+    physical->shared = physical->group;
     return CUDA_SUCCESS;
 }
 
@@ -322,6 +323,8 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *mad
         return CUDA_ERROR_INVALID_DEVICE;
     uint32_t record = sim_import(kept.record, kept.generation);
     struct physical *physical = physical_new(device, shared.bytes, &shared.properties, record);
+    if (physical)
+        physical->group = physical->shared = shared.group;
     *made = (CUmemGenericAllocationHandle)(uintptr_t)physical;
     return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

@@ -7,12 +7,12 @@
 struct member;
 
 struct physical {
-    struct object object; /* its record is the memory, or the import of another process's; a group has none */
+    struct object object; /* its record is the memory, or the import of another process's; a group's has no bytes */
     struct device *device;
     CUmemAllocationProp properties;
     uint64_t bytes;
     unsigned handles, mappings;
-    bool group;
+    bool group, shared; /* shared: a group that was exported or imported */
     struct member *members;
 };
 

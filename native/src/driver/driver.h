@@ -17,9 +17,9 @@ enum gs_function {
     GS_FUNCTIONS
 };
 
-/* Each hook is exported under the driver's name; what we only borrow gets no symbol, just a type. */
+/* Each hook is exported under the driver's name, by the linker (src.mk); what we only borrow gets no symbol, just a type. */
 #define HOOK(library, symbol, name, since, stream, parameters)                                                        \
-    GS_EXPORT int symbol parameters;                                                                                  \
+    GS_EXPORT int symbol parameters __asm__("gs_hook_" #symbol);                                                      \
     typedef int (*gs_type_##symbol) parameters;
 #define BORROW(library, symbol, parameters) typedef int (*gs_type_##symbol) parameters;
 #include "driver/hooks.def"

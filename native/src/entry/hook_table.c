@@ -1,6 +1,10 @@
+#define _GNU_SOURCE
 #include "entry/hook_table.h"
 
 #include <string.h>
+
+#include "system/elf_objects.h"
+#include "system/text.h"
 
 enum library { CUDA, NVML };
 enum default_stream { EITHER, LEGACY, OWN };
@@ -20,28 +24,35 @@ static const struct hook hooks[GS_FUNCTIONS] = {
 #include "driver/hooks.def"
 };
 
-static uint32_t hash_of(const char *text)
+static uint32_t hashes[GS_FUNCTIONS];
+
+static void fill_hashes(void)
 {
-    uint32_t hash = 2166136261u;
-    for (; *text; text++)
-        hash = (hash ^ (unsigned char)*text) * 16777619u;
-    return hash;
+    if (!__atomic_load_n(&hashes[0], __ATOMIC_ACQUIRE)) /* twice by two threads, with the same */
+        for (int i = GS_FUNCTIONS - 1; i >= 0; i--)
+            __atomic_store_n(&hashes[i], gs_elf_hash(hooks[i].symbol), __ATOMIC_RELEASE);
 }
 
 int gs_hook_named(const char *symbol)
 {
-    static uint32_t hashes[GS_FUNCTIONS];
-    uint32_t wanted = hash_of(symbol);
-    if (!__atomic_load_n(&hashes[0], __ATOMIC_ACQUIRE)) /* filled twice by two threads, with the same */
-        for (int i = GS_FUNCTIONS - 1; i >= 0; i--)
-            __atomic_store_n(&hashes[i], hash_of(hooks[i].symbol), __ATOMIC_RELEASE);
+    uint32_t wanted = gs_elf_hash(symbol);
+    fill_hashes();
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hashes[i] == wanted && hooks[i].address && strcmp(hooks[i].symbol, symbol) == 0)
+        if (hashes[i] == wanted && hooks[i].address && gs_text_equal(hooks[i].symbol, symbol))
             return i;
     return -1;
 }
 
 void *gs_hook_address(enum gs_function function) { return hooks[function].address; }
+
+bool gs_hook_is_variable_in(const struct gs_elf_symbols *symbols)
+{
+    fill_hashes();
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (hooks[i].address && gs_elf_symbol(symbols, hooks[i].symbol, hashes[i], STT_OBJECT))
+            return true;
+    return false;
+}
 
 static bool suits(const struct hook *hook, const char *name, int version, bool own_stream)
 {

@@ -2,10 +2,12 @@
  * symbols first. Everything that is not the driver's goes to libc as if we were not there: the stubs below jump, so
  * that libc still sees its real caller, on whom RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
 #define _GNU_SOURCE
+#include "entry/symbol_lookup.h"
+
 #include <dlfcn.h>
-#include <stdbool.h>
 
 #include "entry/hook_table.h"
+#include "entry/variables.h"
 #include "policy/start.h"
 #include "system/elf.h"
 #include "system/text.h"
@@ -13,6 +15,7 @@
 void *dlvsym(void *, const char *, const char *); /* which musl does not declare */
 
 typedef void *(*dlsym_function)(void *, const char *);
+typedef void *(*dlopen_function)(const char *, int);
 typedef void *(*dlvsym_function)(void *, const char *, const char *);
 
 __attribute__((visibility("hidden"))) void *gs_libc_dlsym, *gs_libc_dlvsym, *gs_libc_dlopen;
@@ -32,18 +35,23 @@ static void *find(void **where, const char *name)
     return found;
 }
 
-/* libc's own, for handles. */
-static void *real_dlsym(void *handle, const char *name)
+void *gs_real_dlsym(void *handle, const char *name)
 {
     return ((dlsym_function)find(&gs_libc_dlsym, "dlsym"))(handle, name);
 }
 
-static bool is_driver_name(const char *name)
+void *gs_real_dlopen(const char *path, int flags)
+{
+    return ((dlopen_function)find(&gs_libc_dlopen, "dlopen"))(path, flags);
+}
+
+bool gs_is_driver_name(const char *name)
 {
     return (name[0] == 'c' && name[1] == 'u') || gs_text_starts(name, "nvml");
 }
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
+static const char *driver_of(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
 
 /* WSL's libcuda.so.1 looks up its functions in the one behind it. Our hook would lead back to it, and round again. */
 static bool is_driver(const void *caller)
@@ -61,11 +69,13 @@ static void *replacement(void *handle, const char *name, void *found, const void
         return NULL;
     void *address = gs_hook_address((enum gs_function)hook);
     bool nvml = is_nvml_name(name);
+    const char *driver = driver_of(name);
     bool global = handle == RTLD_DEFAULT || found == address;
-    /* Our own symbols are visible to everybody. Where no driver is loaded they are not there. */
-    if (global && !gs_elf_is_loaded(nvml ? "libnvidia-ml.so" : "libcuda.so")) {
-        real_dlsym(RTLD_NEXT, name); /* finds nothing behind us, and says so in dlerror() */
-        return (void *)gs_absent;
+    /* Our own symbols are visible to everybody. Where no driver is loaded they are not there, but perhaps a variable of that name. */
+    if (global && !gs_elf_is_loaded(driver)) {
+        void *behind_us = gs_real_dlsym(RTLD_NEXT, name); /* finds nothing, and says so in dlerror() */
+        if (!behind_us || gs_elf_is_elsewhere(behind_us, driver))
+            return behind_us ? behind_us : (void *)gs_absent;
     }
     if (!gs_enter())
         return NULL;
@@ -82,7 +92,7 @@ static void *replacement_for(void *handle, const char *name, void *found, const 
 {
     int hook = gs_hook_named(name);
     bool ours = hook >= 0 && found == gs_hook_address((enum gs_function)hook);
-    if (!ours && gs_elf_is_elsewhere(found, is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"))
+    if (!ours && gs_elf_is_elsewhere(found, driver_of(name)))
         return NULL;
     return replacement(handle, name, found, caller);
 }
@@ -92,9 +102,9 @@ static void *replacement_for(void *handle, const char *name, void *found, const 
  * would be the driver's. */
 static void *next(const char *name, const void *caller)
 {
-    if (!is_driver_name(name) || gs_hook_named(name) < 0 || !gs_elf_is_behind(caller))
+    if (!gs_is_driver_name(name) || gs_hook_named(name) < 0 || !gs_elf_is_behind(caller))
         return NULL;
-    return replacement(RTLD_DEFAULT, name, real_dlsym(RTLD_NEXT, name), caller);
+    return replacement(RTLD_DEFAULT, name, gs_real_dlsym(RTLD_NEXT, name), caller);
 }
 
 /* Asking for libc's own dlsym, by whatever handle or version, is the way around ours. Ours leads there too. */
@@ -106,13 +116,25 @@ static void *own_entry(const char *name)
                                            : NULL;
 }
 
+static _Atomic bool opened; /* by whatever thread, since somebody looked */
+static __thread bool opened_here __attribute__((tls_model("initial-exec"))); /* that one's look may have come before it was loaded */
+
+static void look_at_what_was_opened(void)
+{
+    if (gs_unlikely(opened_here || opened)) {
+        opened_here = opened = false;
+        gs_give_variables_back();
+    }
+}
+
 /* Called by the stubs. The result: what to return, or NULL to go on to libc. */
 __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
 {
+    look_at_what_was_opened();
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
-    if (!name || !is_driver_name(name))
+    if (!name || !gs_is_driver_name(name))
         return NULL;
     return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name), caller);
 }
@@ -120,10 +142,11 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
                                                                const void *caller)
 {
+    look_at_what_was_opened();
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
-    if (!name || !version || !is_driver_name(name))
+    if (!name || !version || !gs_is_driver_name(name))
         return NULL;
     return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name, version), caller);
 }
@@ -133,6 +156,8 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
 __attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
+    look_at_what_was_opened();
+    opened_here = opened = true;
 #ifdef RTLD_DEEPBIND
     return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
 #else

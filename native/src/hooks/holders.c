@@ -67,8 +67,10 @@ static void unpin_range(struct range range)
     do {
         range.count = 0;
         gs_table_sift(&pins, gather, &range);
-        for (uint32_t i = 0; i < range.count; i++)
+        for (uint32_t i = 0; i < range.count; i++) {
+            gs_physical_unlend(range.objects[i]);
             gs_physical_drop(range.objects[i]);
+        }
     } while (range.count == AT_ONCE);
 }
 
@@ -76,6 +78,15 @@ void gs_unpin(uint64_t holder)
 {
     unpin_range((struct range){.holder = holder, .to = UINT64_MAX, .card = GPUSLICE_CARDS});
 }
+
+static bool lend(struct gs_entry *entry, void *holder)
+{
+    if (entry->bytes == *(uint64_t *)holder)
+        gs_physical_lend(entry->owner);
+    return false;
+}
+
+void gs_lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 
 /* ---- sparse arrays ---- */
 
@@ -137,6 +148,8 @@ int cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream s
 /* Each device of a group binds memory of its own at the same offset. */
 static void bind(uint64_t holder, uint32_t card, uint64_t offset, uint64_t object)
 {
+    if (holder && object && gs_physical_is_lent(holder))
+        gs_physical_lend(object);
     if (holder && object)
         pin((struct gs_entry){.key = atomic_fetch_add(&last_pin, 1) << 1 | UINT64_C(1) << 63,
                               .bytes = holder,

@@ -74,11 +74,14 @@ void gs_physical_drop(uint64_t object)
     if (gs_table_count(&references, object, -1) != 1 || !gs_table_take(&objects, object, &entry))
         return;
     gs_table_take_of(&handles, entry.owner, object);
+    if (entry.kind == GS_GROUP) /* one that other processes may have keeps its members */
+        gs_unpin(object);
+    if ((entry.kind & 0xff) == GS_GROUP)
+        return;
     if (!(entry.kind & GS_EXPORTED) || !gs_descriptors_keep(object))
         gs_release_entry(&entry);
     else if ((entry.kind & 0xff) == GS_IMPORT)
         gs_loan_ended(entry.card);
-    gs_unpin(object); /* its members, if it is a group */
 }
 
 int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -212,11 +215,21 @@ static bool count_imported(const struct gs_entry *object)
 static bool mark_exported(uint64_t object, int descriptor)
 {
     struct gs_entry entry;
-    if (!gs_table_get(&objects, object, &entry) || entry.card >= GPUSLICE_CARDS)
+    bool known = gs_table_get(&objects, object, &entry);
+    if (known && entry.kind == GS_GROUP) {
+        entry.kind |= GS_EXPORTED;
+        gs_table_put(&objects, &entry);
+        gs_lend_members(object);
+    }
+    if (!known || entry.card >= GPUSLICE_CARDS)
         return true;
     bool first = !(entry.kind & GS_EXPORTED);
     if ((entry.kind & 0xff) == GS_IMPORT ? first && !count_imported(&entry) : (entry.kind & 0xff) != GS_LINEAR)
         return (entry.kind & 0xff) != GS_IMPORT;
+    if (entry.kind & GS_LENT) { /* beyond the group's time now */
+        entry.kind &= ~(uint32_t)GS_LENT;
+        gs_table_put(&objects, &entry);
+    }
     if (first) {
         entry.kind |= GS_EXPORTED;
         gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
@@ -226,6 +239,34 @@ static bool mark_exported(uint64_t object, int descriptor)
     if (descriptor >= 0)
         gs_descriptor_made(object, entry.card, entry.bytes, descriptor);
     return true;
+}
+
+bool gs_physical_is_lent(uint64_t object)
+{
+    struct gs_entry entry;
+    return gs_table_get(&objects, object, &entry) && (entry.kind & GS_EXPORTED || (entry.kind & 0xff) == GS_IMPORT);
+}
+
+static void change_lent(struct gs_entry *entry, int64_t bytes)
+{
+    entry->kind ^= GS_EXPORTED | GS_LENT;
+    gs_table_put(&objects, entry);
+    gs_accounts_exported(&gs_accounts, entry->card, bytes);
+    gs_doubt(entry->card, GS_PERHAPS_MISSING, bytes);
+}
+
+void gs_physical_lend(uint64_t object)
+{
+    struct gs_entry entry;
+    if (gs_table_get(&objects, object, &entry) && entry.kind == GS_LINEAR)
+        change_lent(&entry, (int64_t)entry.bytes);
+}
+
+void gs_physical_unlend(uint64_t object)
+{
+    struct gs_entry entry;
+    if (gs_table_get(&objects, object, &entry) && entry.kind == (GS_LINEAR | GS_EXPORTED | GS_LENT))
+        change_lent(&entry, -(int64_t)entry.bytes);
 }
 
 enum { POSIX_FILE_DESCRIPTOR = 1 };
@@ -256,7 +297,9 @@ int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *s
     if (!active || result != CUDA_SUCCESS)
         return result;
     bool known = DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) == CUDA_SUCCESS;
-    struct gs_card *card = known ? card_of(&properties) : gs_current_place().card;
+    struct gs_card *card = known ? card_of(&properties) : NULL;
+    if (!card) /* a group, say, which lies on none */
+        card = gs_current_place().card;
     if (card && gs_borrowed_too_much(card)) {
         DRIVER(cuMemRelease)(*handle);
         gs_refuse(card);

@@ -10,5 +10,10 @@ uint64_t gs_physical_behind(CUdeviceptr address, CUdeviceptr *end);  /* of the m
 uint32_t gs_physical_card(uint64_t object);
 void gs_physical_hold(uint64_t object);
 void gs_physical_drop(uint64_t object);
+/* Exported or imported: other processes may have it. */
+bool gs_physical_is_lent(uint64_t object);
+/* By such a group: if this process ends meanwhile, memory counts as if it were exported. */
+void gs_physical_lend(uint64_t object);
+void gs_physical_unlend(uint64_t object);
 
 #endif

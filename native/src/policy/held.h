@@ -16,7 +16,7 @@ enum gs_kind {
     GS_GROUP, /* of other objects, which it keeps alive */
     GS_EXPORTED = 0x100, /* added to the kind */
     GS_MANAGED = 0x200,  /* likewise */
-    GS_LENT = 0x400,     /* of a pool's block that other processes may have opened */
+    GS_LENT = 0x400,     /* of a pool's block that other processes may have opened; of memory, by a group that they may have */
 };
 extern struct gs_table gs_held;
 

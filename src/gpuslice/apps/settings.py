@@ -90,7 +90,7 @@ def about(
 Kubeconfig = Annotated[
     str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
 ]
-Host = Annotated[str, about("Address to listen on.")]
+Host = Annotated[str, about("Address to listen on; :: is every address, also of IPv4.")]
 NamesSetting = Annotated[
     Literal["aliyun.com", "gpuslice.io"],
     about(

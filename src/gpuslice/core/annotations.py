@@ -4,9 +4,9 @@ Written: the vendor's first protocol (``ALIYUN_COM_GPU_MEM_*``) and beside it
 ``scheduler.framework.gpushare.allocation``, which the public command-line tools prefer and which alone can
 show a pod whose containers sit on different cards.
 
-Read: the amount is what the pod asks for, where that is known, since a bound pod's request cannot be changed
-and annotations can. Where the allocation says as much it wins over the first protocol, because it is more
-exact; else the first protocol, because it is what every extender and device plugin writes.
+Read: the amounts are what the pod asks for, where that is known, since a bound pod's request cannot be
+changed and annotations can. Where the allocation says as much it wins over the first protocol, because it is
+more exact; else the first protocol, because it is what every extender and device plugin writes.
 """
 
 from __future__ import annotations
@@ -156,15 +156,15 @@ def decode_placement(
 ) -> Placement | None:
     """Where the annotations say that a pod sits on `node_name`; None when they do not say.
 
-    The amount is the request's, as the vendor's inspect command counts, and ``_POD`` where that is not known.
-    Raises `ContractError` naming the annotation that cannot be read.
+    Memory and compute are the request's, as the vendor's inspect command counts; where that is not known, the
+    annotations'. Raises `ContractError` naming the annotation that cannot be read.
     """
     if ANN_INDEX not in annotations:
         text = annotations.get(ANN_ALLOCATION)
         amounts = per_card(ANN_ALLOCATION, text) if text else {}
         if amounts and request is not None and sum(amounts.values()) != request.units:
             amounts = _evenly(request.units, list(amounts))
-        return _placement(node_name, amounts, _compute_per_card(annotations)) if amounts else None
+        return _placement(node_name, amounts, annotations, request) if amounts else None
     cards = _cards(annotations[ANN_INDEX])
     if request is not None:
         units = request.units
@@ -174,7 +174,7 @@ def decode_placement(
             raise ContractError(f'annotation "{ANN_POD_UNITS}"', text or "absent", "a whole number of units")
         units = int(text)
     amounts = _exact_allocation(annotations, units) or _evenly(units, cards)
-    return _placement(node_name, amounts, _compute_per_card(annotations))
+    return _placement(node_name, amounts, annotations, request)
 
 
 def decode_meant(annotations: Mapping[str, str], node_name: str, request: Request) -> Placement | None:
@@ -264,12 +264,13 @@ def _evenly(units: int, cards: list[int]) -> dict[int, int]:
     return dict.fromkeys(cards, each)
 
 
-def _compute_per_card(annotations: Mapping[str, str]) -> dict[int, int]:
-    text = annotations.get(ANN_CORE)
-    return per_card(ANN_CORE, text) if text else {}
-
-
-def _placement(node_name: str, units: Mapping[int, int], core: Mapping[int, int]) -> Placement:
+def _placement(
+    node_name: str, units: Mapping[int, int], annotations: Mapping[str, str], request: Request | None
+) -> Placement:
+    if request is not None:
+        core = dict.fromkeys(units, request.compute_percent // len(units))
+    else:
+        core = per_card(ANN_CORE, annotations[ANN_CORE]) if annotations.get(ANN_CORE) else {}
     shares = (CardSlice(card, amount, core.get(card, 0)) for card, amount in sorted(units.items()))
     return Placement(node_name, tuple(shares))
 

@@ -24,7 +24,7 @@ from gpuslice.core.mode import CORE_MEM, rules_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
-from gpuslice.core.preemption import eviction
+from gpuslice.core.preemption import LOWEST, eviction
 from gpuslice.core.units import UNIT_MIB
 from gpuslice.core.words import counted
 
@@ -35,7 +35,6 @@ NO_CLAIMS = "Gives no cards out by claims"
 NO_CLAIMS_YET = "Offers no cards by claims yet"
 STARVED = "Insufficient {}"
 _NO_MEMORY = NO_ROOM.partition(" in ")[0]  # the same for one card and for several
-LOWEST = -(1 << 31)  # nobody has less priority: only those who leave anyway make room
 _REPELS = ("NoSchedule", "NoExecute")
 
 

@@ -32,15 +32,15 @@ ALIKE = 0.86  # of difflib's ratio: one letter more, less, or another in names o
 POD_LABELS = (*CARDS_NAMES, LABEL_MIN_TIER)
 HAMI = (MEMORY, MEMORY_PERCENT, CORES, PRIORITY)
 OTHERS = {
-    "volcano.sh/vgpu-memory": "Volcano's",
-    "volcano.sh/vgpu-number": "Volcano's",
-    "volcano.sh/vgpu-cores": "Volcano's",
-    "volcano.sh/gpu-memory": "Volcano's",
-    "tencent.com/vcuda-core": "GPU Manager's",
-    "tencent.com/vcuda-memory": "GPU Manager's",
-    "elasticgpu.io/gpu-core": "Elastic GPU's",
-    "elasticgpu.io/gpu-memory": "Elastic GPU's",
+    "volcano.sh/vgpu-": "Volcano's",
+    "volcano.sh/gpu-": "Volcano's",
+    "koordinator.sh/gpu": "Koordinator's",
+    "tencent.com/vcuda-": "GPU Manager's",
+    "elasticgpu.io/gpu-": "Elastic GPU's",
+    "k8s.amazonaws.com/vgpu": "the AWS virtual GPU plugin's",
 }
+"""Whose names begin like that."""
+ACK_WHOLE_CARDS = "aliyun.com/gpu"
 _RESOURCES = (*AMOUNT_NAMES, *CARDS_NAMES, EXCLUSIVE_GPU, *HAMI)
 _NODE_LABELS: Mapping[str, tuple[str, ...]] = {
     LABEL_SCHEDULE: tuple(sorted(SCHEDULES)),
@@ -62,8 +62,10 @@ def resource_hint(name: str) -> str:
             f"{name} is HAMi's name, and nothing in this cluster translates it: ask for {EITHER_MEMORY}, "
             "or let the webhook translate it (chart value webhook.hami.enabled)."
         )
-    if name in OTHERS:
-        return f"{name} is {OTHERS[name]} name, which gpuslice does not know: ask for {EITHER_MEMORY}."
+    if whose := next((whose for beginning, whose in OTHERS.items() if name.startswith(beginning)), ""):
+        return f"{name} is {whose} name, which gpuslice does not know: ask for {EITHER_MEMORY}."
+    if name == ACK_WHOLE_CARDS:
+        return f"{name} is ACK's name for whole cards, which gpuslice does not know: ask for {EXCLUSIVE_GPU}."
     (near,) = get_close_matches(name, _RESOURCES, n=1, cutoff=ALIKE) or ("",)
     return f"{name} is not a resource of gpuslice or NVIDIA: did you mean {near}?" if near else ""
 

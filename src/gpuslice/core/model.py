@@ -194,3 +194,8 @@ class Pod:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def resource_version(self) -> str:
+        """The version as a write asks for it; "" where it is not known, which asks for none."""
+        return str(self.version) if self.version else ""

@@ -21,6 +21,8 @@ start of the one that has run longest among those of the highest priority: the l
 NO_VICTIMS: Cost = (0, -(1 << 40), 0, 0, 0)
 NO_LIMIT = 1 << 31  # of compute, for a pod that asks for none
 LIFT = 1 << 31  # added to each priority, so that more victims never cost less
+LOWEST, HIGHEST = -(1 << 31), 1 << 31
+"""Beyond all priorities. Of `eviction` for the lowest only those are the victims who leave anyway."""
 
 Taken = Mapping[int, tuple[int, int]]
 """Units and percent of compute that are kept for others, by card."""

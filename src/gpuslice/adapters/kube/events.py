@@ -22,6 +22,9 @@ from gpuslice.adapters.kube.resources import EVENTS
 
 _log = logging.getLogger(__name__)
 
+LONGEST_NAME = 230
+"""So much of an object's name is in that of an event about it: a time comes behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:
@@ -94,10 +97,11 @@ class EventRecorder:
                 await self._client.merge_patch(EVENTS, sent.name, patch, sent.namespace)
                 self._sent.move_to_end(key)
                 return
-        suffix = f"{self._now_ns():x}"
+        # a DNS subdomain of 253 characters at most: its parts end with a letter or digit
+        name = f"{about.name[:LONGEST_NAME].rstrip('-.')}.{self._now_ns():x}"
         event = Event(
             metadata=Metadata(
-                name=f"{about.name}.{suffix}",
+                name=name,
                 namespace=about.namespace or "default",  # where events of nodes live
             ),
             involved_object=about,

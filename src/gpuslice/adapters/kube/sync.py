@@ -124,7 +124,8 @@ class SyncTransport:
         line = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
         if proxy.hostname:
             login = proxy_authorization(self._connection.proxy_url)
-            line.set_tunnel(server.hostname or "", server.port or 443, login)
+            host = server.hostname or ""  # http.client of Python 3.11 puts no brackets around it
+            line.set_tunnel(f"[{host}]" if ":" in host else host, server.port or 443, login)
         return line
 
 

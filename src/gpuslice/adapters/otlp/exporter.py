@@ -11,6 +11,7 @@ import logging
 import urllib.request
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from http.client import HTTPException
 from urllib.parse import unquote
 
 import msgspec
@@ -98,7 +99,10 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     request = urllib.request.Request(url, data=body, headers=dict(headers))
 
     def send() -> None:
-        with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-            answer.read()
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                answer.read()
+        except HTTPException as error:
+            raise OSError("the answer is not HTTP/1.1: OTLP over HTTP is port 4318, not 4317") from error
 
     await asyncio.to_thread(send)

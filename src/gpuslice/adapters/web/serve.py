@@ -30,6 +30,8 @@ ACCEPT_AGAIN_S = 0.1  # after too many open files
 SWEEP_EVERY_S = 1.0
 HTTP2 = "h2"  # in the TLS handshake (ALPN)
 FIRST_INHERITED = 3  # the number of the first socket from systemd
+EVERYWHERE = "::"
+"""All addresses of this machine, IPv4 included; IPv4 alone where the kernel knows no IPv6."""
 
 
 class CannotServeError(GpusliceError):
@@ -56,7 +58,7 @@ class Listen:
     """
 
     port: int
-    host: str = "0.0.0.0"
+    host: str = EVERYWHERE
     certificate: str = ""
     key: str = ""
     client_ca: str = ""
@@ -98,7 +100,7 @@ async def serving(
     except (OSError, UnicodeError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         why = "another program uses it" if in_use else words_of(error)
-        place = f"{listen.host}:{listen.port}"
+        place = f"[{listen.host}]:{listen.port}" if ":" in listen.host else f"{listen.host}:{listen.port}"
         raise CannotServeError(f"cannot listen on {place}: {why}", in_use=in_use) from error
     beside = [asyncio.create_task(_sweep(clients), name="cut off slow clients")]
     if context is not None:
@@ -129,15 +131,16 @@ async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext |
     """Bound; without TLS it also accepts."""
     loop, plain = asyncio.get_running_loop(), context is None
     protocols = partial(Connection, clients)
-    if listen.inherited is None:
-        return await loop.create_server(
-            protocols, listen.host, listen.port, backlog=BACKLOG, start_serving=plain
-        )
-    if listen.inherited.family == socket.AF_UNIX:
-        return await loop.create_unix_server(
-            protocols, sock=listen.inherited, backlog=BACKLOG, start_serving=plain
-        )
-    return await loop.create_server(protocols, sock=listen.inherited, backlog=BACKLOG, start_serving=plain)
+    bound = listen.inherited
+    if bound is None and listen.host == EVERYWHERE and socket.has_dualstack_ipv6():
+        # one socket for both: asyncio would open two, with a port each where the system chooses it
+        bound = socket.create_server((EVERYWHERE, listen.port), family=socket.AF_INET6, dualstack_ipv6=True)
+    if bound is None:
+        host = "0.0.0.0" if listen.host == EVERYWHERE else listen.host
+        return await loop.create_server(protocols, host, listen.port, backlog=BACKLOG, start_serving=plain)
+    if bound.family == socket.AF_UNIX:
+        return await loop.create_unix_server(protocols, sock=bound, backlog=BACKLOG, start_serving=plain)
+    return await loop.create_server(protocols, sock=bound, backlog=BACKLOG, start_serving=plain)
 
 
 def _protocols(clients: Clients, listen: Listen) -> Callable[[], asyncio.BaseProtocol]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gpuslice.apps.agent.folders import Owner
-from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer
+from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer, no_room_beside
 from gpuslice.apps.agent.pending import (
     PendingContainer,
     Proposal,
@@ -32,10 +31,10 @@ from gpuslice.apps.agent.repair import (
     repairs,
     target_repairs,
 )
-from gpuslice.apps.agent.repair_order import RepairOrder
-from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, card_of_device_id
+from gpuslice.apps.agent.repair_order import RepairOrder, withdrawal
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of
-from gpuslice.core.grant import placement_of_devices, units_per_card
+from gpuslice.core.grant import placement_of_devices
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
 
@@ -133,9 +132,14 @@ class AllocationState:
             if uid in had_theirs and self._owners.get(ids) == uid:
                 del self._owners[ids]
 
-    def kubelet_came(self, running: Iterable[RunningContainer]) -> None:
-        """A kubelet follows our list from now on. `running`: the pods that may run, known to it or not."""
+    def kubelet_came(self, running: Iterable[RunningContainer], granted: Iterable[list[str]] = ()) -> None:
+        """A kubelet follows our list from now on. `running`: the pods that may run, known to it or not.
+
+        `granted`: the ids of every folder, by which an agent knows its predecessors' grants.
+        """
         self._forgotten.kubelet_came(running, self._clock())
+        for ids in granted:
+            self._granted.setdefault(frozenset(ids), (self._clock(), frozenset()))
 
     def assignments_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
         """kubelet's device assignments as they were some time after `asked_at_s`."""
@@ -300,18 +304,12 @@ class AllocationState:
     def crowded(self, ids: frozenset[str], uid: str) -> Refusal | None:
         """Why pod `uid` may not use `ids`: with those whom kubelet forgot it is too much for a card."""
         others = [each for each in self.forgotten() if each.uid != uid]
-        known = units_per_card(ids | self.held_ids())
-        unknown = Counter(card_of_device_id(each) for other in others for each in other.assignment.ids)
-        for card in self.node.cards:
-            if card.uuid in units_per_card(ids) and known[card.uuid] + unknown[card.uuid] > card.units:
-                pods = {each.assignment.pod_key for each in others}
-                return Refusal(
-                    f"card {card.index} of node {self.node.name} has no room left beside "
-                    f"{unknown[card.uuid]} of its {card.units} units of {self.node.names.memory} "
-                    f"in running containers that kubelet has forgotten ({', '.join(sorted(pods))}); "
-                    f"delete those pods, so that they are recreated, or this one"
-                )
-        return None
+        return no_room_beside(others, ids, self.held_ids(), self.node)
+
+    def _may_not_start(self, pod: NodePod) -> bool:
+        """Whether it waits beside what kubelet forgot, with devices of a card that has no room for both."""
+        ids = frozenset[str]().union(*(each.ids for each in self._assignments_of(pod)))
+        return not pod.running and self.crowded(ids, pod.view.uid) is not None
 
     # -- what must be written ---------------------------------------------------------------------------
 
@@ -323,9 +321,12 @@ class AllocationState:
         if self.assignments is None:
             return []
         # the forgotten before the others: they run, and nobody starts beside them for whom there is no room
-        true = (*(each.assignment for each in self.forgotten()), *self.assignments)
-        actual = self._actual_placements(true)
-        settled = {each.uid for each in self.forgotten()}  # they wait for nothing
+        forgotten = self.forgotten()
+        settled = {each.uid for each in forgotten}  # they wait for nothing
+        placed = self._actual_placements((*(each.assignment for each in forgotten), *self.assignments))
+        theirs = [each for each in placed if forgotten and each.pod.view.uid not in settled]
+        barred = [each for each in theirs if self._may_not_start(each.pod)]
+        actual = [each for each in placed if each not in barred]
         waiting = [each for each in self.waiting() if each.pod.view.uid not in settled]
         self.targets.update(exchanges(actual, waiting, self.targets, self.node))
         never_listed = {grant.uid: self._pods[grant.uid] for grant in self.tentative if grant.never_listed}
@@ -333,11 +334,12 @@ class AllocationState:
         assigned = {ANN_ASSIGNED: "true", ANN_ASSUME_TIME: str(now_ns)}
         due = [
             *repairs(actual, self.node, now_ns),
+            *(withdrawal(each.pod, each.placement) for each in barred if each.pod.view.placement is not None),
             *target_repairs(self.targets, waiting, self.node),
             *(Repair(pod, assigned, "assigned") for pod in never_listed.values() if not pod.view.assigned),
         ]
         fresh = [each.pod for each in waiting if each.first]
-        known = settled | never_listed.keys() | {each.pod.view.uid for each in actual}
+        known = settled | never_listed.keys() | {each.pod.view.uid for each in placed}
         known |= {pod.view.uid for pod in fresh}
         # those that were granted something, or were about to be, and are not listed (yet)
         unlisted = [pod for pod in self._pods.values() if pod.holds_slices and pod.view.uid not in known]
@@ -400,7 +402,7 @@ class AllocationState:
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
         """Where pods are. Not of pods whose name kubelet still lists with the devices of an earlier pod."""
-        found = actual_placements(self._pods.values(), assignments, self.node)
+        found = actual_placements(self._pods.values(), assignments, self.node, self._granted)
         return [
             each
             for each in found

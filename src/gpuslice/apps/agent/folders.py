@@ -137,7 +137,8 @@ class Folders:
         """The name of the folder that the last Allocate of these ids mounted, or the next one will."""
         first = token(ids)
         numbers = (_number(found.name) for found in (self._root / "containers").glob(f"{first}*"))
-        return _numbered(first, max(numbers, default=1))
+        last = max(numbers, default=1)
+        return first if last == 1 else f"{first}-{last}"
 
     def prepare(self, ids: Iterable[str], occupied: Container[str] = ()) -> str:
         """Make the folder that Allocate mounts, and answer its name. What an older container left stays.
@@ -147,7 +148,7 @@ class Folders:
         ids = sorted(ids)
         name = self.current(ids)
         if name in occupied:
-            name = _numbered(token(ids), _number(name) + 1)
+            name = f"{token(ids)}-{_number(name) + 1}"
         self._make(name, Owner(ids))
         return name
 
@@ -320,6 +321,11 @@ class Folders:
                     assignment = DeviceAssignment(owner.namespace, owner.pod, owner.container, ids)
                     yield RunningContainer(name, owner.uid, assignment)
 
+    def granted(self) -> Iterator[list[str]]:
+        """The ids of every folder; None where the disk does not answer."""
+        with contextlib.suppress(OSError):
+            yield from (owner.ids for _, owner, _ in self.owners())
+
     def exists(self, ids: Iterable[str]) -> bool:
         """Whether a container with these ids was granted a folder."""
         return self._folder(self.current(ids)).is_dir()
@@ -391,10 +397,6 @@ def boot_id() -> str:
 def _number(name: str) -> int:
     number = name.rpartition("-")[2]
     return int(number) if "-" in name and number.isdecimal() else 1
-
-
-def _numbered(first: str, number: int) -> str:
-    return first if number == 1 else f"{first}-{number}"
 
 
 def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.LimitsEntry:

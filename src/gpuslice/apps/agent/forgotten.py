@@ -7,11 +7,14 @@ each kubelet that follows the device list; a container that it stops listing lat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment
-from gpuslice.core.model import ContainerKind, Pod
+from gpuslice.core.grant import units_per_card
+from gpuslice.core.model import ContainerKind, Node, Pod, Refusal
 
 NEWS_AFTER_S = 60.0
 """So long there may be no news of a pod that runs; one that is still unknown then is gone."""
@@ -73,3 +76,21 @@ class ForgottenContainers:
 
         self.containers = tuple(each for each in self.containers if unlisted(each))
         self.certain = True
+
+
+def no_room_beside(
+    forgotten: Sequence[RunningContainer], ids: frozenset[str], held: frozenset[str], node: Node
+) -> Refusal | None:
+    """Why nobody may use `ids`: with what kubelet forgot it is too much for a card. `held`: what it knows."""
+    known = units_per_card(ids | held)
+    unknown = Counter(card_of_device_id(each) for one in forgotten for each in one.assignment.ids)
+    for card in node.cards:
+        if card.uuid in units_per_card(ids) and known[card.uuid] + unknown[card.uuid] > card.units:
+            pods = {each.assignment.pod_key for each in forgotten}
+            return Refusal(
+                f"card {card.index} of node {node.name} has no room left beside "
+                f"{unknown[card.uuid]} of its {card.units} units of {node.names.memory} "
+                f"in running containers that kubelet has forgotten ({', '.join(sorted(pods))}); "
+                f"delete those pods, so that they are recreated, or this one"
+            )
+    return None

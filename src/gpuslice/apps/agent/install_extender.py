@@ -89,7 +89,9 @@ class Manifest:
     @property
     def health_url(self) -> str:
         address = self.flag("bind-address", "0.0.0.0")
-        host = "127.0.0.1" if address in ("0.0.0.0", "::") else address
+        if ":" in address:
+            address = f"[{address}]"
+        host = "127.0.0.1" if address in ("0.0.0.0", "[::]") else address
         return f"https://{host}:{self.flag('secure-port', '10259')}/healthz"
 
 

@@ -12,7 +12,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import NODES
-from gpuslice.adapters.kube.watch import Change, Reflector
+from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
@@ -101,6 +101,9 @@ class NodeReconciler:
     def _changed(self, change: Change[Node]) -> None:
         if change.object is None:
             return
+        if change.kind is ChangeKind.DELETED:
+            self.seen = None  # there is nothing to write; made anew it comes as another
+            return
         self.seen = change.object
         rules = rules_of(self.seen.metadata.labels or {}) if self._new_pods else Rules(NodeMode.EXCLUSIVE)
         if rules == self._state.rules:
@@ -119,17 +122,20 @@ class NodeReconciler:
 
     async def keep(self) -> None:
         """Write what the node object lacks, for ever."""
+        retry_s = FIRST_RETRY_S
         while True:
+            wait_s = EVERY_S
             try:
                 await self._write()
+                retry_s = FIRST_RETRY_S
             except KubeError as error:
                 _log.warning("node object not written, will try again", extra={"error": str(error)})
-                asyncio.get_running_loop().call_later(FIRST_RETRY_S, self._woken.set)
+                wait_s, retry_s = retry_s, min(EVERY_S, 2 * retry_s)
             if self._waits and self._waits != self._reported:
                 await self._writer.node_event("GPUModeWaits", self._waits, warning=True)
             self._reported = self._waits
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
+                async with asyncio.timeout(wait_s):
                     await self._woken.wait()
             self._woken.clear()
 

@@ -95,7 +95,7 @@ class GpuMemoryPlugin(DevicePluginService):
         return dp.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
     def list_and_watch(self, request: dp.Empty) -> AsyncGenerator[dp.ListAndWatchResponse]:
-        self._state.kubelet_came(self._folders.running())
+        self._state.kubelet_came(self._folders.running(), self._folders.granted())
         self._reconciler.wake()
         return self._devices.messages()
 

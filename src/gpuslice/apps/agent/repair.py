@@ -9,7 +9,7 @@ exchange their targets, so that the sums per card stay what the extender counted
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpuslice.apps.agent.pending import PendingContainer, target_of
@@ -72,18 +72,24 @@ class ActualPlacement:
 
 # -- where pods are --------------------------------------------------------------------------------------
 def actual_placements(
-    pods: Iterable[NodePod], assignments: Iterable[DeviceAssignment], node: Node
+    pods: Iterable[NodePod],
+    assignments: Iterable[DeviceAssignment],
+    node: Node,
+    ours: Container[frozenset[str]],
 ) -> list[ActualPlacement]:
-    """Of the pods whose devices kubelet lists completely and without contradiction."""
+    """Of the pods whose devices kubelet lists completely and without contradiction.
+
+    `ours`: what an agent granted. Another plugin's ids may name more cards than the pod is on.
+    """
     by_pod: dict[str, list[DeviceAssignment]] = defaultdict(list)
     for each in assignments:
         by_pod[each.pod_key].append(each)
-    found = (_actual_placement(pod, by_pod.get(pod.view.key, []), node) for pod in pods)
+    found = (_actual_placement(pod, by_pod.get(pod.view.key, []), node, ours) for pod in pods)
     return [each for each in found if each is not None]
 
 
 def _actual_placement(
-    pod: NodePod, assignments: list[DeviceAssignment], node: Node
+    pod: NodePod, assignments: list[DeviceAssignment], node: Node, ours: Container[frozenset[str]]
 ) -> ActualPlacement | None:
     request = pod.view.request
     if not assignments or request is None or pod.view.finished:
@@ -107,8 +113,9 @@ def _actual_placement(
                 table[key] = {card: units // len(on) for card in on}
     except (GrantError, KeyError):
         return None
-    if any(len(each) > request.card_count for each in table.values()):
-        return None  # no grant of ours: another plugin gave ids away without a thought of their cards
+    scattered = any(len(each) > request.card_count for each in table.values())
+    if scattered and not all(each.ids in ours for each in assignments):
+        return None  # another plugin gave ids away without a thought of their cards
     sums: Counter[int] = Counter()
     for each in table.values():
         sums.update(each)

@@ -61,7 +61,7 @@ class RepairOrder:
         writes = [write for each in wanted if (write := self._next_write(each)) is not None]
         if not any(each.of_cards for each in writes):
             waiting = [pod for pod in self._waiting if uid in ("", pod.view.uid) and self._too_many(pod)]
-            writes += [_withdrawal(pod, pod.meant) for pod in waiting[-1:]]
+            writes += [withdrawal(pod, pod.meant) for pod in waiting[-1:]]
         return writes
 
     def _too_many(self, pod: NodePod) -> bool:
@@ -83,20 +83,20 @@ class RepairOrder:
             return self._making_room(repair)
         if not leaver.ahead and self._leaver(leaver) is None and self._making_room(leaver) is leaver:
             return leaver
-        return _withdrawal(leaver.pod, leaver.target)
+        return withdrawal(leaver.pod, leaver.target)
 
     def _making_room(self, repair: Repair) -> Repair | None:
         """Those who may be elsewhere leave the cards that kubelet gave, before `repair` itself is written."""
         overfull, grows = self._overfull(repair), _grows(repair).keys()
         for pod in self._granted:
             if not grows.isdisjoint(units_by_card(pod.view.placement)):
-                return _withdrawal(pod, pod.meant)
+                return withdrawal(pod, pod.meant)
         for pod in reversed(self._waiting):
             if not overfull.isdisjoint(units_by_card(pod.view.placement)):
-                return _withdrawal(pod, pod.meant)
+                return withdrawal(pod, pod.meant)
         cards, uid = units_by_card(repair.target), repair.pod.view.uid
         if any(cards[card] + self._promised(card, but=uid) > self._units.get(card, 0) for card in grows):
-            return _withdrawal(repair.pod, repair.target) if repair.pod.view.placement else None
+            return withdrawal(repair.pod, repair.target) if repair.pod.view.placement else None
         return repair
 
     def _leaver(self, repair: Repair) -> Repair | None:
@@ -128,7 +128,7 @@ class RepairOrder:
         }
 
 
-def _withdrawal(pod: NodePod, target: Placement | None) -> Repair:
+def withdrawal(pod: NodePod, target: Placement | None) -> Repair:
     """Takes a pod off its cards, and notes those that are meant for it."""
     annotations = {
         name: None for name in PLACEMENT_ANNOTATIONS if name in pod.said and name not in OF_NO_CARD

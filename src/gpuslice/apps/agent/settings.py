@@ -78,7 +78,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[
         int, about("TCP port for health, metrics and state; 0 lets the system choose.", ge=0, le=65535)
     ] = 12346
-    host: Host = "0.0.0.0"
+    host: Host = "::"
     log_level: LogLevel = "info"
     match_wait_s: Annotated[
         float,
@@ -214,7 +214,7 @@ class SwitchSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[int, about("TCP port for health checks; 0 lets the system choose.", ge=0, le=65535)] = (
         12347
     )
-    host: Host = "0.0.0.0"
+    host: Host = "::"
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
@@ -250,7 +250,7 @@ class InstallLibrarySettings(Settings, frozen=True, kw_only=True):
     port: Annotated[int, about("TCP port for health checks; 0 lets the system choose.", ge=0, le=65535)] = (
         12348
     )
-    host: Host = "0.0.0.0"
+    host: Host = "::"
     log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:

@@ -43,6 +43,8 @@ UNSEEN = 1.03
 """Drivers load a little that no library sees: as the alert about the same has it."""
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
+TELL_S = 2.0
+"""Of each look, for the API server: one that hangs must not keep containers from their figures."""
 
 
 class Holder(NamedTuple):
@@ -82,6 +84,7 @@ class Watchdog:
         proc: Path = Path("/proc"),
     ) -> None:
         self.grace_s = GRACE_S
+        self.tell_s = TELL_S
         self._source = source
         self._state = state
         self._folders = folders
@@ -128,7 +131,7 @@ class Watchdog:
         for reading in await self._source.processes():
             if (found := self._container_of(reading.pid)) is not None:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
-        excesses = {}
+        excesses, past = {}, list[tuple[NodePod, str]]()
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
             limit_bytes = self._limit_bytes(holder)
@@ -139,7 +142,7 @@ class Watchdog:
                 excess = self._excesses.pop(holder) if holder in self._excesses else Excess()
                 excesses[holder] = excess
                 if holder in self._seen:
-                    await self._act(holder, excess, readings, limit_bytes)
+                    past += self._act(holder, excess, readings, limit_bytes)
         for over in self._excesses.values():
             over.close()
         self._excesses, self._seen = excesses, frozenset(excesses)
@@ -150,8 +153,14 @@ class Watchdog:
                 if identity is not None and reading.memory_bytes:
                     figure = Figure(holder.card, *identity, reading.memory_bytes)
                     figures[holder.uid, holder.container].append(figure)
-        await self.tiers.judge(figures)
-        publish(self._folders, figures, at_ns)
+        try:
+            publish(self._folders, figures, at_ns)
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.tell_s):
+                    for pod, message in past:
+                        await self._writer.pod_event(pod.view, "GPUMemoryPastLimit", message)
+                    await self.tiers.judge(figures)
 
     def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
         """The pod and the container's name; None for processes of nobody that we granted anything."""
@@ -175,27 +184,27 @@ class Watchdog:
             return None
         return next((limit.memory_mib * MIB for limit in limits if limit.card.uuid == holder.card), 0)
 
-    async def _act(
+    def _act(
         self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int
-    ) -> None:
+    ) -> list[tuple[NodePod, str]]:
+        """Deal with a container past its limit; what its pod is to be told, once."""
         pod = self._state.pod(holder.uid)
         if pod is None:
-            return
+            return []
         if self._stop:
             self._end(holder, excess, readings, limit_bytes)
+        if excess.reported:
+            return []
+        excess.reported = True
+        self._counters.past_limit()
         used_mib, limit_mib = sum(each.memory_bytes or 0 for each in readings) // MIB, limit_bytes // MIB
-        if not excess.reported:
-            excess.reported = True
-            self._counters.past_limit()
-            what = (
-                f"container {holder.container} holds {used_mib} MiB of card {holder.card}, its limit is "
-                f"{limit_mib} MiB: a program in it is not held by libgpuslice"
-            )
-            done = (
-                "the processes that hold the excess are ended" if self._stop else "delete the pod to stop it"
-            )
-            _log.warning("past its limit", extra={"pod": pod.view.key, "used_mib": used_mib})
-            await self._writer.pod_event(pod.view, "GPUMemoryPastLimit", f"{what}; {done}")
+        what = (
+            f"container {holder.container} holds {used_mib} MiB of card {holder.card}, its limit is "
+            f"{limit_mib} MiB: a program in it is not held by libgpuslice"
+        )
+        done = "the processes that hold the excess are ended" if self._stop else "delete the pod to stop it"
+        _log.warning("past its limit", extra={"pod": pod.view.key, "used_mib": used_mib})
+        return [(pod, f"{what}; {done}")]
 
     def _end(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
         """SIGTERM to the largest processes until the rest is within the limit; after a while SIGKILL."""

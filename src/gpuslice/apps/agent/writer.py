@@ -43,7 +43,7 @@ class Writer:
         """
         pod = repair.pod.view
         patch = {"metadata": {"annotations": repair.annotations}}
-        version = str(pod.version) if repair.of_cards and pod.version else ""
+        version = pod.resource_version if repair.of_cards else ""
         try:
             written = await self._client.merge_patch(
                 NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version

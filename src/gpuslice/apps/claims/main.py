@@ -123,14 +123,22 @@ class TemplateController:
                     await self._woken.wait()
 
     async def step(self) -> None:
-        """Make what is missing, and take away what nobody has needed for long. Raises KubeError."""
+        """Make what is missing, and take away what nobody has needed for long.
+
+        Raises `KubeError` for what could not be made, after everything else was: a namespace that is going
+        refuses new content, perhaps for ever.
+        """
         needed: dict[tuple[str, str], ClaimingPod] = {}
         for pod in self._pods.objects.values():
             for name in pod.templates():
                 needed.setdefault((pod.metadata.namespace, name), pod)
         self._told &= {pod.metadata.uid for pod in self._pods.objects.values()}
+        failure: KubeError | None = None
         for key in needed.keys() - self._templates.objects.keys():
-            await self._make(*key, needed[key])
+            try:
+                await self._make(*key, needed[key])
+            except KubeError as error:
+                failure = error
         now_s = self._clock()
         unused = self._templates.objects.keys() - needed.keys()
         self._unused_since = {key: self._unused_since.get(key, now_s) for key in unused}
@@ -141,6 +149,8 @@ class TemplateController:
             with contextlib.suppress(NotFoundError, ConflictError):
                 await self._client.delete(RESOURCE_CLAIM_TEMPLATES, name, namespace, uid=meta["uid"])
                 _log.info("template removed", extra={"template": f"{namespace}/{name}"})
+        if failure is not None:
+            raise failure
 
     async def _make(self, namespace: str, name: str, pod: ClaimingPod) -> None:
         try:

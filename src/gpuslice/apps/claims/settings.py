@@ -22,5 +22,5 @@ class ClaimsSettings(Settings, frozen=True, kw_only=True):
     port: Annotated[
         int, about("TCP port for health and metrics; 0 lets the system choose.", ge=0, le=65535)
     ] = 12348
-    host: Host = "0.0.0.0"
+    host: Host = "::"
     log_level: LogLevel = "info"

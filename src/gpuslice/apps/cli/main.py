@@ -229,6 +229,8 @@ def run(
 def _not_installed(error: ModuleNotFoundError) -> str:
     """The sentence for a package that the command line does without; any other is raised again."""
     package = (error.name or "").partition(".")[0]
+    if package in sys.stdlib_module_names:  # fcntl, pwd, resource: of Unix
+        return f"this runs on Linux: Python on {sys.platform} has no module {package}"
     if package not in OF_DAEMONS:
         raise error
     return (

@@ -27,7 +27,15 @@ from gpuslice.apps.cli.migration_systems import (
     System,
     lost_on,
 )
-from gpuslice.apps.cli.migration_writes import Change, Step, WayBack, key_of, place_of, way_back_of
+from gpuslice.apps.cli.migration_writes import (
+    Change,
+    Step,
+    WayBack,
+    key_of,
+    place_of,
+    unchanged,
+    way_back_of,
+)
 from gpuslice.core.admission import in_names
 from gpuslice.core.contract import (
     ANN_MIGRATION,
@@ -367,11 +375,12 @@ def _patch(
     record = msgspec.json.encode(way_back).decode()
     note = {"op": "add", "path": f"/metadata/annotations/{escaped(ANN_MIGRATION)}", "value": record}
     parent = [] if annotations is not None else [{"op": "add", "path": "/metadata/annotations", "value": {}}]
+    version, tests = unchanged(resource, thing)
     return Change(
         f"{'node' if resource.kind == 'Node' else resource.kind} {key_of(thing)}",
         what,
         resource,
         *place_of(thing),
-        version=thing["metadata"].get("resourceVersion", ""),
-        operations=(*steps, *parent, note),
+        version=version,
+        operations=(*tests, *steps, *parent, note),
     )

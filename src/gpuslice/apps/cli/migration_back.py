@@ -7,7 +7,15 @@ import msgspec
 from gpuslice.adapters.kube.resources import NODES, Resource
 from gpuslice.apps.cli.migration import Note, Plan, Reader, drain, ours
 from gpuslice.apps.cli.migration_systems import Object, System, limits_of
-from gpuslice.apps.cli.migration_writes import RECORD, Change, key_of, place_of, recorded, way_back_of
+from gpuslice.apps.cli.migration_writes import (
+    RECORD,
+    Change,
+    key_of,
+    place_of,
+    recorded,
+    unchanged,
+    way_back_of,
+)
 from gpuslice.core.contract import AMOUNT_NAMES, ANN_MIGRATION, SYSTEM_NAMESPACE
 from gpuslice.core.errors import ContractError
 from gpuslice.core.form import escaped
@@ -91,6 +99,7 @@ def _way_back(resource: Resource[Object], thing: Object, system: str, where: str
     note: Object = {"op": "remove", "path": f"/metadata/annotations/{escaped(ANN_MIGRATION)}"}
     if left is not None:
         note |= {"op": "add", "value": msgspec.json.encode(left).decode()}
-    version, steps = thing["metadata"].get("resourceVersion", ""), (*operations, note)
+    version, tests = unchanged(resource, thing)
     words = tuple(dict.fromkeys(what))
+    steps = (*tests, *operations, note)
     return Change(where, words, resource, *place_of(thing), version=version, operations=steps)

@@ -17,7 +17,7 @@ from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.cli.migration import Note, Plan, Reader
 from gpuslice.apps.cli.migration_systems import Object
-from gpuslice.apps.cli.migration_writes import Change
+from gpuslice.apps.cli.migration_writes import Change, unchanged
 from gpuslice.apps.diagnosis.claims import Claims, read_claims, view_with_claims
 from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, PLUGIN_LABELS
 from gpuslice.apps.diagnosis.pod_explanation import place_of, wish_of
@@ -78,8 +78,8 @@ def _switch(client: SyncClient, node: Node, *, back: bool) -> Iterator[Change]:
     if back:
         step = {"op": "remove", "path": path}
         what = f"label {LABEL_MODE}={labels[LABEL_MODE]} is removed"
-    version = node.metadata.resource_version
-    yield Change(f"node {name}", (what,), NODES.as_dict(), "", name, version, (step,))
+    version, tests = unchanged(NODES.as_dict(), {"metadata": {"labels": labels}})
+    yield Change(f"node {name}", (what,), NODES.as_dict(), "", name, version, (*tests, step))
     for agent in client.list(PODS, labels=PLUGIN_LABELS, fields=f"spec.nodeName={name}"):
         meta = agent.metadata
         where = f"pod {meta.namespace}/{meta.name}"

@@ -143,6 +143,8 @@ def _hami_remarks(pod: PodForm) -> Iterable[str]:
 
 _GPUSHARE_OWNED = (
     (DAEMON_SETS, "gpushare-device-plugin-ds"),
+    *((DAEMON_SETS, f"device-plugin-{verb}-ds") for verb in ("evict", "recover")),  # of gpushare's chart
+    (JOBS, "gpushare-installer"),
     (DEPLOYMENTS, "gpushare-schd-extender"),
     (SERVICES, "gpushare-schd-extender"),
     *((ACCOUNTS, name) for name in ("gpushare-schd-extender", "gpushare-device-plugin")),
@@ -177,9 +179,7 @@ SYSTEMS = {
             holds=_asks(*_PARTS),
             owned=(
                 *_GPUSHARE_OWNED,
-                *((DAEMON_SETS, f"device-plugin-{verb}-ds") for verb in ("evict", "recover")),
                 (DAEMON_SETS, "cgpu-installer"),
-                (JOBS, "gpushare-installer"),
             ),
             replaces_ours=True,
             by_hand=(

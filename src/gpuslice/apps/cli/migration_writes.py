@@ -12,12 +12,14 @@ import msgspec
 
 from gpuslice.adapters.kube.errors import (
     AlreadyExistsError,
+    ConflictError,
     ForbiddenError,
+    InvalidError,
     KubeError,
     NotFoundError,
     UnavailableError,
 )
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, Resource
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, Resource
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.cli.migration_systems import JOBS, Object
 from gpuslice.core.contract import ANN_MIGRATION, SYSTEM_NAMESPACE
@@ -99,9 +101,23 @@ def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Ite
         except (UnavailableError, ForbiddenError):
             raise
         except KubeError as error:
-            yield change, str(error)
+            # the API server does not say which test of a patch failed; those of a node are its labels' alone
+            tested = change.resource.kind == NODES.kind and isinstance(error, InvalidError)
+            changed = "it was changed by somebody else meanwhile: run the same command again"
+            yield change, changed if tested or isinstance(error, ConflictError) else str(error)
         else:
             yield change, ""
+
+
+def unchanged(resource: Resource[Object], thing: Object) -> tuple[str, tuple[Object, ...]]:
+    """What a patch of `thing` requires: that it has this resourceVersion, and these tests at its head.
+
+    Of a node only the labels: kubelet writes its status at any time, and every version would be an old one.
+    """
+    if resource.kind != NODES.kind:
+        return thing["metadata"].get("resourceVersion", ""), ()
+    labels = thing["metadata"].get("labels")
+    return "", ({"op": "test", "path": "/metadata/labels", "value": labels},) if labels else ()
 
 
 def recorded(client: SyncClient) -> Mapping[str, str]:

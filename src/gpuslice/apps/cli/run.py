@@ -156,11 +156,11 @@ def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Bud
 
 
 def warn(name: str) -> None:
-    """It starts all the same: launchers are linked so, and what they start is held."""
+    """It starts all the same: launchers are linked so, and what they start is limited."""
     found = shutil.which(name)
     why = why_not_held(Path(found)) if found else ""
     if why:
-        click.echo(f'gpuslice run: "{name}" is {why}: only programs that it starts are held', err=True)
+        click.echo(f'gpuslice run: "{name}" is {why}: only programs that it starts are limited', err=True)
 
 
 def check(wish: Wish, program: Sequence[str]) -> None:
@@ -270,7 +270,8 @@ def found_library() -> Path:
     found = next((path for path in LIBRARIES if path.exists()), None)
     if found is None:
         raise BudgetError(
-            f"libgpuslice.so is in none of {', '.join(map(str, LIBRARIES))}: say --library PATH"
+            f"libgpuslice.so is in none of {', '.join(map(str, LIBRARIES))}:"
+            " `make native` in a checkout builds it; copy it to one of them, or name it with --library"
         )
     return found
 
@@ -281,7 +282,7 @@ def checked_library(path: Path) -> Path:
         raise BudgetError(f"--library: there is no file {path}")
     found = path.resolve().parent / Path(LIBRARY).name  # budgets link the folder
     if why := why_not_loaded(found):
-        raise BudgetError(f"--library: {found} cannot hold a program: {why}")
+        raise BudgetError(f"--library: {found} cannot limit a program: {why}")
     return found
 
 

@@ -11,13 +11,20 @@ from typing import Any
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.http import ApiRequest
-from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
 from gpuslice.apps.console.cluster_state import ClusterState, now_s
 from gpuslice.apps.console.usage_history import Point, UsageHistory
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
-from gpuslice.apps.diagnosis.usage import PORT, CardUsage, ContainerUsage, Unanswered, gpu_order, usage_of
+from gpuslice.apps.diagnosis.usage import (
+    CardUsage,
+    ContainerUsage,
+    Unanswered,
+    gpu_order,
+    port_of,
+    proxied_path,
+    usage_of,
+)
 from gpuslice.core.advice import card_of
 from gpuslice.core.sizing import Suggestion, suggested_size
 from gpuslice.core.units import MIB
@@ -84,13 +91,14 @@ class UsageReader:
 
     async def run(self) -> None:
         """Read again and again until cancelled."""
+        loop_time = asyncio.get_running_loop().time  # not the time of day, which may be set
         while True:
             if not self._state.synced:
                 await asyncio.sleep(NOT_YET_S)
                 continue
-            began_s = now_s()
+            due_s = loop_time() + self._interval_s
             await self.read()
-            await asyncio.sleep(max(1.0, began_s + self._interval_s - now_s()))
+            await asyncio.sleep(max(1.0, due_s - loop_time()))
 
     async def read(self) -> None:
         """Once; what does not answer keeps what was known of it out of the rows."""
@@ -135,20 +143,14 @@ class UsageReader:
         return self._hours
 
     async def _page(self, exporter: objects.Pod) -> Page | None:
-        meta, port = (
-            exporter.metadata,
-            (exporter.metadata.annotations or {}).get("prometheus.io/port", str(PORT)),
-        )
         try:
             async with asyncio.timeout(PAGE_TIMEOUT_S):
                 if self._direct:
                     address = exporter.status.pod_ip
                     host = f"[{address}]" if ":" in address else address
-                    return await asyncio.to_thread(
-                        fetch, f"http://{host}:{port}/metrics", PAGE_TIMEOUT_S, WANTED
-                    )
-                path = f"{PODS.path(meta.namespace)}/{meta.name}:{port}/proxy/metrics"
-                answer = await self._transport.request(ApiRequest("GET", path))
+                    url = f"http://{host}:{port_of(exporter)}/metrics"
+                    return await asyncio.to_thread(fetch, url, PAGE_TIMEOUT_S, WANTED)
+                answer = await self._transport.request(ApiRequest("GET", proxied_path(exporter)))
                 if answer.status != 200:
                     raise ScrapeError(f"the API server answers {answer.status}")
                 return parse(answer.body.decode("utf-8", "replace"), WANTED)

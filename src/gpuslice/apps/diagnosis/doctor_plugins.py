@@ -58,7 +58,7 @@ def problem_of_plugin(facts: Facts, node: Node) -> tuple[str, str] | None:
         fix = "see the log of the device plugin there; its pods may not be read from here"
         return "offers no part of its cards", fix
     if plugin is None:
-        fix = "see the events of DaemonSet gpushare-device-plugin-ds: taints, image, node selector"
+        fix = "see the events of DaemonSet gpushare-device-plugin-ds: pod security, quota, taints, image"
         if _switch(facts, node).startswith(LABEL_SCHEDULE):
             fix = (
                 "see the events of DaemonSet gpushare-device-plugin-ack-ds: taints, image, node affinity; "

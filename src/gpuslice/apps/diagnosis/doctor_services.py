@@ -23,7 +23,7 @@ SOON = timedelta(days=30)
 
 
 def extender(facts: Facts) -> Iterator[Finding]:
-    """Somebody must be there to answer kube-scheduler, and be ready."""
+    """Somebody must be there to answer kube-scheduler, and be ready; and nobody else beside."""
     if not facts.services and facts.knows(SERVICES):
         yield Finding(
             Level.ERROR,
@@ -31,15 +31,22 @@ def extender(facts: Facts) -> Iterator[Finding]:
             "does not exist: nothing places pods on cards",
             "install the chart, or check whether it was installed under other names",
         )
-    for service in facts.services:
-        space = service["metadata"]["namespace"]
-        if not _ready(facts, space, EXTENDER):
+    places = [(each["metadata"]["namespace"], each["metadata"]["name"]) for each in facts.services]
+    for space, name in places:
+        if not _ready(facts, space, name):
             yield Finding(
                 Level.ERROR,
-                f"service {space}/{EXTENDER}",
+                f"service {space}/{name}",
                 "has no ready endpoint: every pod that shares a card waits",
-                f"kubectl -n {space} logs deployment/{EXTENDER}; its /readyz says what it waits for",
+                f"kubectl -n {space} logs deployment/{name}; its /readyz says what it waits for",
             )
+    for space, name in places[1:]:
+        yield Finding(
+            Level.ERROR,
+            f"service {space}/{name}",
+            f"is of another installation than {'/'.join(places[0])}: both give out the same cards",
+            "keep one release and uninstall the other: helm list --all-namespaces",
+        )
 
 
 def _ready(facts: Facts, namespace: str, name: str) -> bool:

@@ -207,9 +207,21 @@ class ClusterSource:
 
 def page_of(client: SyncClient, exporter: Pod) -> Page:
     """The page of one exporter pod, through the API server. Raises KubeError."""
-    port = (exporter.metadata.annotations or {}).get("prometheus.io/port", str(PORT))
-    path = f"{PODS.path(exporter.metadata.namespace)}/{exporter.metadata.name}:{port}/proxy/metrics"
-    return parse(client.read(path).decode("utf-8", "replace"))
+    return parse(client.read(proxied_path(exporter)).decode("utf-8", "replace"))
+
+
+def proxied_path(exporter: Pod) -> str:
+    """The page of an exporter pod at the API server, which is asked with the rights of who looks."""
+    return (
+        f"{PODS.path(exporter.metadata.namespace)}/{exporter.metadata.name}:{port_of(exporter)}/proxy/metrics"
+    )
+
+
+def port_of(exporter: Pod) -> int:
+    """As its annotation says, if that is a port: any pod may call itself an exporter."""
+    text = (exporter.metadata.annotations or {}).get("prometheus.io/port", "")
+    port = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+    return port if 0 < port < 1 << 16 else PORT
 
 
 def read_containers(client: SyncClient, node: str) -> tuple[ContainerUsage, ...]:
@@ -256,6 +268,8 @@ class _Place(NamedTuple):
 
 
 _PLACE = _Place._fields
+MOST = float(1 << 63)
+"""Of bytes, seconds and counts; sums of less are finite, too."""
 
 
 class _Figures:
@@ -267,6 +281,9 @@ class _Figures:
         self._at: dict[_Place, int] = {}
 
     def put(self, place: _Place, which: int, value: float) -> None:
+        """A figure that nothing can have, such as infinity, is unknown."""
+        if not abs(value) < MOST:
+            return
         at = self._at.get(place)
         if at is None:
             at = self._at[place] = len(self._values)

@@ -255,7 +255,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise SettingsError(f'address is "{shown(text)}", must be host:port or :port')
-    return host.strip("[]") or "0.0.0.0", int(port)
+    return host.strip("[]") or "::", int(port)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Finds out what became of a pod whose Binding got no clear answer, and that none takes effect later.
 
 A Binding is made for a version of its pod. Of a pod that is not bound another version is made: what was sent
-before can do nothing any more.
+before can do nothing any more. Where an admission policy refuses every change of the pod, time does that: one
+such pod must not keep a new leader from ever answering.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Awaitable, Callable
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, KubeError, NotFoundError
-from gpuslice.adapters.kube.slim import SLIM_PODS
+from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.core.contract import ANN_ASSUME_TIME
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod
@@ -22,6 +24,8 @@ from gpuslice.core.model import Pod
 _log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LONGEST_REQUEST_S = 60.0
+"""After which an API server gives a request up (its ``--request-timeout``)."""
 
 
 class BindResolver:
@@ -32,22 +36,25 @@ class BindResolver:
         client: KubeClient,
         ledger: Ledger,
         *,
+        clock: Callable[[], float] = loop_time,
         now_ns: Callable[[], int] = time.time_ns,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._client = client
         self._ledger = ledger
+        self._clock = clock
         self._now_ns = now_ns
         self._sleep = sleep
 
     async def resolve(self, pod: Pod, node: str) -> bool:
         """Read the pod until it is known whether it is bound to `node`; if it is not, it will not be."""
-        attempt = 0
+        began_s, attempt = self._clock(), 0
         while True:
             delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
             attempt += 1
             try:
-                return await self._resolve_once(pod, node)
+                may_arrive = self._clock() < began_s + LONGEST_REQUEST_S
+                return await self._resolve_once(pod, node, may_arrive=may_arrive)
             except ConflictError:  # it changed between our reading and writing: read again
                 _log.debug("pod changed while it was read", extra={"pod": pod.key, "retry_in_s": delay_s})
             except KubeError as error:
@@ -57,19 +64,12 @@ class BindResolver:
                 )
             await self._sleep(delay_s)
 
-    async def _resolve_once(self, pod: Pod, node: str) -> bool:
+    async def _resolve_once(self, pod: Pod, node: str, *, may_arrive: bool) -> bool:
+        """`may_arrive`: a Binding that was sent earlier may still take effect."""
         try:
-            seen = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
-            if seen.metadata.uid == pod.uid and not seen.spec.node_name:
-                # any change makes a new version; this one is overwritten when the pod is bound
-                seen = await self._client.merge_patch(
-                    SLIM_PODS,
-                    pod.name,
-                    {"metadata": {"annotations": {ANN_ASSUME_TIME: str(self._now_ns())}}},
-                    pod.namespace,
-                    uid=pod.uid,
-                    resource_version=seen.metadata.resource_version,
-                )
+            seen: SlimPod | None = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
+            if seen is not None and seen.metadata.uid == pod.uid and not seen.spec.node_name:
+                seen = await self._made_anew(pod, seen, required=may_arrive)
         except NotFoundError:
             seen = None
         if seen is None or seen.metadata.uid != pod.uid:
@@ -79,3 +79,25 @@ class BindResolver:
         if not seen.spec.node_name:
             self._ledger.forget(pod.uid)
         return seen.spec.node_name == node
+
+    async def _made_anew(self, pod: Pod, seen: SlimPod, *, required: bool) -> SlimPod:
+        """Another version of the pod; the one there is, where none can be made and none is `required`."""
+        try:
+            return await self._client.merge_patch(
+                SLIM_PODS,
+                pod.name,
+                # any change makes a new version; this one is overwritten when the pod is bound
+                {"metadata": {"annotations": {ANN_ASSUME_TIME: str(self._now_ns())}}},
+                pod.namespace,
+                uid=pod.uid,
+                resource_version=seen.metadata.resource_version,
+            )
+        except (ConflictError, NotFoundError):
+            raise
+        except KubeError as error:
+            if required:
+                raise
+            _log.error(
+                "pod cannot be changed; taken for not bound", extra={"pod": pod.key, "error": str(error)}
+            )
+            return seen

@@ -140,9 +140,9 @@ class Binder:
         Returns the uids that are in doubt now. Nothing is dropped without the API server's answer.
         """
         doubtful = {each.pod.uid: each for each in self._ledger.assumed()}
-        for uid, each in doubtful.items():
-            if uid in since:
-                await self._resolve(each.pod, each.node)
+        async with asyncio.TaskGroup() as tasks:
+            for uid in doubtful.keys() & since:
+                tasks.create_task(self._resolve(doubtful[uid].pod, doubtful[uid].node))
         return set(doubtful)
 
     async def fence(self, uids: Iterable[str]) -> None:
@@ -235,7 +235,7 @@ class Binder:
             raise NotBoundError(f"node {placement.node} is gone")
         annotations = placement_annotations(placement, request, state.node, self._now_ns())
         annotations |= self._traces.annotations(pod.uid)
-        version = str(pod.version) if pod.version else ""
+        version = pod.resource_version
         try:
             self._expect_leading()
             stale = [name for name in pod.stale if name not in annotations]

@@ -29,9 +29,9 @@ from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.extender.gated_group import FIRST_REST_S, GatedGroup, Member
 from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.preemption.reserver import loop_time
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.model import Pod
 from gpuslice.core.words import counted
@@ -333,7 +333,7 @@ class GatedGroups:
                     {"spec": {"schedulingGates": None}},
                     pod.namespace,
                     uid=pod.uid,
-                    resource_version=str(pod.version) if pod.version else "",
+                    resource_version=pod.resource_version,
                 )
         except KubeError as error:
             _log.info("scheduling gate not taken off", extra={"pod": pod.key, "error": str(error)})

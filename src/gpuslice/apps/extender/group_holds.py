@@ -22,9 +22,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.apps.extender.node_query import NodeQuery, Positions
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.reserver import loop_time
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.policy.fleet import Ints
 
@@ -126,5 +126,5 @@ class GroupHolds:
         group.members.clear()
 
     def _forget(self, key: str) -> None:
-        for uid in self._groups.pop(key).asked:
-            self._group_of.pop(uid, None)
+        del self._groups[key]
+        self._group_of = {uid: group for uid, group in self._group_of.items() if group != key}

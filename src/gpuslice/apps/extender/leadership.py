@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 
 POLL_EVERY_S = 0.1
 RETRY_S = 1.0
+LOOK_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -68,26 +69,37 @@ class LeaderLabel:
         self._leads = leads
 
     async def run(self) -> None:
-        """For ever. What cannot be written is tried again, and said once."""
+        """For ever. What cannot be written is tried again, and said once.
+
+        The leader looks again now and then: a request of the one before it may arrive late, and take the
+        label off it.
+        """
         shown: bool | None = None  # a container that was started again may find the label of the one before
-        problem = ""
+        problem, look_again_s = "", 0.0
+        now = asyncio.get_running_loop().time
         while True:
             leads = self._leads()
-            if leads != shown:
+            if leads != shown or (leads and now() >= look_again_s):
                 try:
-                    await self._label(self._pod.name, "true" if leads else None)
                     if leads:
-                        labelled = await self._client.list(PODS, self._pod.namespace, labels=LABEL_LEADER)
-                        names = [pod.metadata.name for pod in labelled.items or ()]
-                        for other in names:
-                            if other != self._pod.name:
-                                await self._label(other, None)
-                    shown, problem = leads, ""
+                        await self._show_alone()
+                    else:
+                        await self._label(self._pod.name, None)
+                    shown, problem, look_again_s = leads, "", now() + LOOK_AGAIN_S
                 except KubeError as error:
                     if str(error) != problem:
                         _log.warning("leader's label not written, will retry", extra={"error": str(error)})
                     shown, problem = None, str(error)
             await asyncio.sleep(RETRY_S if shown is None else POLL_EVERY_S)
+
+    async def _show_alone(self) -> None:
+        """Our own pod first: a Service without any is worse than one with two."""
+        found = await self._client.list(PODS, self._pod.namespace, labels=LABEL_LEADER)
+        labelled = {pod.metadata.name for pod in found.items or ()}
+        if self._pod.name not in labelled:
+            await self._label(self._pod.name, "true")
+        for other in labelled - {self._pod.name}:
+            await self._label(other, None)
 
     async def _label(self, pod: str, value: str | None) -> None:
         try:

@@ -16,6 +16,7 @@ from gpuslice.core.policy.fleet import Fleet, Ints
 
 EXPECTED = 4  # filters whose prioritize may still come
 MOST_PASSED_ROWS = 1_000_000  # remembered, of all pods together: 4 MB
+MOST_PASSED_PODS = 20_000  # each costs some 300 bytes beside its rows
 
 Positions = npt.NDArray[np.int64]
 """Some of the nodes of a question: their places in its list of names, in order."""
@@ -131,8 +132,9 @@ class PassedNodes:
     def note(self, uid: str, rows: Rows) -> None:
         """Filter let these pass for a pod, and no others."""
         self._count += len(rows) - len(self._rows.pop(uid, ()))
-        self._rows[uid] = rows.astype(np.int32)
-        while self._count > MOST_PASSED_ROWS:
+        if len(rows):
+            self._rows[uid] = rows.astype(np.int32)
+        while self._count > MOST_PASSED_ROWS or len(self._rows) > MOST_PASSED_PODS:
             self._count -= len(self._rows.popitem(last=False)[1])
 
     def count(self, uid: str) -> int:

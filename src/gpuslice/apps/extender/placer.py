@@ -11,10 +11,9 @@ from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.placement import not_shared, place, refuse
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Flags, Ints
-from gpuslice.core.preemption import NOTHING_TAKEN
+from gpuslice.core.preemption import HIGHEST, NOTHING_TAKEN
 from gpuslice.core.reservation import open_to
 
-HIGHEST = 1 << 31  # above every priority
 TRIES = 4  # nodes, where the cards of the best are kept for somebody else
 OUR_WEIGHT = 100  # of 0 … 10, as the shipped configuration weighs them against kube-scheduler's 0 … 100
 SPREAD_WEIGHT = 2  # of PodTopologySpread, by default

@@ -43,7 +43,6 @@ from gpuslice.apps.extender.pod_times import PodTimes
 from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.apps.extender.preemption.batch_preemptor import BatchPreemptor
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
-from gpuslice.apps.extender.preemption.reserver import LOWEST
 from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
 from gpuslice.apps.extender.refusals import Refusals
 from gpuslice.apps.extender.stranded_pods import StrandedPods
@@ -53,6 +52,7 @@ from gpuslice.core.placement import TIER_TOO_LOW, not_shared, refuse
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.policy import NEVER
 from gpuslice.core.policy.fleet import Ints, Shape
+from gpuslice.core.preemption import LOWEST
 from gpuslice.core.views import pod_requests
 
 _log = logging.getLogger(__name__)

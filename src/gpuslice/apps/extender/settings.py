@@ -22,7 +22,7 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     """Settings of ``gpuslice extender``."""
 
     port: Port = 12345
-    host: Host = "0.0.0.0"
+    host: Host = "::"
     log_level: LogLevel = "info"
     kubeconfig: Annotated[
         str,

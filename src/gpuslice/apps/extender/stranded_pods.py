@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.reserver import loop_time
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.ledger import shape_of
 from gpuslice.core.model import Placement

@@ -106,7 +106,7 @@ def command(**given: Any) -> None:
       gpuslice load -t 1004 -d 45                        tensor cores for 45 s, as dcgmproftester does
       gpuslice load -t 1001 --level 30 --hold 4GiB       30 % busy, holding 4 GiB
       gpuslice load --grow 512MiB                        take memory until it is refused
-      gpuslice load -t 1002 --validate http://NODE:9400/metrics
+      gpuslice load -t 1002 --validate http://ADDRESS:9400/metrics
       gpuslice load -t 1011 -i 0,1                       copies from card 0 to card 1
 
     Ends with 1 when the exporter says something else than was done, with 130 after Ctrl-C.

@@ -15,7 +15,7 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
     """Settings of ``gpuslice webhook``."""
 
     port: Port = 8443
-    host: Host = "0.0.0.0"
+    host: Host = "::"
     log_level: LogLevel = "info"
     tls_certificate: Annotated[
         str,

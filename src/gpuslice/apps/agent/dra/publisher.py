@@ -99,7 +99,8 @@ class SlicePublisher:
         for name, part in wanted.items():
             pool = {"name": self._node, "generation": generation, "resourceSliceCount": len(wanted)}
             before = present.get(name)
-            if before and before["spec"]["pool"] == pool and same_devices(part, before["spec"]["devices"]):
+            spec = before["spec"] if before else {}
+            if spec.get("pool") == pool and same_devices(part, spec.get("devices")):
                 continue
             await self._write(name, pool, part, before)
         for name in present.keys() - wanted.keys():

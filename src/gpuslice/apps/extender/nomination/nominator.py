@@ -35,11 +35,12 @@ from gpuslice.adapters.kube.terms import Terms
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.nomination.feasible_nodes import FeasibleNodes
 from gpuslice.apps.extender.nomination.pending_queue import PendingQueue
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.reserver import Reserver, loop_time
+from gpuslice.apps.extender.preemption.reserver import Reserver
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 
@@ -324,9 +325,6 @@ class Nominator:
         self._feasible = {terms: feasible for terms, feasible in self._feasible.items() if terms in used}
 
 
-_log = logging.getLogger(__name__)
-
-
 class NominationWriter:
     """Writes for the leader alone: a hint, that gives nobody any cards."""
 
@@ -346,7 +344,7 @@ class NominationWriter:
                 {"status": {"nominatedNodeName": node}},
                 pod.namespace,
                 uid=pod.uid,
-                resource_version=str(pod.version) if pod.version else "",
+                resource_version=pod.resource_version,
                 subresource="status",
             )
         except NotFoundError:

@@ -33,12 +33,12 @@ from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.adapters.wire.extender import MetaVictims
 from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.preemption.disruption_budgets import protects_any
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
-from gpuslice.apps.extender.preemption.reserver import loop_time
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.preemption import Cost, Eviction, cost, importance, victims
 

@@ -28,16 +28,17 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
 from gpuslice.apps.extender.preemption.evictor import Evictor
-from gpuslice.apps.extender.preemption.reserver import LOWEST, Reserver, loop_time
+from gpuslice.apps.extender.preemption.reserver import Reserver
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod, Refusal, Request
 from gpuslice.core.placement import place
 from gpuslice.core.policy import fitting_rows
-from gpuslice.core.preemption import Budget, Eviction, eviction
+from gpuslice.core.preemption import LOWEST, Budget, Eviction, eviction
 from gpuslice.core.reservation import open_to
 
 _log = logging.getLogger(__name__)

@@ -6,14 +6,14 @@ own nominations, for which it keeps an amount but no card, and those of a leader
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
+from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Request
 from gpuslice.core.placement import on_cards
-from gpuslice.core.preemption import Eviction, eviction
+from gpuslice.core.preemption import LOWEST, Eviction, eviction
 from gpuslice.core.reservation import Reservation, comes_free
 
 _log = logging.getLogger(__name__)
@@ -21,12 +21,6 @@ _log = logging.getLogger(__name__)
 KEPT_S = 60.0  # once the room is there: kube-scheduler tries again every 10 s at most
 PACE_S = 10.0  # and while others come for theirs at least so often: it tries thousands one after the other
 LONGEST_S = 600.0
-LOWEST = -(1 << 31)  # nobody has less: with it, only those who are leaving anyway make room
-
-
-def loop_time() -> float:
-    """Seconds on the clock of the event loop, by which everything here waits."""
-    return asyncio.get_running_loop().time()
 
 
 class Reserver:
