@@ -8,6 +8,7 @@ from gpuslice.apps.exporter import catalogue as c
 from monitoring.rules import (
     AGENT_SILENT,
     ALERTS,
+    ASKED,
     ASKED_IN_VAIN,
     BARE_POD,
     CARD_HEALTHY,
@@ -18,7 +19,7 @@ from monitoring.rules import (
     REFUSALS,
     REGISTERED,
     SAMPLED,
-    WAKEUPS,
+    WAITING,
     WATCH_DELAY,
     WATCH_LATE,
 )
@@ -58,6 +59,7 @@ _AGENT = '{job="gpuslice-agents",instance="10.0.0.1:12346",node="n1"}'
 _AGENT_CARD = _AGENT.replace("}", ',gpu="0",gpu_uuid="GPU-a"}')
 _AGENT_POD = _AGENT.replace("}", ',namespace="default",pod="app-0"}')
 _AGENT_CONTAINER = _AGENT_POD.replace("}", ',container="main"}')
+_VERB = '{pod="a",verb="filter",result="no"}'
 _TLS = '{job="kube-system/gpuslice-webhook",pod="gpuslice-webhook-0",file="/etc/gpuslice/tls/tls.crt"}'
 _WEBHOOK_UP = 'up{job="kube-system/gpuslice-webhook",pod="'
 _COLLECTOR = f'{c.COLLECTOR_SUCCESS.name}{{node="n1",collector="driver"}}'
@@ -173,9 +175,9 @@ CASES: dict[str, tuple[Series, Series]] = {
         {SAMPLED + '{pod="a"}': "0+1x180"},
         _always(SAMPLED + '{pod="a"}', "7"),
     ),
-    "GpuPodsWaitThoughTheyFit": (
-        {WAKEUPS + '{pod="a"}': "0+1x180"},
-        {WAKEUPS + '{pod="a"}': "0x170 1x10"},
+    "GpuSchedulerSilent": (
+        {WAITING + '{pod="a"}': "0x150 2x30", ASKED + _VERB: "0+4x140 560x40"},
+        {WAITING + '{pod="a"}': "2x180", ASKED + _VERB: "0x175 2x5"},  # every five minutes
     ),
     "GpuExtenderAskedInVain": (
         {ASKED_IN_VAIN + '{pod="a"}': "0+5x180"},
@@ -226,6 +228,9 @@ FURTHER: tuple[tuple[str, Series, int], ...] = (
         {c.DEVICES.name + _AT_NODE: "8x100 _x10 7x70", c.DEVICES_EXPECTED.name + _AT_NODE: "8x100 _x10 7x70"},
         1,
     ),
+    # An extender that was never asked has counted nothing; and nobody waits.
+    ("GpuSchedulerSilent", {WAITING + '{pod="a"}': "1x180"}, 1),
+    ("GpuSchedulerSilent", {WAITING + '{pod="a"}': "0x180"}, 0),
     # Before the alert of a pod that is younger than two hours.
     ("GpuHeldIdle", {_app(c.SM_UTILIZATION): "_x250 0x50", _app(c.MEMORY_ALLOCATED): "_x250 5x50"}, 0),
     # An agent that starts again and again says nothing of itself.

@@ -109,9 +109,9 @@ def teams() -> Dashboard:
     )
 
 
-def _else_none(label: str) -> str:
-    """After a sum by `label`: a line at 0, so named, where there is nothing to sum yet."""
-    return f'or on () label_replace(vector(0), "{label}", "none", "", "")'
+def _else_none(label: str, known_by: str) -> str:
+    """After a sum by `label`: a line at 0, so named, where `known_by` is there and nothing to sum."""
+    return f'or on () label_replace(0 * max({known_by}{EXTENDER}), "{label}", "none", "", "")'
 
 
 def scheduling() -> Dashboard:
@@ -151,7 +151,8 @@ def scheduling() -> Dashboard:
                 "Waiting pods",
                 "short",
                 f"max(gpuslice_extender_waiting_pods{EXTENDER})",
-                about="Living pods that ask for a part of a card and hold none. `gpuslice explain` says why.",
+                about="Pods that ask for a part of a card, hold none and have no scheduling gate. "
+                "`gpuslice explain` says why.",
                 warns_at=1,
                 width=5,
             ),
@@ -166,16 +167,19 @@ def scheduling() -> Dashboard:
                 "The queue",
                 "short",
                 Query(f"max(gpuslice_extender_waiting_pods{EXTENDER})", "waiting"),
+                Query(f"max(gpuslice_extender_gated_pods{EXTENDER})", "behind a scheduling gate"),
                 about="Pods that hold nothing yet, over time.",
             ),
             series(
                 "Why pods wait",
                 "short",
                 Query(
-                    f"sum by (why) (gpuslice_console_waiting_pods{EXTENDER}) {_else_none('why')}", "{{why}}"
+                    f"sum by (why) (gpuslice_console_waiting_pods{EXTENDER}) "
+                    f"{_else_none('why', 'gpuslice_console_pods')}",
+                    "{{why}}",
                 ),
-                about="As the console finds it, where one runs: never fits, no room now, or has its card and "
-                "does not start.",
+                about="As the console finds it: never fits, no room now, or has its card and does not start. "
+                "No data where no console runs.",
             ),
             series(
                 "Given out",
@@ -219,7 +223,9 @@ def scheduling() -> Dashboard:
                 "Preemption attempts",
                 "short",
                 Query(
-                    f"{of('preemptions_total', 'result', of_rate=True)} {_else_none('result')}", "{{result}}"
+                    f"{of('preemptions_total', 'result', of_rate=True)} "
+                    f"{_else_none('result', 'gpuslice_extender_ready')}",
+                    "{{result}}",
                 ),
                 about="A second, by result.",
             ),

@@ -16,7 +16,8 @@ FORGOTTEN = "gpuslice_agent_container_forgotten"
 REFUSALS = "gpuslice_agent_refusals_total"
 EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
-WAKEUPS = "gpuslice_extender_wakeups_total"
+WAITING = "gpuslice_extender_waiting_pods"
+ASKED = "gpuslice_extender_requests_total"
 ASKED_IN_VAIN = "gpuslice_extender_asked_while_not_ready_total"
 WATCH_LATE = "gpuslice_extender_watch_late_seconds"
 WATCH_DELAY = "gpuslice_extender_watch_delay_seconds_bucket"
@@ -374,13 +375,14 @@ ALERTS = (
         "many nodes are asked about.",
     ),
     Alert(
-        "GpuPodsWaitThoughTheyFit",
-        f"sum(increase({WAKEUPS}[1h])) > 5",
+        "GpuSchedulerSilent",
+        # it tries each waiting pod again within five minutes; a series begins with its first call
+        f"max({WAITING}) > 0 and (sum(increase({ASKED}[15m])) or vector(0)) == 0",
         "warning",
-        "Pods that would fit were repeatedly left waiting: the extender learns of free cards after "
-        "kube-scheduler has asked.",
-        "They are retried after a second or more. Look for a slow API server, or an extender that is short "
-        "of CPU: gpuslice_extender_api_request_seconds, and throttling of its container.",
+        "kube-scheduler has asked about no pod for a quarter of an hour, and {{ $value }} wait.",
+        "Look at the events of one that waits: kube-scheduler may have its own reason (a taint, a volume). "
+        "Without any, is it running? kubectl -n kube-system get pod -l component=gpuslice-scheduler.",
+        "5m",
     ),
     Alert(
         "GpuExtenderAskedInVain",

@@ -27,7 +27,7 @@ OF_ALL = {
     "GpuExtenderSilent",
     "GpuWebhookSilent",
     "GpuExtenderSampled",
-    "GpuPodsWaitThoughTheyFit",
+    "GpuSchedulerSilent",
 }  # of no one node
 _STEPS = re.compile(r"(?P<first>_|-?[\d.]+)(?P<by>[+-][\d.]+)?(?:x(?P<times>\d+))?")
 

@@ -365,6 +365,17 @@ async def test_a_bind_is_seen_in_the_queue_at_the_api_server_and_in_the_watch() 
             assert line in text.splitlines(), line
 
 
+async def test_a_pod_behind_a_gate_does_not_wait_for_kube_scheduler() -> None:
+    """Or a queue that holds pods back would look like a kube-scheduler that does not come."""
+    async with rig(cluster(n1=(15, 1))) as extender:
+        extender.api.add_pod("waits", 4)
+        extender.api.add_pod("held-back", 4, schedulingGates=[{"name": "kueue.x-k8s.io/admission"}])
+        await until(lambda: len(extender.extender.ledger.pods) == 2)
+        _, text = await extender.get("/metrics")
+        assert "gpuslice_extender_waiting_pods 1\n" in text
+        assert "gpuslice_extender_gated_pods 1\n" in text
+
+
 async def test_metrics_and_state_tell_what_happened() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         await extender.add_and_bind("a", "9")

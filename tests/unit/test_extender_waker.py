@@ -16,7 +16,7 @@ from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE
 from tests.builders import make_placement
-from tests.unit.kube_wire import ScriptedTransport, answer, failure
+from tests.unit.kube_wire import ScriptedTransport, VirtualTime, answer, failure
 
 NOBODY: frozenset[int] = frozenset()
 WRITTEN = answer({"metadata": {"name": "n1"}})
@@ -147,3 +147,15 @@ async def test_since_kubernetes_1_30_one_node_is_enough() -> None:
         stage.waker.kubernetes = 30
         stage.waker.free_again(make_placement("n1", 4, 0), make_placement("n2", 4, 1))
         assert await stage.written() == ["0", None]
+
+
+async def test_a_version_that_cannot_be_read_for_long_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    version = answer({"major": "1", "minor": "36+"})
+    transport = ScriptedTransport(*[failure(403, "Forbidden")] * 50, version)
+    time = VirtualTime()
+    waker = Waker(KubeClient(transport), Leadership(), sleep=time.sleep)
+    await waker.learn_version()
+    assert waker.kubernetes == 36
+    assert [record.message for record in caplog.records] == ["version of the cluster not read, will retry"]

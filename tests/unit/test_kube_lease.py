@@ -156,6 +156,24 @@ async def test_one_failed_renewal_is_survived(pair: tuple[Candidate, Candidate],
     assert one.told == [True]
 
 
+async def test_an_api_server_that_is_away_for_long_is_told_of_once(
+    pair: tuple[Candidate, Candidate], time: VirtualTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line at each attempt is thousands an hour, from each replica."""
+    one, _ = pair
+    caplog.set_level("INFO", "gpuslice.adapters.kube.lease")
+    await one.step()
+    one.link.cut = True
+    for _ in range(100):
+        await one.step()
+        await time.sleep(2.0)
+    one.link.cut = False
+    await one.step()
+    said = [record.message for record in caplog.records]
+    lost = ["lease not renewed, will retry", "not leading"]
+    assert said == ["leading", *lost, "lease can be renewed again", "leading"]
+
+
 async def test_an_answer_that_never_comes_is_given_up(time: VirtualTime) -> None:
     class Silent(Link):
         async def request(self, request: ApiRequest) -> ApiResponse:

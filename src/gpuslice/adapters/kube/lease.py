@@ -73,6 +73,7 @@ class LeaseElector:
         self._seen: LeaseSpec | None = None
         self._seen_at = float("-inf")
         self._reported = False
+        self._problem = ""  # of the last attempt; it is told once, however often it repeats
 
     @property
     def leading(self) -> bool:
@@ -107,9 +108,16 @@ class LeaseElector:
             async with asyncio.timeout(self._settings.renew_deadline_s):
                 ours = await self._acquire_or_renew()
             self._held_until = began + self._settings.renew_deadline_s if ours else float("-inf")
+            problem = ""
         except (KubeError, TimeoutError) as error:
-            said = str(error) or f"no answer within {self._settings.renew_deadline_s:g} s"
-            _log.warning("lease not renewed", extra={"lease": self._settings.name, "error": said})
+            problem = str(error) or f"no answer within {self._settings.renew_deadline_s:g} s"
+        if problem and problem != self._problem:
+            _log.warning(
+                "lease not renewed, will retry", extra={"lease": self._settings.name, "error": problem}
+            )
+        elif self._problem and not problem:
+            _log.info("lease can be renewed again", extra={"lease": self._settings.name})
+        self._problem = problem
 
     def _report(self) -> None:
         if self.leading != self._reported:

@@ -54,7 +54,8 @@ class Metrics:
         calls = [
             (count, {"verb": verb, "result": result}) for (verb, result), count in sorted(self.calls.items())
         ]
-        waiting = sum(not pod.node and ledger.allocation(uid) is None for uid, pod in ledger.pods.items())
+        waiting = [pod for uid, pod in ledger.pods.items() if not pod.node and ledger.allocation(uid) is None]
+        gated = sum(bool(pod.gates) for pod in waiting)
         results = [(nominations.get(each, 0), {"result": each}) for each in NOMINATION_RESULTS]
         made = [(count, {"result": each}) for each, count in sorted(preemptions.items())]
         times = (self.requests, self.pauses, self.pods.queue, self.pods.watch_delay, self.api)
@@ -88,7 +89,8 @@ class Metrics:
             _gauge("free_units", "Units nobody holds.", int(fleet.left.sum())),
             _gauge("nodes", "Nodes with shared cards.", len(fleet.row_of)),
             _gauge("pods", "Living pods that ask for GPU memory.", len(ledger.pods)),
-            _gauge("waiting_pods", "Pods of these that hold nothing yet.", waiting),
+            _gauge("waiting_pods", "Pods of these that wait for kube-scheduler.", len(waiting) - gated),
+            _gauge("gated_pods", "Pods of these that wait behind a scheduling gate.", gated),
             _gauge("assumed_pods", "Placements the API server has not shown yet.", len(ledger.assumed())),
             _gauge("nominated_pods", "Waiting pods that cards are kept for.", len(ledger.reservations)),
             _gauge("ready", "1 when calls are answered from a full ledger.", int(ready)),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -35,10 +35,17 @@ RETRY_EVERY_S = 5.0  # what could not be written, or not by us while another led
 class Waker:
     """What the nodes should show and what they do."""
 
-    def __init__(self, client: KubeClient, leadership: Leadership) -> None:
+    def __init__(
+        self,
+        client: KubeClient,
+        leadership: Leadership,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self.kubernetes = 0  # minor version; 0: not known, taken for new
         self._client = client
         self._leadership = leadership
+        self._sleep = sleep
         self._wanted: dict[str, str] = {}  # node → "0,2"; those without a card out of use are absent
         self._shown: dict[str, str] = {}  # the same, as its annotation says
         self._unshown: dict[str, str] = {}  # what had pods refused and was over before it was written
@@ -63,14 +70,17 @@ class Waker:
 
     async def learn_version(self) -> None:
         """Of the cluster, whenever it can be had."""
+        problem = ""
         while not self.kubernetes:
             try:
                 self.kubernetes = await self._client.minor_version()
             except KubeError as error:
-                _log.info("version of the cluster not read yet", extra={"error": str(error)})
+                if str(error) != problem:
+                    problem = str(error)
+                    _log.warning("version of the cluster not read, will retry", extra={"error": problem})
             else:
                 return
-            await asyncio.sleep(RETRY_EVERY_S)
+            await self._sleep(RETRY_EVERY_S)
 
     def free_again(self, *placements: Placement) -> None:
         """Cards that had pods refused are free, and nothing that happened in the cluster says so."""
