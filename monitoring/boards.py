@@ -78,7 +78,8 @@ def app() -> Dashboard:
                 "short",
                 f"sum({_of_app(c.MEMORY_REFUSED)})",
                 bad_at=1,
-                about="Allocations beyond the limit that were refused since the containers started.",
+                about="Allocations beyond the limit that were refused since the containers started. "
+                "No data for whole cards, where nothing is limited.",
             ),
             series(
                 "GPU memory by application",
@@ -310,14 +311,14 @@ def sharing() -> Dashboard:
                 "Launches held back",
                 "percentunit",
                 Query(most(f"rate({at(c.THROTTLED)}[5m])"), WHO),
-                about="Seconds per second that launches waited for the compute share.",
+                about="Seconds per second that launches waited for the share. No data for whole cards.",
                 link=TO_APP,
             ),
             series(
                 "Refused allocations",
                 "short",
                 Query(most(f"increase({at(c.MEMORY_REFUSED)}[5m])"), WHO),
-                about="Allocations beyond the limit that were refused, in five minutes.",
+                about="Allocations beyond the limit refused in five minutes. No data for whole cards.",
             ),
         ),
     )

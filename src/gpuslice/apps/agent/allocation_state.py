@@ -393,7 +393,6 @@ class AllocationState:
         return pod is not None and not pod.view.finished
 
     def living(self, uid: str) -> Pod | None:
-        """The pod; None when there is none, or it has finished."""
         return self._pods[uid].view if self.alive(uid) else None
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
