@@ -133,7 +133,7 @@ class AllocationState:
                 del self._owners[ids]
 
     def kubelet_came(self, running: Iterable[RunningContainer], granted: Iterable[list[str]] = ()) -> None:
-        """A kubelet follows our list. `running` may run, known to it or not; `granted`: every folder's ids."""
+        """A kubelet follows our list. `running` may run, known or not; `granted`: every folder's ids."""
         self._forgotten.kubelet_came(running, self._clock())
         for ids in granted:
             self._granted.setdefault(frozenset(ids), (self._clock(), frozenset()))
