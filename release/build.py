@@ -322,10 +322,7 @@ def plan(release: Release) -> Iterator[str]:
         yield f"{step.name:10} {step.what}" + (f"\n{'':10} left out: {missing}" if missing else "")
     for architecture in release.architectures:
         found = wheels.compiler(architecture)
-        how = (
-            " ".join(found) if found else f"no compiler: {architecture}-linux-gnu-gcc or the package ziglang"
-        )
-        yield f"library    {architecture}: {how}"
+        yield f"library    {architecture}: {found or f'no compiler: {architecture}-linux-gnu-gcc'}"
 
 
 def _base(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:

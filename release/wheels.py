@@ -12,7 +12,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,15 +29,11 @@ def pure_wheel(out: Path) -> Path:
     return found
 
 
-def compiler(architecture: str) -> list[str] | None:
-    """A C compiler for it on this machine: the usual one, GNU's cross compiler, or zig; None without."""
+def compiler(architecture: str) -> str | None:
+    """A C compiler for it on this machine: the usual one or GNU's cross compiler; None without."""
     if architecture == os.uname().machine:
-        return ["cc"]
-    if found := shutil.which(f"{architecture}-linux-gnu-gcc"):
-        return [found]
-    if find_spec("ziglang"):
-        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu.2.17"]
-    return None
+        return "cc"
+    return shutil.which(f"{architecture}-linux-gnu-gcc")
 
 
 def library(architecture: str) -> Path:
@@ -52,7 +47,7 @@ def library(architecture: str) -> Path:
         "-C",
         str(ROOT / "native"),
         f"BUILD={build}",
-        f"CC={' '.join(found)}",
+        f"CC={found}",
         "CFLAGS=-O2",
         "LDFLAGS=-s",
         target,

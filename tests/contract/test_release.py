@@ -147,7 +147,7 @@ def test_the_library_asks_for_nothing_that_an_old_system_lacks(wheel: Path, tmp_
 @pytest.mark.parametrize("architecture", sorted(set(oci.ARCHITECTURES) - {os.uname().machine}))
 def test_the_library_of_the_other_architecture_is_built_where_there_is_a_compiler(architecture: str) -> None:
     if wheels.compiler(architecture) is None:
-        pytest.skip(f"neither {architecture}-linux-gnu-gcc nor the package ziglang is here")
+        pytest.skip(f"{architecture}-linux-gnu-gcc is not here")
     built = wheels.library(architecture).read_bytes()
     machine = {"x86_64": 62, "aarch64": 183}[architecture]
     assert (built[:4], int.from_bytes(built[18:20], "little")) == (b"\x7fELF", machine)

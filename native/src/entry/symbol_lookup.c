@@ -122,7 +122,8 @@ static __thread bool opened_here __attribute__((tls_model("initial-exec"))); /* 
 static void look_at_what_was_opened(void)
 {
     if (gs_unlikely(opened_here || opened)) {
-        opened_here = opened = false;
+        opened_here = false;
+        opened = false;
         gs_give_variables_back();
     }
 }
@@ -157,7 +158,8 @@ __attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
     look_at_what_was_opened();
-    opened_here = opened = true;
+    opened_here = true;
+    opened = true;
 #ifdef RTLD_DEEPBIND
     return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
 #else
