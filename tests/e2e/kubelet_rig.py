@@ -276,6 +276,14 @@ def variables(lines: Sequence[str]) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and " " not in line.split("=", 1)[0])
 
 
+def lives(cluster: Cluster, *names: str) -> list[tuple[str, str, int]]:
+    """What changes when a container is started anew."""
+    states = [cluster.running(name)["status"]["containerStatuses"][0] for name in names]
+    return [
+        (each["containerID"], each["state"]["running"]["startedAt"], each["restartCount"]) for each in states
+    ]
+
+
 def limits_of(lines: Sequence[str]) -> dict[str, int]:
     """Bytes by card, from the limits file that the container showed."""
     found = [line.split() for line in lines if " memory=" in line]

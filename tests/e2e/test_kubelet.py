@@ -34,6 +34,7 @@ from tests.e2e.kubelet_rig import (
     container,
     cuda_container,
     limits_of,
+    lives,
     pod,
     start,
     variables,
@@ -76,14 +77,20 @@ def test_the_agent_registers_and_the_node_tells_its_cards(cluster: Cluster) -> N
     ]
 
 
-def test_bursts_of_equal_pods_get_what_their_annotations_say(cluster: Cluster) -> None:
-    """Six pods at a time fill both cards; 24 pods in all, by the ids that kubelet really chose."""
-    names = [f"app-{number}" for number in range(6)]
+def test_bursts_of_pods_of_one_size_get_what_their_annotations_say(cluster: Cluster) -> None:
+    """Six pods at a time fill both cards, two of them with half their units on each.
+
+    24 pods in all, by the ids that kubelet really chose, which it does not say for which pod it asks.
+    """
+    counts = [2, 1, 2, 1, 1, 1]
     for _ in range(4):
-        for name in names:
-            cluster.create(pod(name, container(4)))
-        cards = Counter(_checked(cluster, name, 4) for name in names)
-        assert cards == {"0": 3, "1": 3}
+        for number, count in enumerate(counts):
+            made = pod(f"app-{number}", container(4))
+            made["metadata"]["labels"] = {GPU_COUNT: str(count)}
+            cluster.create(made)
+        cards = [_checked(cluster, f"app-{number}", 4) for number in range(len(counts))]
+        assert [len(each.split(",")) for each in cards] == counts
+        assert Counter(cards) == {"0": 2, "1": 2, "0,1": 2}
         cluster.clear()
 
 
@@ -125,7 +132,8 @@ def _checked(cluster: Cluster, name: str, units: int) -> str:
     annotations = cluster.pod(name)["metadata"]["annotations"]
     assert annotations[ANN_ASSIGNED] == "true"
     assert seen["ALIYUN_COM_GPU_MEM_IDX"] == annotations[ANN_INDEX]
-    assert limits_of(lines) == {seen["NVIDIA_VISIBLE_DEVICES"]: limit_bytes(CARD_MIB, units, UNITS)}
+    visible = seen["NVIDIA_VISIBLE_DEVICES"].split(",")
+    assert limits_of(lines) == dict.fromkeys(visible, limit_bytes(CARD_MIB, units // len(visible), UNITS))
     assert "/usr/lib/gpuslice/libgpuslice.so" in lines
     return seen["ALIYUN_COM_GPU_MEM_IDX"]
 
@@ -170,14 +178,6 @@ def test_containers_of_a_pod_share_its_card_after_an_init_container(cluster: Clu
     assert cards == {cluster.pod("several")["metadata"]["annotations"][ANN_INDEX]}
     for name, lines in said.items():
         assert list(limits_of(lines).values()) == [limit_bytes(CARD_MIB, units[name], UNITS)]
-
-
-def lives(cluster: Cluster, *names: str) -> list[tuple[str, str, int]]:
-    """What changes when a container is started anew."""
-    states = [cluster.running(name)["status"]["containerStatuses"][0] for name in names]
-    return [
-        (each["containerID"], each["state"]["running"]["startedAt"], each["restartCount"]) for each in states
-    ]
 
 
 def test_a_kubelet_restart_disturbs_nobody_and_is_noticed_at_once(cluster: Cluster) -> None:
