@@ -54,6 +54,12 @@ class Cluster:
     def create(self, document: dict[str, Any]) -> None:
         self.api.create(PODS, document)
 
+    def settle(self) -> None:
+        """A pod comes and goes: kubelet frees what has ended when it gives something, not at its start."""
+        self.create(pod("first", container(1)))
+        self.running("first")
+        self.clear()
+
     def pod(self, name: str) -> dict[str, Any]:
         return self.api.get(f"{PODS}/{name}")
 

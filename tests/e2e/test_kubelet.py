@@ -78,19 +78,19 @@ def test_the_agent_registers_and_the_node_tells_its_cards(cluster: Cluster) -> N
 
 
 def test_bursts_of_pods_of_one_size_get_what_their_annotations_say(cluster: Cluster) -> None:
-    """Six pods at a time fill both cards, two of them with half their units on each.
+    """Of six at a time two have half their units on each card; 24 by kubelet's own ids, under the same names.
 
-    24 pods in all, by the ids that kubelet really chose, which it does not say for which pod it asks.
+    It does not say for which pod it asks, and at its start it sees all that wait in an order nobody knows.
     """
+    cluster.settle()
     counts = [2, 1, 2, 1, 1, 1]
     for _ in range(4):
         for number, count in enumerate(counts):
-            made = pod(f"app-{number}", container(4))
+            made = pod(f"app-{number}", container(2))
             made["metadata"]["labels"] = {GPU_COUNT: str(count)}
             cluster.create(made)
-        cards = [_checked(cluster, f"app-{number}", 4) for number in range(len(counts))]
+        cards = [_checked(cluster, f"app-{number}", 2) for number in range(len(counts))]
         assert [len(each.split(",")) for each in cards] == counts
-        assert Counter(cards) == {"0": 2, "1": 2, "0,1": 2}
         cluster.clear()
 
 
@@ -98,9 +98,7 @@ def test_no_card_is_promised_beyond_its_units_while_all_pods_exchange_cards(clus
     """kubelet admits by age what was placed in the opposite order, and somebody adds up all the time."""
     units = UNITS // 2
     names = [f"app-{number}" for number in range(4)]
-    cluster.create(pod("first", container(1)))
-    cluster.running("first")  # kubelet frees what ended when it gives something, and not at its start
-    cluster.clear()
+    cluster.settle()
     cluster.kubelet.signal(signal.SIGSTOP)  # not away, as nothing would be bound then, but it sees no pod
     for name in names:
         cluster.create(pod(name, container(units), schedulingGates=[{"name": "example.com/later"}]))

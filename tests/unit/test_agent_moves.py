@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.agent.allocation_state import UNLISTED_AFTER_S, AllocationState
+from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.pending import Recipient
 from gpuslice.apps.agent.pods import AgentPod, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
@@ -377,28 +377,3 @@ def test_who_was_bound_to_a_card_that_kubelet_gave_to_others_leaves_it_until_the
     assert steps_of(play) == [("p1", "")]
     (waits,) = play.state.acceptable()
     assert waits.cards == (0,)
-
-
-def test_what_kubelet_lists_under_a_name_is_the_living_pods_once_the_one_before_is_long_gone() -> None:
-    """News of the first one's end came late, so its ids were taken for its own."""
-    node, now = make_node(cards=(4,)), 0.0
-    state = AllocationState(node, clock=lambda: now)
-
-    def show(uid: str, version: int) -> None:
-        annotations = placement_annotations(on_cards("n1", [0], make_request(4)), make_request(4), node, 1)
-        pod = api_pod("p", "4", node="n1", uid=uid, version=str(version), annotations=annotations)
-        state.pod_changed(node_pod(msgspec.convert(pod, AgentPod)))
-
-    def read() -> list[str]:
-        ids = frozenset(device_id(node.cards[0].uuid, unit) for unit in range(4))
-        state.assignments_read([DeviceAssignment("default", "p", "main", ids)], now)
-        return [repair.reason for repair in state.due_repairs()]
-
-    show("first", 1)
-    assert read() == ["assigned"]
-    now = 1.0
-    state.pod_gone("first")
-    show("second", 2)
-    assert read() == []
-    now = 1.0 + UNLISTED_AFTER_S
-    assert read() == ["assigned"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -18,6 +18,25 @@ class DeviceAssignment:
     @property
     def pod_key(self) -> str:
         return f"{self.namespace}/{self.pod}"
+
+
+Receiver = tuple[str, str]
+"""A pod's key and the name of its container."""
+
+
+def still_true(
+    assignments: Iterable[DeviceAssignment], given: Mapping[frozenset[str], Receiver | None]
+) -> tuple[DeviceAssignment, ...]:
+    """Those that stand after later grants. `given`: ids, and to whom as far as that is known.
+
+    kubelet gives only what is free, so whoever had such ids had ended. The name may be a new pod's by then.
+    """
+
+    def ended(each: DeviceAssignment, ids: frozenset[str], receiver: Receiver | None) -> bool:
+        is_that = each.ids == ids and receiver in {None, (each.pod_key, each.container)}
+        return not is_that and not each.ids.isdisjoint(ids)
+
+    return tuple(each for each in assignments if not any(ended(each, *grant) for grant in given.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from gpuslice.apps.agent.repair import (
 )
 from gpuslice.apps.agent.repair_order import RepairOrder, withdrawal
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
-from gpuslice.core.device_assignment import DeviceAssignment, holder_of
+from gpuslice.core.device_assignment import DeviceAssignment, Receiver, holder_of, still_true
 from gpuslice.core.grant import placement_of_devices
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
@@ -82,8 +82,8 @@ class AllocationState:
         self._pods: dict[str, NodePod] = {}
         self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
         self._gone_s: dict[str, float] = {}  # uid → since when an owner is gone
-        # ids → when they were granted, and the uids of pods that had theirs already then
-        self._granted: dict[frozenset[str], tuple[float, frozenset[str]]] = {}
+        # ids → when they were granted, to whom, and the uids of pods that had theirs already then
+        self._granted: dict[frozenset[str], tuple[float, Receiver | None, frozenset[str]]] = {}
         self._forgotten = ForgottenContainers()
 
     # -- what becomes known ---------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class AllocationState:
         if uid in self._owners.values():
             self._gone_s[uid] = self._clock()
         # news of its end came late: ids granted since are not its own, but the next pod's of its name
-        for ids, (_, had_theirs) in self._granted.items():
+        for ids, (_, _, had_theirs) in self._granted.items():
             if uid in had_theirs and self._owners.get(ids) == uid:
                 del self._owners[ids]
 
@@ -136,11 +136,12 @@ class AllocationState:
         """A kubelet follows our list. `running` may run, known to it or not; `granted`: each folder's ids."""
         self._forgotten.kubelet_came(running, self._clock())
         for ids in granted:
-            self._granted.setdefault(frozenset(ids), (self._clock(), frozenset()))
+            self._granted.setdefault(frozenset(ids), (self._clock(), None, frozenset()))
 
     def assignments_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
         """kubelet's device assignments as they were some time after `asked_at_s`."""
-        self.assignments = tuple(assignments)
+        since = {ids: receiver for ids, (at_s, receiver, _) in self._granted.items() if at_s > asked_at_s}
+        self.assignments = still_true(assignments, since)
         self._forgotten.assignments_read(self.assignments, asked_at_s, self._clock(), self._pod_of)
         listed = frozenset[str]().union(*(each.ids for each in self.assignments))
 
@@ -159,9 +160,9 @@ class AllocationState:
         owning = set(self._owners.values())
         self._gone_s = {uid: at_s for uid, at_s in self._gone_s.items() if uid in owning}
         self._granted = {
-            ids: (at_s, had_theirs)
-            for ids, (at_s, had_theirs) in self._granted.items()
-            if ids & listed or self._clock() - at_s < LISTED_AFTER_S
+            ids: grant
+            for ids, grant in self._granted.items()
+            if ids & listed or self._clock() - grant[0] < LISTED_AFTER_S
         }
         for actual in self._actual_placements(self.assignments):
             for each in self._assignments_of(actual.pod):
@@ -170,19 +171,21 @@ class AllocationState:
 
     def granted(self, ids: frozenset[str], recipient: Recipient) -> None:
         """The ids are given away; they are nobody else's from now on."""
+        to = recipient.pending
+        receiver = (to.pod.view.key, to.container.name) if to else None
+        if self.assignments is not None:
+            self.assignments = still_true(self.assignments, {ids: receiver})
         self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
         wait = {each.pod.view.uid for each in self.waiting()}
-        self._granted[ids] = self._clock(), frozenset(self._pods.keys() - wait)
-        if recipient.pending is None:
+        self._granted[ids] = self._clock(), receiver, frozenset(self._pods.keys() - wait)
+        if to is None:
             return
-        pending, uid = recipient.pending, recipient.uid
-        self.tentative.append(
-            TentativeGrant(uid, pending.container.name, ids, self._clock(), pending.never_listed)
-        )
+        grant = TentativeGrant(recipient.uid, to.container.name, ids, self._clock(), to.never_listed)
+        self.tentative.append(grant)
         got = placement_of_devices(ids, self.node)
         cards = {part.card for part in got.slices}
-        if cards != set(pending.cards) and len(cards) == pending.request.card_count:
-            self.targets[uid] = got  # so that the pod's other containers join this one
+        if cards != set(to.cards) and len(cards) == to.request.card_count:
+            self.targets[recipient.uid] = got  # so that the pod's other containers join this one
 
     # -- kubelet's questions --------------------------------------------------------------------------
 
