@@ -66,3 +66,21 @@ def test_a_pod_waits_whose_name_kubelet_lists_with_ids_that_it_has_given_away_si
     if late:
         state.assignments_read([listed], 0.5)  # the answer to a question asked before
     assert [each.pod.view.name for each in state.waiting()] == ["p1"]
+
+
+def test_a_third_pod_of_a_name_waits_though_kubelet_gave_the_first_two_the_same_ids() -> None:
+    """The second was taken for one that had its ids before, so what is listed of it became the third's."""
+    node, now = make_node(cards=(8,)), 0.0
+    state = AllocationState(node, clock=lambda: now)
+    ids = frozenset(device_id(node.cards[0].uuid, unit) for unit in range(4))
+    listed = DeviceAssignment("default", "p", "main", ids)
+    for number in range(3):
+        show(state, node, "p", str(number), number + 1)
+        assert [each.pod.view.uid for each in state.waiting()] == [str(number)]
+        recipient = state.recipient(ids)
+        assert isinstance(recipient, Recipient)
+        state.granted(ids, recipient)
+        now += 1.0
+        state.assignments_read([listed], now)
+        assert state.waiting() == []
+        state.pod_gone(str(number))

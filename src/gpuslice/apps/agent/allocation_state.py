@@ -176,8 +176,8 @@ class AllocationState:
         if self.assignments is not None:
             self.assignments = still_true(self.assignments, {ids: receiver})
         self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
-        wait = {each.pod.view.uid for each in self.waiting()}
-        self._granted[ids] = self._clock(), receiver, frozenset(self._pods.keys() - wait)
+        had_none = {recipient.uid, *(each.pod.view.uid for each in self.waiting())}
+        self._granted[ids] = self._clock(), receiver, frozenset(self._pods.keys() - had_none)
         if to is None:
             return
         grant = TentativeGrant(recipient.uid, to.container.name, ids, self._clock(), to.never_listed)
