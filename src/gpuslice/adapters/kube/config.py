@@ -35,6 +35,7 @@ from gpuslice.adapters.kube.kubeconfig import (
     merge,
 )
 from gpuslice.core.errors import words_of
+from gpuslice.core.hosts import bracketed
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
@@ -91,10 +92,9 @@ def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Con
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError("KUBERNETES_SERVICE_HOST is not set: this process does not run in a pod")
-    address = f"[{host}]" if ":" in host else host
     namespace = Path(folder, "namespace")
     return Connection(
-        server=f"https://{address}:{port}",
+        server=f"https://{bracketed(host)}:{port}",
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
         tls=Tls(authority=_read(Path(folder, "ca.crt"), "certificate authority")),
         credentials=TokenFile(str(Path(folder, "token"))),

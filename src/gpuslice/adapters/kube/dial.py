@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from gpuslice.adapters.kube.http import proxy_authorization
 from gpuslice.adapters.kube.http_connection import HttpConnection
+from gpuslice.core.hosts import bracketed
 
 _LONGEST_HEAD_BYTES = 16 << 10
 _PORTS = {"http": 80, "https": 443}
@@ -66,7 +67,7 @@ async def _through_tunnel(route: Route, context: ssl.SSLContext) -> HttpConnecti
     )
     try:
         host = server.hostname or ""
-        where = f"[{host}]:{_port(server)}" if ":" in host else f"{host}:{_port(server)}"
+        where = f"{bracketed(host)}:{_port(server)}"
         headers = {"Host": where, **proxy_authorization(route.proxy_url)}
         lines = [f"CONNECT {where} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))

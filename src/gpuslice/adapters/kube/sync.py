@@ -19,6 +19,7 @@ from gpuslice.adapters.kube.errors import ConfigError, NotFoundError, Unavailabl
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse, proxy_authorization
 from gpuslice.adapters.kube.requests import Listing
 from gpuslice.adapters.kube.resources import Resource
+from gpuslice.core.hosts import bracketed
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ class SyncTransport:
         if proxy.hostname:
             login = proxy_authorization(self._connection.proxy_url)
             host = server.hostname or ""  # http.client of Python 3.11 puts no brackets around it
-            line.set_tunnel(f"[{host}]" if ":" in host else host, server.port or 443, login)
+            line.set_tunnel(bracketed(host), server.port or 443, login)
         return line
 
 

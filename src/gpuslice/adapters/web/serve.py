@@ -20,6 +20,7 @@ from typing import Any
 from gpuslice.adapters.web.clients import Admit, App, Client, Clients
 from gpuslice.adapters.web.connection import Connection
 from gpuslice.core.errors import GpusliceError, words_of
+from gpuslice.core.hosts import bracketed
 
 _log = logging.getLogger(__name__)
 RELOAD_EVERY_S = 10.0
@@ -100,7 +101,7 @@ async def serving(
     except (OSError, UnicodeError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         why = "another program uses it" if in_use else words_of(error)
-        place = f"[{listen.host}]:{listen.port}" if ":" in listen.host else f"{listen.host}:{listen.port}"
+        place = f"{bracketed(listen.host)}:{listen.port}"
         raise CannotServeError(f"cannot listen on {place}: {why}", in_use=in_use) from error
     beside = [asyncio.create_task(_sweep(clients), name="cut off slow clients")]
     if context is not None:

@@ -32,6 +32,7 @@ from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.apps.agent.library import replace_file
 from gpuslice.apps.agent.settings import InstallExtenderSettings
 from gpuslice.core.errors import GpusliceError
+from gpuslice.core.hosts import bracketed
 
 _log = logging.getLogger(__name__)
 
@@ -90,9 +91,7 @@ class Manifest:
     @property
     def health_url(self) -> str:
         address = self.flag("bind-address", "0.0.0.0")
-        if ":" in address:
-            address = f"[{address}]"
-        host = "127.0.0.1" if address in ("0.0.0.0", "[::]") else address
+        host = "127.0.0.1" if address in ("0.0.0.0", "::") else bracketed(address)
         return f"https://{host}:{self.flag('secure-port', '10259')}/healthz"
 
 

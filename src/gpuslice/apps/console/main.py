@@ -37,6 +37,7 @@ from gpuslice.apps.console.what_if import WhatIf
 from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 from gpuslice.core.advice import advise
+from gpuslice.core.hosts import bracketed
 
 LONGEST_WAIT_S = 20.0
 """So long a page that knows everything waits for news; proxies cut off what is silent for a minute."""
@@ -108,8 +109,7 @@ class Console:
         app = make_app(probes, pages.routes(answers))
         async with probes.process.measured(), serving(app, listen) as port:
             scheme = "https" if listen.tls else "http"
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            listening(f"{scheme}://{host}:{port}{self.base_path}/")
+            listening(f"{scheme}://{bracketed(settings.host)}:{port}{self.base_path}/")
             await work_until(stopped, tasks)
 
     async def _settle(self) -> None:

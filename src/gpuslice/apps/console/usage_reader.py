@@ -26,6 +26,7 @@ from gpuslice.apps.diagnosis.usage import (
     usage_of,
 )
 from gpuslice.core.advice import card_of
+from gpuslice.core.hosts import bracketed
 from gpuslice.core.sizing import Suggestion, suggested_size
 from gpuslice.core.units import MIB
 
@@ -146,8 +147,7 @@ class UsageReader:
         try:
             async with asyncio.timeout(PAGE_TIMEOUT_S):
                 if self._direct:
-                    address = exporter.status.pod_ip
-                    host = f"[{address}]" if ":" in address else address
+                    host = bracketed(exporter.status.pod_ip)
                     url = f"http://{host}:{port_of(exporter)}/metrics"
                     return await asyncio.to_thread(fetch, url, PAGE_TIMEOUT_S, WANTED)
                 answer = await self._transport.request(ApiRequest("GET", proxied_path(exporter)))
