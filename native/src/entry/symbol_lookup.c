@@ -7,7 +7,6 @@
 #include <dlfcn.h>
 
 #include "entry/hook_table.h"
-#include "entry/variables.h"
 #include "policy/start.h"
 #include "system/elf.h"
 #include "system/text.h"
@@ -116,22 +115,9 @@ static void *own_entry(const char *name)
                                            : NULL;
 }
 
-static _Atomic bool opened; /* by whatever thread, since somebody looked */
-static __thread bool opened_here __attribute__((tls_model("initial-exec"))); /* that one's look may have come before it was loaded */
-
-static void look_at_what_was_opened(void)
-{
-    if (gs_unlikely(opened_here || opened)) {
-        opened_here = false;
-        opened = false;
-        gs_give_variables_back();
-    }
-}
-
 /* Called by the stubs. The result: what to return, or NULL to go on to libc. */
 __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
 {
-    look_at_what_was_opened();
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
@@ -143,7 +129,6 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
                                                                const void *caller)
 {
-    look_at_what_was_opened();
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
@@ -157,9 +142,6 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
 __attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
-    look_at_what_was_opened();
-    opened_here = true;
-    opened = true;
 #ifdef RTLD_DEEPBIND
     return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
 #else
