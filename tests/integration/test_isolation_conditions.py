@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -42,6 +43,27 @@ def test_a_program_gets_its_share_and_no_more(tmp_path: Path, way: str) -> None:
     """And what it gave back again."""
     with container(tmp_path) as box:
         assert said(box, way) == f"{BLOCKS} {BLOCKS} odd 0"
+
+
+def test_a_program_with_a_share_may_write_no_files(tmp_path: Path) -> None:
+    """What it tells its neighbours is a file: beyond RLIMIT_FSIZE the kernel ended it by SIGXFSZ."""
+    with container(tmp_path, share=50) as box:
+        assert said(box, "no file sizes") == f"{BLOCKS} {BLOCKS} odd 0"
+
+
+def test_a_program_with_a_share_may_write_no_more_files(tmp_path: Path) -> None:
+    with container(tmp_path, share=50, kernel_us=500) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok("burn 50 1 0")
+        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (0, 0))
+        worker.ok("burn 50 1 0")
+
+
+def test_who_may_write_no_files_is_refused_where_there_is_no_region(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        box.region_path.unlink()
+        assert box.run(PROGRAM, "no file sizes").returncode == 3  # cuDevicePrimaryCtxRetain() was refused
+        assert box.machine.used() == 0
 
 
 def test_two_thousand_threads_share_what_there_is(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "system/elf.h"
 
+#include <dlfcn.h>
+
 #include "system/elf_objects.h"
 #include "system/text.h"
 
@@ -54,6 +56,21 @@ bool gs_elf_path_of(const void *address, char *path, size_t room)
 {
     struct path_search search = {address, path, room};
     return gs_elf_each_object(copy_path, &search) == 1;
+}
+
+static int is_holder(struct dl_phdr_info *object, size_t size, void *address)
+{
+    (void)size;
+    return gs_elf_holds(object, address);
+}
+
+const char *gs_elf_path_elsewhere(const void *address)
+{
+    Dl_info object = {0};
+    if (gs_elf_each_object(is_holder, (void *)address))
+        return NULL;
+    int (*find)(const void *, Dl_info *) = (int (*)(const void *, Dl_info *))gs_elf_function("dladdr");
+    return find && find(address, &object) ? object.dli_fname : NULL;
 }
 
 bool gs_elf_own_path(char *path, size_t room) { return gs_elf_path_of((const void *)gs_elf_function, path, room); }
