@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.adapters.region import layout
 from tests.integration.isolation_rig import BUILD, MIB, SANITIZER, Container, container
 
 PROGRAM = str(BUILD / "tests/conditions")
@@ -69,6 +71,26 @@ def test_who_may_write_no_files_is_refused_where_there_is_no_region(tmp_path: Pa
 def test_two_thousand_threads_share_what_there_is(tmp_path: Path) -> None:
     with container(tmp_path) as box:
         assert said(box, "many threads") == f"{BLOCKS} odd 0"
+
+
+def leave_pending(box: Container, amount: int) -> None:
+    """As a process that was stopped before it got what it asked for: others wait for that, for a second."""
+    slots = layout.REGION_BYTES - layout.SLOTS * ctypes.sizeof(layout.RegionSlot)
+    at = slots + layout.RegionSlot.usage.offset + layout.RegionUsage.pending_bytes.offset
+    with box.region_path.open("r+b") as region:
+        region.seek(at)
+        region.write(amount.to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize(("handler", "result"), [("calls", 2), ("jumps", -1)])
+def test_a_signal_handler_may_call_or_leave_for_good_while_we_wait(
+    tmp_path: Path, handler: str, result: int
+) -> None:
+    """With a lock held in that wait, both were the last thing that the program did."""
+    with container(tmp_path) as box, box.worker() as stopped:
+        stopped.ok("start 0")
+        leave_pending(box, 750 * MIB)
+        assert said(box, f"a handler that {handler}") == f"2 handled {result}"
 
 
 def test_children_forked_while_threads_allocate_come_to_their_end(tmp_path: Path) -> None:
