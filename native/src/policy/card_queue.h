@@ -137,6 +137,9 @@ static inline bool gs_queue_is_alone(const struct gs_queue *queue, const struct 
 }
 void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
                          const struct gs_contention *met, const struct gs_stream *stream, uint64_t key);
+/* The program may have waited for something else: accounts are done later only of what is known to have ended. And when it
+ * should have: else others had the card in between, or it is not as short as was known. */
+bool gs_queue_has_ended(const struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns);
 /* Whether this launch is the one that was cleared, and comes at once. */
 bool gs_queue_is_cleared(struct gs_queue *queue, uint64_t key, uint64_t now_ns);
 
