@@ -1,8 +1,9 @@
-/* Our functions come first wherever the dynamic linker looks up the driver's names, which is how linked programs are held. A
- * library that has *variables* of these names, into which it writes what it finds by dlsym, gets the address of our code
- * instead of its own variable's. So what was bound to a hook is bound anew wherever it would be a variable without us.
+/* Our functions come first wherever the dynamic linker looks up the driver's names, which is how linked programs are limited.
+ * But some libraries have *variables* of these names, in which they store what dlsym returns, and they would get the address
+ * of our code instead of that of their own variable. So a reference that was bound to a hook is bound again if, without us, it
+ * would refer to a variable.
  *
- * By then the library's constructors have run, if it was opened by dlopen(); not if the program started with it. */
+ * If a library was opened by dlopen(), its constructors have already run by then; if the program was started with it, not. */
 #define _GNU_SOURCE
 #include "entry/variables.h"
 
@@ -27,8 +28,8 @@ enum { POINTER = R_AARCH64_ABS64, SLOT = R_AARCH64_GLOB_DAT, COPY = R_AARCH64_CO
 /* ---- which objects have such variables ---- */
 
 struct census {
-    int objects, known; /* of all, those that were looked at before */
-    unsigned long long removed; /* at the last look; when more have gone, none is known */
+    int objects, known; /* loaded objects; how many of them were examined before */
+    unsigned long long removed; /* objects unloaded until the last time; once more are unloaded, `known` is void */
     bool found;
 };
 
@@ -49,7 +50,7 @@ static int count(struct dl_phdr_info *object, size_t size, void *context)
 struct variable {
     const char *name;
     const void *address;
-    size_t bytes; /* found: its size */
+    size_t bytes; /* its size; 0 if it is not a variable */
 };
 
 static int measure(struct dl_phdr_info *object, size_t size, void *context)
@@ -65,7 +66,7 @@ static int measure(struct dl_phdr_info *object, size_t size, void *context)
     return same;
 }
 
-/* What the linker would have found: in the program's own libraries, which are searched first, else in the object's. */
+/* What the linker would have found without us: in the program's libraries, which are searched first, else in the object's. */
 static struct variable without_us(void *handle, const char *name)
 {
     struct variable variable = {.name = name, .address = gs_real_dlsym(RTLD_NEXT, name)};
@@ -76,10 +77,10 @@ static struct variable without_us(void *handle, const char *name)
     return variable;
 }
 
-/* ---- binding anew ---- */
+/* ---- binding again ---- */
 
 struct object {
-    int index; /* wanted; below 0 once found */
+    int index; /* of the object to find; negative once found */
     uintptr_t base;
     const ElfW(Dyn) * dynamic;
     char path[4096];
@@ -100,8 +101,8 @@ static int describe(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-/* The linker has made most such places read-only when all was bound. This one stays writable, which asks no other thread to wait.
- * A page of 4, 16 or 64 KiB, whichever the kernel takes for the start of one. */
+/* The linker made most such places read-only after binding (RELRO). The page stays writable afterwards, so that no other
+ * thread can be in the way. Pages are 4, 16 or 64 KiB: mprotect() accepts the address when it is the start of a page. */
 static void write_at(uintptr_t *place, uintptr_t value)
 {
     for (uintptr_t page = 4096; page <= 65536; page *= 4)
@@ -111,13 +112,13 @@ static void write_at(uintptr_t *place, uintptr_t value)
         }
 }
 
-/* The program's own copy of a library's variable: of a symbol without size the linker has copied nothing, and the variable may begin
- * with another value. */
+/* Initializes the program's own copy of a library's variable (copy relocation). The linker bound it to our function, which has
+ * no size, and so copied nothing. */
 static void copy(char *place, const struct variable *variable)
 {
     for (size_t i = 0; i < variable->bytes; i++)
         if (place[i])
-            return; /* written since */
+            return; /* it has been written since */
     for (size_t i = 0; i < variable->bytes; i++)
         place[i] = ((const char *)variable->address)[i];
 }
@@ -161,11 +162,11 @@ static void bind_object(const struct object *object, void *handle)
 
 static void bind_nth(int index, bool opened)
 {
-    struct object object; /* without memset(), which a sanitizer may stand in front of */
+    struct object object; /* not zeroed: a sanitizer may override memset() */
     object.index = index;
     if (!gs_elf_each_object(describe, &object))
         return;
-    /* So that it stays as long as we look. */
+    /* Keeps the object loaded while we examine it. */
     void *handle = opened && *object.path ? gs_real_dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
     if (handle || !opened)
         bind_object(&object, handle);
@@ -178,7 +179,7 @@ static void give_back(bool opened)
 {
     static int known;
     static unsigned long long removed;
-    static bool found; /* since then libraries without variables of their own may mean another's */
+    static bool found; /* from then on, any library may refer to another's variable */
     struct census census = {.known = __atomic_load_n(&known, __ATOMIC_RELAXED), .removed = __atomic_load_n(&removed, __ATOMIC_RELAXED)};
     int saved = errno;
     gs_elf_each_object(count, &census);
@@ -187,7 +188,7 @@ static void give_back(bool opened)
             bind_nth(i, opened);
         char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
         if (forget_error)
-            forget_error(); /* what we looked up in vain is not the program's */
+            forget_error(); /* our own failed lookups must not appear as the program's errors */
     }
     if (census.found)
         __atomic_store_n(&found, true, __ATOMIC_RELAXED);
@@ -198,6 +199,7 @@ static void give_back(bool opened)
 
 void gs_give_variables_back(void) { give_back(true); }
 
-/* Before the constructors of all other libraries (-z initfirst), and so before libc's: dlopen() would run those, without an
- * environment. What a program starts with is searched as a whole anyway. */
+/* Runs before the constructors of all other libraries (-z initfirst), including libc's, so that dlopen() must not be called: it
+ * would run those constructors without an environment. It is not needed either: lookups search all libraries that the program
+ * was started with. */
 __attribute__((constructor)) static void at_start(void) { give_back(false); }

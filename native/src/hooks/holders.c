@@ -1,5 +1,5 @@
-/* What keeps physical memory alive without a mapping: a sparse array's tiles, a multicast group's members, what is bound
- * to a logical endpoint. Each is a pin: a reference that goes with its place or with its holder. */
+/* What keeps physical memory allocated without a mapping: tiles of a sparse array, members of a multicast group, memory
+ * bound to a logical endpoint. Each is a pin: a reference that ends when its place is reused or its holder is destroyed. */
 #include "hooks/holders.h"
 
 #include "hooks/physical.h"
@@ -7,10 +7,10 @@
 #include "policy/start.h"
 #include "system/at_fork.h"
 
-#define OFFSET_STEP_BITS 16 /* no offset into a group is finer, and so it fits an entry's `kind` */
+#define OFFSET_STEP_BITS 16 /* the granularity of offsets into a group; in these steps they fit into an entry's `kind` */
 #define AT_ONCE 64
 
-static struct gs_table pins; /* place → object; the holder is in `bytes` */
+static struct gs_table pins; /* place → object, in `owner`; `bytes` is the holder */
 static _Atomic uint64_t last_pin;
 static bool pins_exist;
 
@@ -30,12 +30,12 @@ static void pin(struct gs_entry place)
     if (!place.owner)
         return;
     gs_physical_hold(place.owner);
-    unpin_place(place.key); /* mapped anew: the old tile is free */
+    unpin_place(place.key); /* mapping a place again releases its old tile */
     gs_table_put(&pins, &place);
     __atomic_store_n(&pins_exist, true, __ATOMIC_RELAXED);
 }
 
-/* ---- letting go ---- */
+/* ---- releasing ---- */
 
 struct range {
     uint64_t holder, from, to; /* offsets in steps */
@@ -59,7 +59,7 @@ static bool gather(struct gs_entry *entry, void *context)
     return true;
 }
 
-/* Dropped outside the table's locks, since the last reference to a group lets go of its own members. */
+/* References are dropped outside the table's locks, since dropping the last reference to a group releases its own pins. */
 static void unpin_range(struct range range)
 {
     if (gs_likely(!__atomic_load_n(&pins_exist, __ATOMIC_RELAXED)))
@@ -145,7 +145,7 @@ int cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream s
 
 /* ---- groups and endpoints ---- */
 
-/* Each device of a group binds memory of its own at the same offset. */
+/* Each device of a group binds its own memory at the same offset, so the offset alone does not identify a pin. */
 static void bind(uint64_t holder, uint32_t card, uint64_t offset, uint64_t object)
 {
     if (holder && object && gs_physical_is_lent(holder))
