@@ -1,4 +1,4 @@
-"""What a pod's owner must know becomes a Kubernetes Event on the pod, never in the way of the requests."""
+"""What a pod's owner must know becomes a Kubernetes Event on the pod, written without delaying requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpuslice.core.model import Pod
 
 _log = logging.getLogger(__name__)
 
-WAITING = 1000  # events; what comes while so many wait is dropped: a storm must not take memory
+WAITING = 1000  # events; further ones are dropped, so that a storm cannot fill the memory
 REPEAT_AFTER_S = 60.0
 REMEMBERED = 10_000
 
 
 class PodEvents:
-    """Writes Events on pods in the background; the same words about one pod once a minute at most."""
+    """Writes Events on pods in the background, the same text about one pod at most once a minute."""
 
     def __init__(self, recorder: EventRecorder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
@@ -51,7 +51,7 @@ class PodEvents:
             _log.warning("event dropped", extra={"pod": pod.key, "reason": reason})
 
     async def run(self) -> None:
-        """Write what came until cancelled."""
+        """Write events as they come, until cancelled."""
         while True:
             about, reason, message, kind = await self._queue.get()
             await self._recorder.create_event(about, reason, message, type=kind)
