@@ -88,6 +88,19 @@ static bool lend(struct gs_entry *entry, void *holder)
 
 void gs_lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 
+/* A call by which the driver may release memory, and what follows if it succeeds. */
+#define RELEASE(symbol, call, then)                                                                                    \
+    do {                                                                                                               \
+        if (!gs_enter_cuda())                                                                                          \
+            return DRIVER(symbol) call;                                                                                \
+        gs_giving_begins();                                                                                            \
+        int result = DRIVER(symbol) call;                                                                              \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            then;                                                                                                      \
+        gs_giving_ends();                                                                                              \
+        return result;                                                                                                 \
+    } while (0)
+
 /* ---- sparse arrays ---- */
 
 static uint64_t mixed(uint64_t hash, uint64_t word) { return (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29; }
@@ -115,32 +128,20 @@ static void note_tile(const CUarrayMapInfo *info)
         unpin_place(tile_of(info));
 }
 
-static void note_tiles(int result, const CUarrayMapInfo *list, unsigned int count)
+static void note_tiles(const CUarrayMapInfo *list, unsigned int count)
 {
-    for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++)
+    for (unsigned int i = 0; i < count; i++)
         note_tile(&list[i]);
 }
 
 int cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuMemMapArrayAsync)(list, count, stream);
-    gs_giving_begins();
-    int result = DRIVER(cuMemMapArrayAsync)(list, count, stream);
-    note_tiles(result, list, count);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuMemMapArrayAsync, (list, count, stream), note_tiles(list, count));
 }
 
 int cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
-    gs_giving_begins();
-    int result = DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
-    note_tiles(result, list, count);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuMemMapArrayAsync_ptsz, (list, count, stream), note_tiles(list, count));
 }
 
 /* ---- groups and endpoints ---- */
@@ -232,14 +233,8 @@ int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, 
 
 int cuMulticastUnbind(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset, size_t bytes)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
-    gs_giving_begins();
-    int result = DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
-    if (result == CUDA_SUCCESS)
-        unbind(gs_physical_of_handle(group), device, group_offset, bytes);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuMulticastUnbind, (group, device, group_offset, bytes),
+            unbind(gs_physical_of_handle(group), device, group_offset, bytes));
 }
 
 static uint64_t holder_of(CUlogicalEndpointId endpoint) { return mixed(13, endpoint) | UINT64_C(1) << 63; }
@@ -267,24 +262,11 @@ int cuLogicalEndpointBindAddr(CUlogicalEndpointId endpoint, CUdevice device, uin
 
 int cuLogicalEndpointUnbind(CUlogicalEndpointId endpoint, CUdevice device, uint64_t offset, uint64_t bytes)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuLogicalEndpointUnbind)(endpoint, device, offset, bytes);
-    gs_giving_begins();
-    int result = DRIVER(cuLogicalEndpointUnbind)(endpoint, device, offset, bytes);
-    if (result == CUDA_SUCCESS)
-        unbind(holder_of(endpoint), device, offset, bytes);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuLogicalEndpointUnbind, (endpoint, device, offset, bytes),
+            unbind(holder_of(endpoint), device, offset, bytes));
 }
 
 int cuLogicalEndpointDestroy(CUlogicalEndpointId endpoint)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuLogicalEndpointDestroy)(endpoint);
-    gs_giving_begins();
-    int result = DRIVER(cuLogicalEndpointDestroy)(endpoint);
-    if (result == CUDA_SUCCESS)
-        gs_unpin(holder_of(endpoint));
-    gs_giving_ends();
-    return result;
+    RELEASE(cuLogicalEndpointDestroy, (endpoint), gs_unpin(holder_of(endpoint)));
 }
