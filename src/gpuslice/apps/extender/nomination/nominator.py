@@ -7,7 +7,7 @@ that suits it best next to others of its kind (`replicas`), so only the search i
 
     a question about all nodes ──► these nodes suit pods with the same terms (`feasible_nodes`)
         ──► the next such pod in the queue: choose node and cards as bind would (`placer`)
-        ──► hold them (`Ledger.plan`), PATCH the nomination (`NominationWriter`)
+        ──► hold them (`Ledger.plan`), PATCH the nomination
         ──► kube-scheduler asks about this one node: yes ──► bind
 
 A nomination is an additional write, which costs an API server twice as much as a Binding. It pays where a
@@ -41,7 +41,6 @@ from gpuslice.apps.extender.nomination.feasible_nodes import FeasibleNodes
 from gpuslice.apps.extender.nomination.pending_queue import PendingQueue
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.preemption.reserver import Reserver
-from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 
 _log = logging.getLogger(__name__)
@@ -96,9 +95,9 @@ class Nominator:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.results: Counter[str] = Counter()
+        self._client = client
         self._placer = placer
         self._ledger = placer.ledger
-        self._writer = NominationWriter(client, placer.ledger, leadership)
         self._reserver = reserver
         self._leadership = leadership
         self._search = search
@@ -296,7 +295,7 @@ class Nominator:
             waiting = self._waiting.get(pod.uid)
             if waiting is None:
                 return
-            if not await self._writer.nominate(pod, placement.node):
+            if not await self._write(pod, placement.node):
                 self._end(pod.uid, waiting)
                 return
             waiting.written_s = self._clock()
@@ -320,21 +319,12 @@ class Nominator:
             waiting.node, waiting.written_s = "", inf
             if pod is not None and not pod.node and pod.nominated == node and uid not in self._writes:
                 self.results["withdrawn"] += 1
-                await self._writer.nominate(pod, None)
+                await self._write(pod, None)
         used = {waiting.terms for waiting in self._waiting.values()}
         self._feasible = {terms: feasible for terms, feasible in self._feasible.items() if terms in used}
 
-
-class NominationWriter:
-    """Writes nominations, only as leader: a hint, which assigns no cards."""
-
-    def __init__(self, client: KubeClient, ledger: Ledger, leadership: Leadership) -> None:
-        self._client = client
-        self._ledger = ledger
-        self._leadership = leadership
-
-    async def nominate(self, pod: Pod, node: str | None) -> bool:
-        """Whether the pod shows `node` now (None for no node); False if that is unknown."""
+    async def _write(self, pod: Pod, node: str | None) -> bool:
+        """Nominate `node`, or none; whether the pod shows that now. Only a hint, which assigns no cards."""
         if not self._leadership.may_bind:
             return False
         try:
