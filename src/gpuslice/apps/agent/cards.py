@@ -9,6 +9,7 @@ import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuslice.adapters.gpu.location import SYSFS, location
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
@@ -30,6 +31,12 @@ FAILURES_TO_LOST = 3
 """One query that the driver does not answer in time does not make a card lost."""
 MOST_UNTOLD = 100
 """Changes that are remembered while the API server cannot be reached."""
+
+
+class _NodeEvent(NamedTuple):
+    reason: str
+    message: str
+    warning: bool = True
 
 
 class CardMonitor:
@@ -71,7 +78,7 @@ class CardMonitor:
         self.links: dict[frozenset[str], Link] = {}  # by a pair of uuids
         self._sysfs = sysfs
         self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
-        self._untold: deque[tuple[str, str, bool]] = deque(maxlen=MOST_UNTOLD)  # node events, in order
+        self._untold: deque[_NodeEvent] = deque(maxlen=MOST_UNTOLD)  # in order
         self._file_problem = ""
 
     def reasons(self) -> dict[int, str]:
@@ -172,7 +179,9 @@ class CardMonitor:
                 _out_of_use(each, after[each]) for each in sorted(after.keys() - before.keys())
             )
             for each in sorted(before.keys() - after.keys()):
-                self._untold.append(("GPUBackInUse", f"card {each} is given out again", False))
+                self._untold.append(
+                    _NodeEvent("GPUBackInUse", f"card {each} is given out again", warning=False)
+                )
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
         places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
@@ -215,8 +224,8 @@ class CardMonitor:
             return
         self._recorded = reasons, faulty
         while self._untold:
-            reason, message, warning = self._untold.popleft()
-            await self._writer.node_event(reason, message, warning=warning)
+            event = self._untold.popleft()
+            await self._writer.node_event(event.reason, event.message, warning=event.warning)
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
         """A fault that an earlier agent recorded still counts: its restart has repaired nothing."""
@@ -231,5 +240,5 @@ class CardMonitor:
         await self._set(replace(self.health, faults={**found, **self.health.faults}))
 
 
-def _out_of_use(index: int | None, reason: str) -> tuple[str, str, bool]:
-    return "GPUOutOfUse", f"card {index}: {reason}", True
+def _out_of_use(index: int | None, reason: str) -> _NodeEvent:
+    return _NodeEvent("GPUOutOfUse", f"card {index}: {reason}")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.core.contract import DEVICE_ID_SEPARATOR, card_of_device_id
-from gpuslice.core.device_assignment import DeviceAssignment
+from gpuslice.core.device_assignment import DeviceAssignment, Receiver
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.model import ContainerKind, ContainerRequest, Node, Placement, Refusal, Request
 from gpuslice.core.words import counted
@@ -61,6 +62,14 @@ class TentativeGrant:
     ids: frozenset[str]
     at_s: float
     never_listed: bool = False
+
+
+class GrantRecord(NamedTuple):
+    """When some ids were granted, to whom, and the uids of the pods that had theirs already then."""
+
+    at_s: float
+    receiver: Receiver | None
+    had_theirs: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
