@@ -133,11 +133,8 @@ def unwell(facts: Facts) -> Iterator[Finding]:
                 if abs(ahead) <= HEARD_WITHIN:
                     continue
                 minutes = abs(ahead) // timedelta(minutes=1)
-                what = (
-                    f"its clock seems {minutes} minutes ahead: certificates and tokens may be refused"
-                    if ahead > timedelta()
-                    else f"its clock seems {minutes} minutes behind: certificates and tokens may be refused"
-                )
+                side = "ahead" if ahead > timedelta() else "behind"
+                what = f"its clock seems {minutes} minutes {side}: certificates and tokens may be refused"
                 cure = "check its time synchronization (chrony, systemd-timesyncd)"
                 yield Finding(Level.WARNING, where, what, cure)
 

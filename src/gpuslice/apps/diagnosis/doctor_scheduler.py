@@ -79,7 +79,7 @@ class _Configuration(msgspec.Struct, rename="camel"):
 
 def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
     """Every configuration that can be read and calls an extender for GPU memory; and whether there is one."""
-    found = {}
+    found: list[_Configuration] = []
     for config_map in facts.config_maps:
         for key, text in (config_map.data or {}).items():
             if _KIND not in text or not any(name in text for name in MEMORY_NAMES):
@@ -91,17 +91,17 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
                 what = f"is no {_KIND} that can be read: {words_of(error)}"
                 yield Finding(Level.WARNING, where, what, "correct it: kube-scheduler does not start with it")
                 continue
-            if read.sections:
-                found[where] = read
-    for where, read in found.items():
-        for section in read.sections:
-            yield from _section(where, section)
-        yield from _sampling(where, read, len(facts.nodes))
+            if not read.sections:
+                continue
+            found.append(read)
+            for section in read.sections:
+                yield from _section(where, section)
+            yield from _sampling(where, read, len(facts.nodes))
     files = sorted({file for pod in facts.schedulers if (file := _config_file(pod))})
     if found:
         names = {
             profile.scheduler_name or _DEFAULT
-            for configuration in found.values()
+            for configuration in found
             for profile in configuration.profiles or [_Profile()]
         }
         yield from ([] if files else _elsewhere(facts, names))

@@ -181,15 +181,7 @@ def _on_its_node(
     """Which card it holds and who shares it; what is wrong with that, or with what it asks for."""
     view = begun.pod
     state = ledger.state(view.node) if view.node else None
-    allocations = ledger.allocations(view.node) if view.node else None
-    neighbours = []
-    if allocations is not None and view.placement is not None:
-        cards = {part.card for part in view.placement.slices}
-        for each in allocations.by_uid.values():
-            if each.placement is not None and each.pod.uid != view.uid:
-                units = sum(part.units for part in each.placement.slices if part.card in cards)
-                neighbours += [(each.pod.key, units)] if units else []
-
+    node = state.node if state else None
     hints = []
     if view.terminating and view.placement is not None and view.node:
         hints.append("It is being deleted, and holds its card until its containers have ended.")
@@ -204,21 +196,34 @@ def _on_its_node(
             "card until the node is back, or the pod is deleted."
         )
     else:
-        out_of_use = list(_out_of_use(view, state.node)) if state is not None else []
+        out_of_use = list(_out_of_use(view, node)) if node is not None else []
         hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
-        hints += _about_size(view, state.node if state else None, begun.usage)
+        hints += _about_size(view, node, begun.usage)
         hints += why_there(state, view) if state and not begun.ends and not out_of_use else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
             meta = pod.metadata
             hints.append(f"Its previous log: kubectl -n {meta.namespace} logs {meta.name} --previous")
-    node = state.node if state else None
     tiers = {}
     if at is not None and NODE_TIER in (at.metadata.annotations or {}) and node and view.request:
         said = decode_tiers(pod.metadata.annotations or {})
         tiers = {each.name: said.get(each.name, node.tier) for each in view.request.containers}
-    return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints), tiers=tiers)
+    return replace(begun, node=node, neighbours=_neighbours(view, ledger), hints=tuple(hints), tiers=tiers)
+
+
+def _neighbours(view: Pod, ledger: Ledger) -> tuple[tuple[str, int], ...]:
+    """The other pods on its cards, by name, with the units that they hold there."""
+    allocations = ledger.allocations(view.node) if view.node else None
+    if allocations is None or view.placement is None:
+        return ()
+    cards = {part.card for part in view.placement.slices}
+    found = []
+    for each in allocations.by_uid.values():
+        if each.placement is not None and each.pod.uid != view.uid:
+            units = sum(part.units for part in each.placement.slices if part.card in cards)
+            found += [(each.pod.key, units)] if units else []
+    return tuple(sorted(found))
 
 
 def _out_of_use(view: Pod, node: Node) -> Iterator[str]:

@@ -13,7 +13,7 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -139,25 +139,25 @@ class DcgmCommand(click.Command):
     """Takes dcgm-exporter's command lines unchanged, so that existing DaemonSets start it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        idle: list[tuple[str, Idle, str]] = []
-        ctx.meta[IDLE_GIVEN] = idle  # logged once logs are set up
-        return super().parse_args(ctx, list(translated(args, idle)))
+        found, ctx.meta[IDLE_GIVEN] = translated(args)  # these are logged once logs are set up
+        return super().parse_args(ctx, found)
 
     def invoke(self, ctx: click.Context) -> Any:
         configure_logs()
-        for given in ctx.meta[IDLE_GIVEN]:
-            _log_idle(*given)
+        for name, value in ctx.meta[IDLE_GIVEN].items():
+            _log_idle(f"--{name}", IDLE[name], value)
         return super().invoke(ctx)
 
 
-def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | None = None) -> Iterator[str]:
-    """The same command line in our flags: ``-f=x``, ``-collectors x`` and ``--collectors x`` are one.
+def translated(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The same command line in our flags (``-f=x``, ``-collectors x`` and ``--collectors x`` are one).
 
-    Who switches Kubernetes on in so many words expects pod labels on the series of cards, as upstream has
-    them; our own flag for that wins wherever it stands. Those without an effect are added to `idle`.
+    Flags without an effect here are returned apart, with their values. An explicit ``--kubernetes`` implies
+    pod labels on the series of cards, as upstream; our own flag for that wins, wherever it is.
     """
     rest = iter(arguments)
     found: list[str] = []
+    idle: dict[str, str] = {}
     for argument in rest:
         if not argument.startswith("-") or argument in {"-", "--", "-h"} or argument[1:2].isdigit():
             found.append(argument)
@@ -167,8 +167,7 @@ def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | Non
         if name in IDLE:
             if not separator and not IDLE[name].switch:
                 value = next(rest, "")
-            if idle is not None:
-                idle.append((f"--{name}", IDLE[name], value))
+            idle[name] = value
         elif name in SWITCHES:
             is_on = not separator or is_true(value)
             found.append(f"--{name}" if is_on else f"--no-{name}")
@@ -176,7 +175,7 @@ def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | Non
             found.append(f"--{name}{separator}{value}")
     if "--kubernetes" in found:
         found.insert(0, "--compat-pod-labels=exclusive")
-    yield from found
+    return found, idle
 
 
 def translated_environment(environ: Mapping[str, str]) -> dict[str, str]:
