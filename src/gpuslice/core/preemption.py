@@ -1,9 +1,9 @@
 """Whom to evict so that a pod fits on the cards of a node.
 
-kube-scheduler picks victims until the node's *sum* of units suffices; evicting half of two cards makes no
-room on either. Here victims are picked card by card, by kube-scheduler's own rules
-(``SelectVictimsOnNode``, ``pickOneNodeForPreemption`` in pkg/scheduler/framework, 1.36): as many pods as
-possible stay, those that a disruption budget protects and those of high priority first.
+kube-scheduler picks victims until the node's *sum* of units suffices, but evicting half of two cards makes no
+room on either. Here victims are picked card by card, by kube-scheduler's own rules (``SelectVictimsOnNode``,
+``pickOneNodeForPreemption`` in pkg/scheduler/framework, 1.36): as many pods as possible stay, those protected
+by a disruption budget and those of high priority first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpuslice.core.placement import barred
 
 Cost = tuple[int, int, int, int, int]
 """Budgets violated, highest priority of a victim, sum of the priorities, number of victims, and minus the
-start of the one that has run longest among those of the highest priority: the less the better."""
+start of the victim that has run longest among those of the highest priority: lower is better."""
 NO_VICTIMS: Cost = (0, -(1 << 40), 0, 0, 0)
 NO_LIMIT = 1 << 31  # of compute, for a pod that asks for none
 LIFT = 1 << 31  # added to each priority, so that more victims never cost less
 LOWEST, HIGHEST = -(1 << 31), 1 << 31
-"""Beyond all priorities. Of `eviction` for the lowest only those are the victims who leave anyway."""
+"""Beyond all priorities. With the lowest, `eviction` takes only pods that are leaving anyway."""
 
 Taken = Mapping[int, tuple[int, int]]
 """Units and percent of compute that are kept for others, by card."""
@@ -31,7 +31,7 @@ NOTHING_TAKEN: Taken = {}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A PodDisruptionBudget: how many more pods may go, and of which (uids)."""
+    """A PodDisruptionBudget: how many more pods may be evicted, and of which (uids)."""
 
     allowed: int
     uids: frozenset[str]
@@ -39,9 +39,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Room for a request on `cards` of `node` once the `victims` are gone, the most important of them first.
+    """Room for a request on `cards` of `node` once the `victims` are gone, the most important one first.
 
-    Without victims the room is there, or comes when pods that are leaving already have left.
+    Without victims the room exists already, or comes when pods that are leaving have left.
     """
 
     node: str
@@ -55,7 +55,7 @@ class Eviction:
 
 
 def cost(pods: Sequence[Pod], violations: int) -> Cost:
-    """What it costs that these pods go."""
+    """What evicting these pods costs."""
     if not pods:
         return NO_VICTIMS
     highest = max(pod.priority for pod in pods)
