@@ -1,7 +1,7 @@
-"""Keeps the driver open: its faults are followed, and it is opened anew when it is time.
+"""Keeps the driver open: its faults are followed, and it is reopened when necessary.
 
-NVML counts its cards when it is opened and never again. So a card that came, one that was reset, or a driver
-that was loaded again are seen only after everybody in the process has let go of it.
+NVML enumerates the cards only when it is opened. A card that was added or reset, or a reloaded driver, is
+seen only after everybody in the process has closed it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuslice.apps.exporter.node_state import NodeState
 _log = logging.getLogger(__name__)
 CHECK_EVERY_S = 10.0
 LOST_EVERY_S = 60.0
-"""How often a card that does not answer is looked for by opening the driver anew."""
+"""How often to look for a card that does not answer by reopening the driver."""
 FAULTS_RETRY_S = 10.0
 
 
@@ -63,7 +63,7 @@ async def _follow_faults(source: GpuSource, state: NodeState) -> None:
 
 
 class Renewal:
-    """Decides by the folder in which the driver lists its cards, and by how the last sample went."""
+    """Decides by the folder in which the driver lists its cards, and by the result of the last sample."""
 
     def __init__(self, cards: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = cards
@@ -71,7 +71,7 @@ class Renewal:
         self.done()
 
     def reason(self, *, failing: bool, lost: bool) -> str:
-        """Why it is time, or "". `failing`: the driver could not be asked; `lost`: a card does not answer."""
+        """Why to reopen now, or "". `failing`: the driver does not answer; `lost`: a card does not."""
         if self._list() != self._listed:
             return "cards came or went"
         if failing:
