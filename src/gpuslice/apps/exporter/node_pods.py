@@ -25,7 +25,7 @@ from gpuslice.core.attribution import ContainerKey
 LOG_FOLDERS_EVERY_S = 5.0
 CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: its cgroup is named after it
 SETTLED_NS = 3_000_000_000
-"""A folder that changed more recently may change again with the same time: file systems' clocks are coarse."""
+"""A folder changed more recently may change again with the same time: file systems' clocks are coarse."""
 
 
 @dataclass(frozen=True, slots=True)
