@@ -279,7 +279,7 @@ static struct gpuslice_region *right_region(struct gs_accounts *accounts)
     }
 }
 
-static void mend(struct gs_accounts *accounts)
+static void repair(struct gs_accounts *accounts)
 {
     struct gpuslice_region *region = right_region(accounts);
     struct gs_attachment *at = gs_attached(accounts);
@@ -299,7 +299,7 @@ uint64_t gs_accounts_look(struct gs_accounts *accounts)
         !atomic_compare_exchange_strong_explicit(&accounts->looked_ns, &last, now, memory_order_relaxed, memory_order_relaxed))
         return now;
     gs_lock(&lock);
-    mend(accounts);
+    repair(accounts);
     gs_unlock(&lock);
     return now;
 }
@@ -308,7 +308,7 @@ void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *br
 {
     gs_lock(&lock);
     if (gs_attached(accounts) == broken)
-        mend(accounts);
+        repair(accounts);
     gs_unlock(&lock);
 }
 

@@ -51,7 +51,7 @@ _GPM: dict[int, tuple[int, float]] = {
 PROFILING_FIELDS = frozenset(_GPM)
 TOTALS: Mapping[int, int] = {-1009: 1009, -1010: 1010}
 """Bytes over PCIe since the reader was made, summed from the field's rates. NVML's own counters
-(``NVML_FI_DEV_PCIE_COUNT_TX_BYTES``) begin anew after 4 GiB, which a card moves in a tenth of a second."""
+(``NVML_FI_DEV_PCIE_COUNT_TX_BYTES``) wrap around after 4 GiB, which a card moves in a tenth of a second."""
 _FIRST_METRICS = 98
 RECENT_FIELDS = frozenset(field for field, (metric, _) in _GPM.items() if metric >= _FIRST_METRICS)
 """Metrics that the first drivers with GPM do not know: asked apart, in case those refuse the question whole.

@@ -1,7 +1,7 @@
 """MIG devices of a card: what each has of memory, and what its hardware counters say.
 
 A MIG device is a compute instance of a GPU instance; its memory and its counters are the GPU instance's. What
-belongs to the card as a whole (power, temperature, clocks) NVML tells of the card only, and utilisation of
+belongs to the card as a whole (power, temperature, clocks) NVML reports for the card only, and utilisation of
 nobody while MIG is on.
 """
 

@@ -1,4 +1,4 @@
-"""Cards as NVML tells of them, over NVIDIA's own binding.
+"""Cards as reported by NVML, through NVIDIA's own binding.
 
 NVML's calls block and may hang with the driver, so they run in two threads: one for questions, one that waits
 for events. A card that fails alone is reported as lost and leaves the others readable.
@@ -192,7 +192,7 @@ def _link_between(first: int, second: int) -> Link:
     """By the places of two cards in the driver's enumeration. Raises `pynvml.NVMLError`."""
     one, other = pynvml.nvmlDeviceGetHandleByIndex(first), pynvml.nvmlDeviceGetHandleByIndex(second)
     over_nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-    with contextlib.suppress(pynvml.NVMLError):  # who knows no NVLink tells of the PCI bus all the same
+    with contextlib.suppress(pynvml.NVMLError):  # without NVLink the PCI bus is reported all the same
         if pynvml.nvmlDeviceGetP2PStatus(one, other, over_nvlink) == pynvml.NVML_P2P_STATUS_OK:
             return Link.NVLINK
     level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)

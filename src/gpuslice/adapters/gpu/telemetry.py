@@ -117,7 +117,7 @@ class Telemetry(Protocol):
         ...
 
     async def renew(self) -> None:
-        """Let go of the driver; the next sample opens it anew and counts its cards again."""
+        """Close the driver; the next sample reopens it and counts its cards again."""
         ...
 
 
@@ -140,7 +140,7 @@ class NvmlTelemetry:
         return await self._worker.call(lambda: self._sample(wanted), self._timeout_s)
 
     async def renew(self) -> None:
-        with contextlib.suppress(GpuUnavailableError):  # a driver that hangs cannot be let go of
+        with contextlib.suppress(GpuUnavailableError):  # a driver that hangs cannot be closed
             await self._worker.call(self._forget, self._timeout_s)
 
     def _sample(self, wanted: Mapping[int, str]) -> NodeSample:

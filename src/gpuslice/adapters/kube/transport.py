@@ -211,7 +211,7 @@ class HttpTransport:
             raise UnavailableError(f"no credentials: {error}", outcome_unknown=False) from error
 
     async def _renewed(self) -> bool:
-        """After a 401: whether reading the credentials anew gave others than those refused."""
+        """After a 401: whether reading the credentials again gave others than those refused."""
         before = await self._secret()
         self._config.credentials.forget()
         return await self._secret() != before
@@ -251,7 +251,7 @@ FAILURES = (TimeoutError, BrokenConnectionError, OSError)
 
 
 def _as_unavailable(error: BaseException, request: ApiRequest, sent: _Sent) -> UnavailableError:
-    """What callers are told of a failure, with whether the request may have worked."""
+    """The error that callers get for a failure, with whether the request may have worked."""
     if isinstance(error, TimeoutError):
         what = "no answer in time" if sent.begun else "cannot connect: no answer in time"
         return UnavailableError(f"{request}: {what}", outcome_unknown=sent.begun)

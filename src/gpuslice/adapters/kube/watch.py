@@ -166,7 +166,7 @@ class Reflector(Generic[T]):
         old = self.objects.get(key)
         _, _, old_version, old_uid = _metadata(old) if old is not None else ("", "", "", "")
         if old is not None and old_uid != uid:
-            self._delete(key, old)  # deleted and made anew while nobody watched
+            self._delete(key, old)  # deleted and recreated while nobody watched
             old = None
         self.objects[key] = item
         if old is None:

@@ -350,7 +350,7 @@ class AllocationState:
         )
         return order.next_writes(uid)
 
-    # -- who has what -----------------------------------------------------------------------------------
+    # -- what each pod holds ---------------------------------------------------------------------------
 
     def held_ids(self) -> frozenset[str]:
         """Every id that is held, by kubelet's assignments or by what was granted."""

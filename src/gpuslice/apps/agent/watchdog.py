@@ -111,7 +111,7 @@ class Watchdog:
                 try:
                     await self.check()
                 except GpuUnavailableError as error:
-                    problem = f"the driver does not tell of processes: {error}"
+                    problem = f"the driver does not report processes: {error}"
                 except OSError as error:
                     problem = f"the driver's figures cannot be published to containers: {error}"
                 if problem and problem != self._problem:

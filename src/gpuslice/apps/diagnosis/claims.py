@@ -1,8 +1,8 @@
 """The second way to a part of a card: what claims have given out, and what a pod's claim waits for.
 
-The nodes of claims and the pods that claims gave something are put into a ledger of their own, as if it
-were the extended resource. So a claim is explained by what explains other requests, and no pod is told of
-room that it cannot have: neither kind of pod fits on the other kind of node.
+Nodes with claims and the pods that were given something by claims are in a ledger of their own, as if it were
+the extended resource. So claims are explained like other requests, and no pod is offered room that it cannot
+have: neither kind of pod fits on the other kind of node.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def claims_of(
 
 
 def read_claims(client: SyncClient, nodes: Iterable[Node], pods: Sequence[Pod]) -> Claims | None:
-    """What the API server tells of claims; None where neither nodes nor pods have to do with any."""
+    """The API server's claims; None if neither nodes nor pods use any."""
     nodes = list(nodes)
     if not any(rules_of(node.metadata.labels or {}).claims for node in nodes) and not any(
         pod.spec.resource_claims for pod in pods

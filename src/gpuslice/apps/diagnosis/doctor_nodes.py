@@ -1,4 +1,4 @@
-"""Checks of nodes and pods: does everybody say the same about who has what?"""
+"""Checks of nodes and pods: do all sources agree about what each pod holds?"""
 
 from __future__ import annotations
 
@@ -133,8 +133,11 @@ def unwell(facts: Facts) -> Iterator[Finding]:
                 if abs(ahead) <= HEARD_WITHIN:
                     continue
                 minutes = abs(ahead) // timedelta(minutes=1)
-                side = "ahead" if ahead > timedelta() else "behind"
-                what = f"its clock seems {minutes} minutes {side}: certificates and tokens may be refused"
+                what = (  # two whole sentences: the console translates them
+                    f"its clock seems {minutes} minutes ahead: certificates and tokens may be refused"
+                    if ahead > timedelta()
+                    else f"its clock seems {minutes} minutes behind: certificates and tokens may be refused"
+                )
                 cure = "check its time synchronization (chrony, systemd-timesyncd)"
                 yield Finding(Level.WARNING, where, what, cure)
 

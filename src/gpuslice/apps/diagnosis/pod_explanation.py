@@ -80,7 +80,7 @@ def explained(
     usage: Sequence[ContainerUsage] = (),
     claims: Claims | None = None,
 ) -> PodExplanation:
-    """One pod, of a cluster that `ledger` and `nodes` tell of; `events` and `usage` are of this pod.
+    """One pod of the cluster in `ledger` and `nodes`; `events` and `usage` are of this pod.
 
     `places`: of all nodes, `place_of` each; of no matter for a pod that is on one. `claims`: of the cluster.
     """

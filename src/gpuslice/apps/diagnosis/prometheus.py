@@ -48,7 +48,7 @@ class TeamHours(NamedTuple):
 class Prometheus:
     """One server, asked by GET; its methods block, so that they belong on a thread.
 
-    `url` may have a path, and a user and a password; `token_file` is read anew for each question.
+    `url` may have a path, and a user and a password; `token_file` is read again for each query.
     """
 
     def __init__(self, url: str, token_file: str = "", ca_file: str = "") -> None:

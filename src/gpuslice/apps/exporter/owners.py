@@ -68,7 +68,7 @@ class Owners:
             if process is None or due or (of_nobody and process.times_read < YOUNG):
                 self._resolved.pop(pid, None)
                 try:
-                    process = self._read(pid, anew=of_nobody)
+                    process = self._read(pid, again=of_nobody)
                 except (FileNotFoundError, ProcessLookupError):
                     self._processes.pop(pid, None)
                     continue
@@ -89,14 +89,14 @@ class Owners:
         except OSError:
             return ""
 
-    def _read(self, pid: int, *, anew: bool) -> _Process:
+    def _read(self, pid: int, *, again: bool) -> _Process:
         """Its start time and, if it is new, its cgroup. Raises if it has ended."""
         with open(f"{self._proc}/{pid}/stat", "rb") as file:
             # the second field is a file name in parentheses and may hold anything; the 22nd is the start
             started = file.read().rpartition(b")")[2].split()[19].decode()
         known = self._processes.get(pid)
         same = known is not None and known.started == started
-        if known is None or not same or anew:
+        if known is None or not same or again:
             times_read = known.times_read + 1 if known is not None and same else 1
             with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
                 known = _Process(started, parse_cgroup(file.read()), times_read)

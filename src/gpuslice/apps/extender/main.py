@@ -259,7 +259,7 @@ class Extender:
                     await self.binder.fence(left)
                     self.gated.resume()
                 except KubeError as error:
-                    _log.warning("take-over delayed", extra={"error": str(error)})
+                    _log.warning("takeover delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
                     self.leadership.changed.set()
                 else:

@@ -90,9 +90,7 @@ class Webhook:
         self._times.observe(time.perf_counter() - began, verb)
 
     def families(self) -> list[Family]:
-        reviews = Family(
-            "gpuslice_webhook_reviews_total", MetricKind.COUNTER, "Reviews answered, by what came of them."
-        )
+        reviews = Family("gpuslice_webhook_reviews_total", MetricKind.COUNTER, "Reviews answered, by result.")
         for (verb, outcome), count in sorted(self._reviews.items()):
             reviews.add(count, labels({"verb": verb, "outcome": outcome}))
         return [reviews, self._times.family()]
