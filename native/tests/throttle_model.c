@@ -285,7 +285,7 @@ void throttle_end(struct throttle *at, struct gs_batch *batch, uint32_t number, 
         settle(at);
         tell(at, false);
     }
-    if (at->beside.count) {
+    if (at->beside.count && gs_queue_is_alone(&at->queue, batch)) {
         struct gs_contention met = contention(at, 0);
         gs_queue_clear_next(&at->queue, &at->box->entry, &at->box->share, &met, &stream, key);
     }

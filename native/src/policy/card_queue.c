@@ -570,13 +570,14 @@ static bool is_short(const struct gs_queue *queue, uint64_t key)
 void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
                          const struct gs_contention *met, const struct gs_stream *stream, uint64_t key)
 {
-    queue->next_cleared = queue->count == 1 && is_short(queue, key) && !gs_queue_wait_ns(queue, card, share, met, stream, key);
+    bool cleared = is_short(queue, key) && !gs_queue_wait_ns(queue, card, share, met, stream, key);
+    __atomic_store_n(&queue->next_cleared, cleared, __ATOMIC_RELAXED);
 }
 
 bool gs_queue_is_cleared(struct gs_queue *queue, uint64_t key, uint64_t now_ns)
 {
     bool cleared = queue->next_cleared && queue->ended_ns && now_ns - queue->ended_ns < PROMPT_NS && is_short(queue, key);
-    queue->next_cleared = false;
+    __atomic_store_n(&queue->next_cleared, false, __ATOMIC_RELAXED);
     if (cleared)
         note_pause(queue, now_ns - queue->ended_ns);
     return cleared;

@@ -348,6 +348,8 @@ static bool is_throttled(const struct gs_card *card)
 
 static bool is_cleared(struct card_state *state, const struct gs_work *work)
 {
+    if (!__atomic_load_n(&state->queue.next_cleared, __ATOMIC_RELAXED))
+        return false;
     gs_lock(&lock);
     bool cleared = gs_queue_is_cleared(&state->queue, work->key, gs_monotonic_ns());
     gs_unlock(&lock);
@@ -456,13 +458,12 @@ void gs_work_end(const struct gs_work *work, bool launched)
     struct card_state *state = &states[work->place.card->index];
     gs_lock(&lock);
     gs_queue_end(work->batch, &events, launched);
-    uint64_t now = gs_monotonic_ns();
     if (state->queue.ended_ns) {
         settle(state);
-        tell_neighbours(state, now, false);
+        tell_neighbours(state, gs_monotonic_ns(), false);
     }
-    if (state->beside.count) {
-        struct gs_contention met = contention(state, now, 0);
+    if (state->beside.count && gs_queue_is_alone(&state->queue, work->batch)) {
+        struct gs_contention met = contention(state, gs_monotonic_ns(), 0);
         gs_queue_clear_next(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
     }
     gs_unlock(&lock);
