@@ -114,6 +114,7 @@ def test_a_process_with_the_number_of_one_that_was_killed_is_not_taken_for_it(
             program = first_child(killed.pid)
             number = number_inside(program)
             os.kill(program, signal.SIGKILL)
+            killed.leave()  # its number is free once its parent knows
         again = Worker(
             [*beside, "sh", "-c", AGAIN, "sh", number, str(BUILD / "tests/worker"), "dlsym", "12020"],
             box.environ(),
