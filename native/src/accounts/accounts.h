@@ -63,6 +63,8 @@ void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_
  * flight, which says more, at its end. The three that follow do not say it themselves. */
 void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card);
 /* Room for these bytes under the limit, taken in one step against every process of the container. */
+bool gs_accounts_reserve_at_once(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
+/* The same, and where it depends on what others are just about, after waiting for them. */
 bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
 /* Counts bytes that are taken already, whatever the limit. False only without a slot. */
 bool gs_accounts_add(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
