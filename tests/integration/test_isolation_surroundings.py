@@ -93,6 +93,12 @@ def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path
             assert box.card().used_bytes == box.machine.used()
 
 
+def child_of(pid: int) -> int:
+    child = first_child(pid)
+    assert child is not None
+    return child
+
+
 def number_inside(pid: int) -> str:
     (line,) = (text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if "NSpid" in text)
     return line.split()[-1]
@@ -107,11 +113,11 @@ def test_a_process_with_the_number_of_one_that_was_killed_is_not_taken_for_it(
 ) -> None:
     """Numbers come again; the time of the start tells the two apart."""
     with container(tmp_path) as box, worker_in(box, *NUMBERS, "--mount-proc") as first:
-        beside = ("nsenter", "--target", str(first_child(first.pid)), "--pid", "--mount")
+        beside = ("nsenter", "--target", str(child_of(first.pid)), "--pid", "--mount")
         with worker_in(box, *beside) as killed:
             killed.ok("start 0")
             killed.ok(f"alloc 0 plain {600 * MIB}")
-            program = first_child(killed.pid)
+            program = child_of(killed.pid)
             number = number_inside(program)
             os.kill(program, signal.SIGKILL)
             killed.leave()  # its number is free once its parent knows
@@ -120,7 +126,7 @@ def test_a_process_with_the_number_of_one_that_was_killed_is_not_taken_for_it(
             box.environ(),
         )
         with again as heir:
-            assert number_inside(first_child(first_child(heir.pid))) == number
+            assert number_inside(child_of(child_of(heir.pid))) == number
             if starts:
                 heir.ok("start 0")
             first.ok("start 0")
