@@ -83,10 +83,11 @@ def eviction(
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Whom to evict (uids) so that a pod fits on these cards."""
+    """Whom to evict (uids) so that a pod fits on these cards, and how many of them a budget protects."""
 
     uids: frozenset[str]
     cards: tuple[int, ...]
+    violations: int = 0
 
 
 def victims(
@@ -94,6 +95,7 @@ def victims(
     request: Request,
     priority: int,
     proposed: Collection[str],
+    budgets: Sequence[Budget] = (),
     *,
     taken: Taken = NOTHING_TAKEN,
     suffices: Callable[[Collection[str]], bool] = lambda _: True,
@@ -101,9 +103,10 @@ def victims(
     """The pods to evict from a node so that `request` fits; None when no eviction helps.
 
     `proposed` is kube-scheduler's own choice. It stands if it helps on the cards too, and among equal choices
-    its pods go first. Where it holds pods that have no share of a card, they are in the way of something else
-    than GPU memory: then all of it is kept, and what the cards need comes on top. Pods of it that are leaving
-    count as gone; others that are leaving do not, as kube-scheduler left them out.
+    its pods go first; those that `budgets` protect, last. Where it holds pods that have no share of a card,
+    they are in the way of something else than GPU memory: then all of it is kept, and what the cards need
+    comes on top. Pods of it that are leaving count as gone; others that are leaving do not, as kube-scheduler
+    left them out.
 
     Where some of the node is `taken`, its choice makes room for those who took it as well, though whom that
     costs has been settled card by card: then no more are evicted than the cards need, and all who are leaving
@@ -130,13 +133,15 @@ def victims(
     def by_proposal(allocation: Allocation) -> tuple[object, ...]:
         return (-allocation.pod.priority, allocation.pod.uid in going, allocation.pod.uid)
 
-    found = _cheapest(allocations.name, cards, _Rules(request, by_proposal, proposed=going))
+    left = [Budget(each.allowed - len(each.uids & kept), each.uids - kept) for each in budgets]
+    found = _cheapest(allocations.name, cards, _Rules(request, by_proposal, left, going))
     if found is None:
         return None
     uids = kept | {allocation.pod.uid for allocation in found.victims}
     if not suffices(uids | leaving):
         uids |= going
-    return Victims(frozenset(uids or leaving or going), found.cards)
+    uids = uids or leaving or going
+    return Victims(frozenset(uids), found.cards, len(violating(sorted(uids), budgets)))
 
 
 # -- one node ----------------------------------------------------------------------------------------------
@@ -233,7 +238,7 @@ def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | Non
         return None
     evictable = {each.pod.uid: each for card in cards for each in card.evictable}
     important = sorted(evictable.values(), key=rules.order)
-    protected = _protected(important, rules.budgets)
+    protected = violating((each.pod.uid for each in important), rules.budgets)
     if protected:
         important.sort(key=lambda allocation: allocation.pod.uid not in protected)
     gone = [allocation for allocation in important if not _stays(allocation, room)]
@@ -259,21 +264,16 @@ def _stays(allocation: Allocation, room: dict[int, tuple[int, int]]) -> bool:
     return True
 
 
-def _protected(important: Iterable[Allocation], budgets: Sequence[Budget]) -> frozenset[str]:
-    """Those whose eviction violates a budget if all of them go, as ``filterPodsWithPDBViolation`` counts."""
-    if not budgets:
-        return frozenset()
-    allowed = [budget.allowed for budget in budgets]
-    protected = []
-    for allocation in important:
-        violated = False
+def violating(uids: Iterable[str], budgets: Sequence[Budget]) -> frozenset[str]:
+    """Whose eviction violates a budget if all of these go, as ``filterPodsWithPDBViolation`` counts."""
+    allowed, found = [budget.allowed for budget in budgets], set[str]()
+    for uid in uids:
         for number, budget in enumerate(budgets):
-            if allocation.pod.uid in budget.uids:
+            if uid in budget.uids:
                 allowed[number] -= 1
-                violated |= allowed[number] < 0
-        if violated:
-            protected.append(allocation.pod.uid)
-    return frozenset(protected)
+                if allowed[number] < 0:
+                    found.add(uid)
+    return frozenset(found)
 
 
 def importance(allocation: Allocation) -> tuple[object, ...]:

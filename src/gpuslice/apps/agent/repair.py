@@ -27,7 +27,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.errors import ContractError
 from gpuslice.core.grant import GrantError, units_per_card
-from gpuslice.core.model import CardSlice, ContainerKind, Node, Placement
+from gpuslice.core.model import CardSlice, ContainerKind, Node, Placement, Request
 from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 
@@ -100,28 +100,46 @@ def _actual_placement(
         return None  # two pods of one name, or a pod of that name that is no more
     index_of = {card.uuid: card.index for card in node.cards}
     table: Table = {}
-    cards: list[int] = []
+    held_on: Counter[int] = Counter()  # units by card
     try:
         for container, units in held_at_peak(request):
             key = container_key(container, request.app_containers)
             if (assignment := held.get(container.name)) is not None:
                 counts = units_per_card(assignment.ids)
                 table[key] = {index_of[uuid]: count for uuid, count in sorted(counts.items())}
-                cards = sorted({*cards, *table[key]})
-            else:  # what an init container holds beyond the rest is on the first cards
-                on = cards[: request.card_count]
-                table[key] = {card: units // len(on) for card in on}
+                held_on.update(table[key])
+            else:
+                table[key] = _of_init_container(units, held_on, pod, request)
     except (GrantError, KeyError):
         return None
     scattered = any(len(each) > request.card_count for each in table.values())
     if scattered and not all(each.ids in ours for each in assignments):
         return None  # another plugin gave ids away without a thought of their cards
-    sums: Counter[int] = Counter()
+    sums = Counter[int]()
     for each in table.values():
         sums.update(each)
     compute = request.compute_percent // len(sums)
     slices = tuple(CardSlice(card, units, compute) for card, units in sorted(sums.items()))
     return ActualPlacement(pod, Placement(node.name, slices), table)
+
+
+def _of_init_container(
+    units: int, held_on: Mapping[int, int], pod: NodePod, request: Request
+) -> dict[int, int]:
+    """On which cards an init container holds `units` beyond the rest of its pod, which kubelet does not list.
+
+    It had as much of each card, and the others took theirs from that, perhaps all of one card: the rest is
+    what is left of the pod's cards. Those that nobody else is on are known by the annotations alone.
+    """
+    said = pod.view.placement.slices if pod.view.placement is not None else ()
+    cards = [*sorted(held_on), *(part.card for part in said if part.card not in held_on)][
+        : request.card_count
+    ]
+    left = {card: request.units_per_card - held_on.get(card, 0) for card in cards}
+    if sum(left.values()) == units and min(left.values()) >= 0:
+        return {card: amount for card, amount in left.items() if amount}
+    on = sorted(held_on)[: request.card_count]
+    return {card: units // len(on) for card in on}
 
 
 # -- what annotations should say -------------------------------------------------------------------------

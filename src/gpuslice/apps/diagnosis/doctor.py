@@ -37,6 +37,7 @@ function from facts to findings.
 CHECKS = (
     *WATCHED_CHECKS,
     doctor_plugins.rights,
+    doctor_claims.drivers_of_others,
     doctor_claims.device_class,
     doctor_claims.claims_made_slowly,
     doctor_scheduler.scheduler_configuration,

@@ -83,6 +83,7 @@ class Facts:
     slices: Sequence[Object] = ()  # endpoint slices of our services
     hooks: Sequence[Object] = ()
     secrets: Sequence[Object] = ()  # certificates of webhooks
+    device_slices: Sequence[Object] = ()  # ResourceSlices of all drivers
     claims: Claims | None = None  # where any node or pod has to do with claims
     classes: Sequence[Object] = ()  # DeviceClasses, read with claims
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
@@ -203,7 +204,7 @@ def read_facts(
     wanted |= {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
     secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
-    plugins = reader.list(PODS, labels=PLUGIN_LABELS)
+    plugins, device_slices = reader.list(PODS, labels=PLUGIN_LABELS), reader.list(RESOURCE_SLICES)
     return Facts(
         nodes=nodes,
         pods=pods,
@@ -221,7 +222,8 @@ def read_facts(
         ],
         hooks=hooks,
         secrets=[each for each in secrets if each is not None],
-        claims=_claims(reader, nodes, pods) if by_claims else None,
+        device_slices=device_slices,
+        claims=_claims(reader, nodes, pods, device_slices) if by_claims else None,
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
         unreadable=tuple(reader.unreadable),
@@ -230,8 +232,8 @@ def read_facts(
     )
 
 
-def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod]) -> Claims:
-    slices, claims = reader.list(RESOURCE_SLICES), reader.list(RESOURCE_CLAIMS)
+def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices: Sequence[Object]) -> Claims:
+    claims = reader.list(RESOURCE_CLAIMS)
     templates = reader.list(RESOURCE_CLAIM_TEMPLATES)
     known = RESOURCE_CLAIM_TEMPLATES.plural not in reader.unreadable
     return claims_of(nodes, pods, claims, slices, templates if known else None)

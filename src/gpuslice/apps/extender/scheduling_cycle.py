@@ -5,8 +5,8 @@
     preempt     whom to evict where it fits nowhere
     bind        the cards on the node that kube-scheduler picked: held, annotated, bound
 
-filter, prioritize and preempt are synchronous and look at the ledger as it is now: no decision rests on a
-copy.
+filter and prioritize are synchronous, and preempt decides after it has read what it needs: each looks at the
+ledger as it is now, and no decision rests on a copy.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class SchedulingCycle:
             pod = self._asking(asking)[0]
         if pod.request is None or not is_known or pod.group is not None:  # room for one helps no group
             return {} if pod.problem or pod.request is not None else proposed
-        found = self._batch_preemptor.pending.victims(pod, pod.request, proposed)
+        found = await self._batch_preemptor.pending.victims(pod, pod.request, proposed)
         if found:
             self._preemptor.leave_to_scheduler(pod.uid)
             others = {name: each for name, each in proposed.items() if name not in found}

@@ -77,7 +77,7 @@ class BatchPreemptor:
         clock: Callable[[], float] = loop_time,
     ) -> None:
         self.evicted = 0  # for so many pods
-        self.pending = PendingEvictions(placer.ledger, preemptor.evictor.victims_for)
+        self.pending = PendingEvictions(client, placer.ledger, preemptor.evictor.victims_for)
         self._client = client
         self._placer = placer
         self._ledger = placer.ledger

@@ -3,22 +3,33 @@
 kube-scheduler evicts and nominates a moment after our answer, and asks about the next pod in between. Two
 pods that were told to make room on the same card would both find it taken by the other, and others evicted in
 vain: so what was answered counts until the API server shows that it is done.
+
+kube-scheduler weighs disruption budgets for the victims of its own choice alone. Where others are to go,
+budgets are read, and whom to evict is decided by them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
 from gpuslice.apps.extender.node_query import NodeQuery
+from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Refusal, Request
 from gpuslice.core.placement import on_cards, place
-from gpuslice.core.preemption import Cost, Victims, cost, victims
+from gpuslice.core.preemption import Budget, Cost, Victims, cost, victims
 from gpuslice.core.reservation import Reservation, comes_free, open_to, taken_by
 
+_log = logging.getLogger(__name__)
+
+BUDGETS_S = 1.0  # for reading them, while kube-scheduler waits
 PENDING_S = 10.0  # kube-scheduler evicts within milliseconds, if the API server lets it
 
 
@@ -36,19 +47,24 @@ class PendingEvictions:
 
     def __init__(
         self,
+        client: KubeClient,
         ledger: Ledger,
         victims_for: Callable[[str], Collection[str]] = lambda _: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._client = client
         self._ledger = ledger
         self._victims_for = victims_for  # whom we evicted for a pod ourselves
         self._clock = clock
         self._by_uid: dict[str, _Pending] = {}
 
-    def victims(
+    async def victims(
         self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]
     ) -> dict[str, MetaVictims]:
-        """Nodes with whom to evict there; those where nobody's leaving helps are left out."""
+        """Nodes with whom to evict there; those where nobody's leaving helps are left out.
+
+        None at all while budgets count and cannot be read: the preemptor looks at the pod soon.
+        """
         ledger, now = self._ledger, self._clock()
         self._by_uid = {  # without those that came true, and those that nobody has heard of for a while
             uid: pending
@@ -60,15 +76,23 @@ class PendingEvictions:
         if self._room_is_coming(pod, request, proposed):
             return {}
         found = self._choose(pod, request, proposed)
+        if any(each.uids != _uids(proposed[name]) for name, each in found.items()):
+            try:
+                async with asyncio.timeout(BUDGETS_S):
+                    budgets = await read_budgets(self._client, self._namespaces_below(pod, proposed))
+            except (KubeError, TimeoutError) as error:
+                _log.warning("budgets not read", extra={"pod": pod.key, "error": str(error)})
+                return {}
+            if self._room_is_coming(pod, request, proposed):
+                return {}
+            found = self._choose(pod, request, proposed, budgets)
         by_node = {
             name: Reservation(pod.uid, pod.priority, on_cards(name, each.cards, request))
             for name, each in found.items()
         }
         self._by_uid[pod.uid] = _Pending(by_node, now + PENDING_S)
         return {
-            name: MetaVictims(
-                [PodIdentifier(uid) for uid in sorted(each.uids)], proposed[name].num_pdb_violations
-            )
+            name: MetaVictims([PodIdentifier(uid) for uid in sorted(each.uids)], each.violations)
             for name, each in found.items()
         }
 
@@ -88,7 +112,11 @@ class PendingEvictions:
         return bool(self._ledger.reservations.on(node) or self._under_way((node,)))
 
     def _choose(
-        self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]
+        self,
+        pod: Pod,
+        request: Request,
+        proposed: Mapping[str, MetaVictims],
+        budgets: Sequence[Budget] = (),
     ) -> Mapping[str, Victims]:
         """The node where the eviction costs least, by kube-scheduler's own rules, and whom to evict there.
 
@@ -96,7 +124,7 @@ class PendingEvictions:
         that help where a victim has no part in a card: what that one costs, kube-scheduler alone knows.
         """
         pods, under_way = self._ledger.pods, self._under_way(proposed)
-        going = {name: {victim.uid for victim in each.pods or ()} for name, each in proposed.items()}
+        going = {name: _uids(each) for name, each in proposed.items()}
         knows_all = all(uid in pods for uids in going.values() for uid in uids)
         waiting: list[tuple[Cost, str]] = []
         for name, uids in going.items():
@@ -111,11 +139,15 @@ class PendingEvictions:
         for least, name in sorted(waiting):
             if knows_all and best is not None and best[:-1] <= least[:-1]:
                 break
-            chosen = self._victims_on(name, pod, request, going[name], under_way.get(name, ()))
+            chosen = self._victims_on(
+                name, pod, request, going[name], under_way.get(name, ()), budgets=budgets
+            )
             if chosen is None or not chosen.uids:
                 continue
+            if chosen.uids == going[name]:
+                chosen = replace(chosen, violations=proposed[name].num_pdb_violations)
             leaving = [pods[uid] for uid in chosen.uids if uid in pods]
-            its_cost = cost(leaving, proposed[name].num_pdb_violations)
+            its_cost = cost(leaving, chosen.violations)
             if not knows_all:
                 found[name] = chosen
             elif best is None or its_cost < best:
@@ -160,7 +192,14 @@ class PendingEvictions:
         return False
 
     def _victims_on(
-        self, name: str, pod: Pod, request: Request, going: Collection[str], under_way: Iterable[Reservation]
+        self,
+        name: str,
+        pod: Pod,
+        request: Request,
+        going: Collection[str],
+        under_way: Iterable[Reservation],
+        *,
+        budgets: Sequence[Budget],
     ) -> Victims | None:
         allocations, pods = self._ledger.allocations(name), self._ledger.pods
         if allocations is None:
@@ -182,4 +221,17 @@ class PendingEvictions:
             return allocations.node.host.holds(used, [request.host, *coming], freed)
 
         taken = taken_by(before_it, pod.uid, pod.priority)
-        return victims(allocations, request, pod.priority, going, taken=taken, suffices=suffices)
+        return victims(allocations, request, pod.priority, going, budgets, taken=taken, suffices=suffices)
+
+    def _namespaces_below(self, pod: Pod, proposed: Collection[str]) -> set[str]:
+        """Of those on these nodes who are less important than the pod."""
+        found = set[str]()
+        for name in proposed:
+            allocations = self._ledger.allocations(name)
+            held = allocations.by_uid.values() if allocations is not None else ()
+            found.update(each.pod.namespace for each in held if each.pod.priority < pod.priority)
+        return found
+
+
+def _uids(victims: MetaVictims) -> frozenset[str]:
+    return frozenset(each.uid for each in victims.pods or ())
