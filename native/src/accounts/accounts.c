@@ -192,16 +192,25 @@ static struct gs_attachment *changing(struct gs_accounts *accounts, uint32_t car
     return card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
 }
 
-bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+static bool may_ever_fit(uint32_t card, uint64_t bytes, uint64_t limit)
 {
-    if (bytes > limit || bytes >= GS_MOST_BYTES || card >= GPUSLICE_CARDS)
+    return bytes <= limit && bytes < GS_MOST_BYTES && card < GPUSLICE_CARDS;
+}
+
+bool gs_accounts_reserve_at_once(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    if (!may_ever_fit(card, bytes, limit))
         return false;
     if (limit >= GS_MOST_BYTES)
         return gs_accounts_add(accounts, card, bytes);
     struct gs_attachment *at = attachment(accounts);
-    if (!at)
-        return false;
-    return try_reserve(accounts, at, card, bytes, limit, 0) == GRANTED || reserve_against_others(accounts, card, bytes, limit);
+    return at && try_reserve(accounts, at, card, bytes, limit, 0) == GRANTED;
+}
+
+bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    return gs_accounts_reserve_at_once(accounts, card, bytes, limit) ||
+           (may_ever_fit(card, bytes, limit) && reserve_against_others(accounts, card, bytes, limit));
 }
 
 bool gs_accounts_add(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)

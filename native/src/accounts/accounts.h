@@ -64,6 +64,8 @@ void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_
  * three functions that follow do not call it themselves. */
 void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card);
 /* Reserves these bytes if they fit under the limit, atomically with respect to all processes of the container. */
+bool gs_accounts_reserve_at_once(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
+/* The same; if the answer depends on calls of others that are in flight, it waits for them first. */
 bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
 /* Counts bytes that are already allocated, whatever the limit. False only if there is no slot. */
 bool gs_accounts_add(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);

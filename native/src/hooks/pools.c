@@ -39,25 +39,32 @@ static bool capturing(CUstream stream, bool own_stream)
 }
 
 /* A pool with enough free room does not grow. Otherwise it grows by whole steps. If a step does not fit under the limit, only
- * the requested bytes are reserved; should the pool grow by more, the allocation is undone. */
+ * the requested bytes are reserved; should the pool grow by more, the allocation is undone. The answer may take seconds, so
+ * the lock is not held meanwhile: threads whose pools have room need it. */
 static bool reserve_growth(struct request *request)
 {
     struct gs_card *card = request->place.card;
-    gs_lock(&locks[card->index]);
-    if (request->bytes <= gs_pool_idle_bytes(request->pool))
-        return true;
-    uint64_t step = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
-    gs_measure_sometimes(card);
-    request->reserved = gs_reserve_quietly(card, step)                     ? step
-                        : least < step && gs_reserve_quietly(card, least) ? least
-                                                                          : 0;
-    if (request->reserved) {
-        gs_pool_promise(request->pool, request->reserved);
-        return true;
+    uint64_t growth = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
+    for (;;) {
+        gs_lock(&locks[card->index]);
+        if (request->bytes <= gs_pool_idle_bytes(request->pool))
+            return true;
+        gs_measure_sometimes(card);
+        if (gs_take_room_at_once(card, growth)) {
+            request->reserved = growth;
+            gs_pool_promise(request->pool, growth);
+            return true;
+        }
+        gs_unlock(&locks[card->index]);
+        while (!gs_reserve_quietly(card, growth)) {
+            if (growth == least) {
+                gs_refuse(card);
+                return false;
+            }
+            growth = least;
+        }
+        gs_settle(card, growth, 0);
     }
-    gs_refuse(card);
-    gs_unlock(&locks[card->index]);
-    return false;
 }
 
 static bool begin(struct request *request, CUstream stream, bool own_stream)
