@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from simcluster import gpu
+from tests import HANG_S
 from tests.integration.exporter_rig import Page, gpu_node, have_native, running_exporter
 from tests.integration.sim_node import NATIVE
 from tests.integration.test_exporter_story import app, running
@@ -37,6 +39,17 @@ async def test_a_lost_card_leaves_the_others_and_is_named(tmp_path: Path) -> Non
             assert page.one("gpuslice_exporter_devices_expected") == 2
             machine.restore(0)
         await exporter.page_when(lambda page: page.value("gpuslice_gpu_up", gpu_uuid=uuid) == 1)
+
+
+async def test_an_exporter_whose_driver_was_replaced_is_started_again(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", CARDS)
+    async with running_exporter(state, kubernetes="false") as exporter:
+        await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2)
+        with gpu.Machine(state) as machine:
+            machine.lose(0)
+            machine.load_driver("999.1")
+        assert await asyncio.wait_for(exporter.process.wait(), HANG_S) == 1
+    assert "the driver was replaced" in exporter.log[-1]["event"]
 
 
 async def test_a_card_without_memory_of_its_own_is_there_all_the_same(tmp_path: Path) -> None:

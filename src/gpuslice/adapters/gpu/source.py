@@ -76,9 +76,10 @@ class GpuSource(Protocol):
         ...
 
     def events(self) -> AsyncGenerator[XidEvent]:
-        """Faults as they happen, until closed. Raises `GpuUnavailableError` when the driver reports none."""
+        """Faults as they happen, until the source is closed. Raises `GpuUnavailableError` when the driver
+        reports none."""
         ...
 
     async def close(self) -> None:
-        """Let go of the driver."""
+        """Let go of the driver; the next question opens it anew and counts its cards again."""
         ...

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuslice.adapters.gpu.location import SYSFS, location
+from gpuslice.adapters.gpu.renewal import Renewal
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.agent.active_lock import ActiveLock
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 FAILURES_TO_LOST = 3
 """One question that the driver does not answer in time is no lost card."""
+REOPEN_EVERY = 12  # questions, while a card is lost
 MOST_UNTOLD = 100
 """Changes that are remembered while the API server cannot be told of them."""
 
@@ -51,6 +53,7 @@ class CardMonitor:
         unit: str,
         settings: AgentSettings,
         sysfs: Path = SYSFS,
+        proc: Path = Path("/proc"),
     ) -> None:
         self.cards: tuple[Card, ...] = ()
         self.health = Health(settings.recovery_s)
@@ -66,6 +69,8 @@ class CardMonitor:
         self._unit = unit
         self._file = Path(settings.unhealthy_file)
         self._every_s = settings.inventory_s
+        listed = proc / "driver" / "nvidia" / "gpus"
+        self._renewal = Renewal(listed, lost_every_s=REOPEN_EVERY * self._every_s)
         self._follow_events = settings.health_check
         self._failures = 0
         self.links: dict[frozenset[str], Link] = {}  # by two uuids
@@ -102,11 +107,12 @@ class CardMonitor:
                         known = [card.uuid for card in self.cards]
                         await self._set(self.health.event(event, known, time.monotonic()))
                         await self._record()
+                # the driver is opened anew: what it reports from now on is not to be missed
             except GpuUnavailableError as error:
                 if str(error) != problem:
                     problem = str(error)
                     _log.warning("no fault reports from the driver", extra={"error": problem})
-            await asyncio.sleep(self._every_s)
+                await asyncio.sleep(self._every_s)
 
     # -- the verdict ----------------------------------------------------------------------------------
 
@@ -116,6 +122,9 @@ class CardMonitor:
         Raises `TooManyUnitsError` for cards that are too many devices for kubelet in this unit.
         """
         inventory: Inventory | GpuUnavailableError
+        if self._renewal.reason(lost=bool(self.health.lost)):
+            await self._source.close()
+            self._renewal.done()
         try:
             inventory = await self._source.inventory()
         except GpuUnavailableError as error:

@@ -94,8 +94,9 @@ class Agent:
         self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
         self.cards = CardMonitor(
-            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings
-        )
+            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings,
+            proc=proc,
+        )  # fmt: skip
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
         self.reconciler = Reconciler(state, kubelet, writer, self.counters, every_s=every_s, clock=clock)
         after_s = settings.sweep_after_s
