@@ -145,7 +145,7 @@ class FrameReader:
     def read(self, heard: memoryview) -> Generator[Frame, None, None]:
         """Frames in their order. Raises `ConnectionFault`. Their bytes are only good until the next one."""
         if self._unread:
-            heard = memoryview(self._unread + heard)
+            heard, self._unread = memoryview(self._unread + heard), b""  # whoever takes it counts it
         size = len(heard)
         at = 0 if self._greeted else self._greeting(heard)
         try:
