@@ -256,3 +256,13 @@ def test_an_interrupt_while_python_starts_or_ends_is_no_traceback(
         check=False,
     )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_program_whose_output_is_closed_lends_its_number_to_no_socket(tmp_path: Path) -> None:
+    told = tmp_path / "number"
+    (tmp_path / "click.py").write_text(
+        f"import socket, os; open({str(told)!r}, 'w').write(str(socket.socket().fileno())); os._exit(0)"
+    )
+    program = f"exec {sys.executable} -m gpuslice version <&- >&- 2>&-"
+    subprocess.run(["sh", "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)
+    assert int(told.read_text()) > 2

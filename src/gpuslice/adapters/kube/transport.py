@@ -24,6 +24,7 @@ from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse
 from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
+from gpuslice.core.errors import without_login
 
 _log = logging.getLogger(__name__)
 
@@ -219,7 +220,9 @@ class HttpTransport:
             self._failing_since = now
         elif not self._is_away and now - self._failing_since >= _AWAY_S:
             self._is_away = True
-            _log.warning("the API server does not answer", extra={"error": str(failure)})
+            server = without_login(self._connection.server)
+            extra = {"server": server, "error": str(failure)}
+            _log.warning("the API server does not answer", extra=extra)
 
     def _note_answer(self) -> None:
         if self._is_away and self._failing_since is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 from typing import NoReturn
 
@@ -19,8 +20,16 @@ def raise_on_interrupt() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def open_standard_files() -> None:
+    """Where somebody closed them: else sockets get their numbers, and what is meant for the terminal."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+
+
 def _begin(name: str) -> NoReturn:
     end_quietly_on_interrupt()
+    open_standard_files()
     importlib.import_module("gpuslice.apps.cli.main").__dict__[name]()
     raise SystemExit(0)
 
