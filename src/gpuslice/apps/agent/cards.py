@@ -78,6 +78,7 @@ class CardMonitor:
         self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
         self._untold: deque[tuple[str, str, bool]] = deque(maxlen=MOST_UNTOLD)  # node events, in order
         self._file_problem = ""
+        self._changed = asyncio.Event()
 
     def reasons(self) -> dict[int, str]:
         """Why cards are out of use, by index."""
@@ -90,8 +91,16 @@ class CardMonitor:
         """Ask for the cards, the file and the time, for ever."""
         while True:
             await self.refresh()
-            await self._record()
             await asyncio.sleep(self._every_s)
+
+    async def record(self) -> None:
+        """Write down what is found, for ever. Nobody who looks at the cards waits for the API server."""
+        while True:
+            await self._record()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._changed.wait()
+            self._changed.clear()
 
     async def follow_events(self) -> None:
         """Take the driver's reports, for ever. A driver that cannot report is asked again now and then."""
@@ -106,7 +115,6 @@ class CardMonitor:
                         _log.warning("driver reports", extra={"xid": event.xid, "uuid": event.uuid})
                         known = [card.uuid for card in self.cards]
                         await self._set(self.health.event(event, known, time.monotonic()))
-                        await self._record()
                 # the driver is opened anew: what it reports from now on is not to be missed
             except GpuUnavailableError as error:
                 if str(error) != problem:
@@ -175,6 +183,7 @@ class CardMonitor:
         for uuid, reason in health.reasons().items():
             if uuid not in known:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
+        self._changed.set()
         after = self.reasons()
         if self._lock.held.is_set():  # else another agent tells
             self._untold.extend(
@@ -224,7 +233,7 @@ class CardMonitor:
         self._recorded = reasons, faulty
         while self._untold:
             reason, message, warning = self._untold.popleft()
-            await self._writer.node_event(reason, message, warning=warning)
+            self._writer.node_event(reason, message, warning=warning)
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
         """A fault that an earlier agent knew of is still there: its restart has mended nothing."""

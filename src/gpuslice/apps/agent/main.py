@@ -197,6 +197,8 @@ class Agent:
             "node object": keep_node(),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
+            "record of cards": self.cards.record(),
+            "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
             "device assignments": reconcile(),
         }
@@ -232,7 +234,7 @@ class Agent:
                 _log.warning("not registering with kubelet", extra={"reason": reason})
             self._obstacle = reason
             if reason == self._in_use_whole() and reason != self._reported and self.lock.held.is_set():
-                await self._writer.node_event("GPUModeWaits", reason, warning=True)
+                self._writer.node_event("GPUModeWaits", reason, warning=True)
                 self._reported = reason
             await asyncio.sleep(RETRY_S)
         self._obstacle = ""

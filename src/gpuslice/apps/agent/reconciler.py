@@ -83,7 +83,7 @@ class Reconciler:
             with contextlib.suppress(PodResourcesError):
                 await self.read()
                 await self.write()
-                await self._report_unserved()
+                self._report_unserved()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
                     await self._woken.wait()
@@ -158,7 +158,7 @@ class Reconciler:
 
     # -- pods that kubelet does not serve as they ask -----------------------------------------------------
 
-    async def _report_unserved(self) -> None:
+    def _report_unserved(self) -> None:
         """An event on each, once. A pod may be news to us before kubelet's assignments show it."""
         bare = self._state.without_devices()
         found = {("RunsWithoutDevices", uid): each for uid, each in bare.items()}
@@ -174,7 +174,7 @@ class Reconciler:
             )
             names, resource = ", ".join(containers), self._state.node.names.memory
             text = UNSERVED[reason].format(containers=names, resource=resource)
-            await self._writer.pod_event(pod, reason, text)
+            self._writer.pod_event(pod, reason, text)
         self._reported = (self._reported | self._unserved) & found.keys()
         self._unserved = frozenset(found)
         self.without_devices = tuple(

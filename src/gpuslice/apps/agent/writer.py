@@ -21,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Each method either writes or raises a KubeError; nobody who answers kubelet waits for it unbounded."""
+    """Each method either writes or raises a KubeError; nobody who answers kubelet waits for it unbounded.
+
+    `events` are written while its `run` goes on.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class Writer:
     ) -> None:
         self._client = client
         self._node = node
-        self._events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
+        self.events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
 
     async def repair(self, repair: Repair) -> NodePod | None:
         """Write a pod's annotations and answer what it is then; None when it, or the pod of its name, is not.
@@ -77,15 +80,15 @@ class Writer:
         """Write an annotation of the node; None takes it away."""
         await self._client.merge_patch(NODES, self._node, {"metadata": {"annotations": {name: value}}})
 
-    async def node_event(self, reason: str, message: str, *, warning: bool) -> None:
-        """An event on the node; one that cannot be written is only logged."""
-        about = node_reference(self._node)
-        await self._events.create_event(about, reason, message, type="Warning" if warning else "Normal")
+    def node_event(self, reason: str, message: str, *, warning: bool) -> None:
+        """An event on the node, written in the background; one that cannot be written is only logged."""
+        kind = "Warning" if warning else "Normal"
+        self.events.add(node_reference(self._node), reason, message, type=kind)
 
-    async def pod_event(self, pod: Pod, reason: str, message: str) -> None:
-        """A warning on a pod; one that cannot be written is only logged."""
+    def pod_event(self, pod: Pod, reason: str, message: str) -> None:
+        """A warning on a pod, likewise."""
         about = pod_reference(pod.namespace, pod.name, pod.uid)
-        await self._events.create_event(about, reason, message, type="Warning")
+        self.events.add(about, reason, message, type="Warning")
 
     async def unhealthy(self) -> dict[str, str] | None:
         """The node's ConfigMap of unhealthy cards; None when there is none."""
