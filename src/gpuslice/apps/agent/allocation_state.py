@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from gpuslice.apps.agent.folders import Owner
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer, no_room_beside
 from gpuslice.apps.agent.pending import (
+    GivenAway,
     PendingContainer,
     Proposal,
     Recipient,
@@ -33,7 +34,7 @@ from gpuslice.apps.agent.repair import (
 )
 from gpuslice.apps.agent.repair_order import RepairOrder, withdrawal
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
-from gpuslice.core.device_assignment import DeviceAssignment, Receiver, holder_of, still_true
+from gpuslice.core.device_assignment import DeviceAssignment, holder_of, still_true
 from gpuslice.core.grant import placement_of_devices
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
@@ -82,8 +83,7 @@ class AllocationState:
         self._pods: dict[str, NodePod] = {}
         self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
         self._gone_s: dict[str, float] = {}  # uid → since when an owner is gone
-        # ids → when they were granted, to whom, and the uids of pods that had theirs already then
-        self._granted: dict[frozenset[str], tuple[float, Receiver | None, frozenset[str]]] = {}
+        self._granted: dict[frozenset[str], GivenAway] = {}  # by ids
         self._forgotten = ForgottenContainers()
 
     # -- what becomes known ---------------------------------------------------------------------------
@@ -128,19 +128,19 @@ class AllocationState:
         if uid in self._owners.values():
             self._gone_s[uid] = self._clock()
         # news of its end came late: ids granted since are not its own, but the next pod's of its name
-        for ids, (_, _, had_theirs) in self._granted.items():
-            if uid in had_theirs and self._owners.get(ids) == uid:
+        for ids, given in self._granted.items():
+            if uid in given.had_theirs and self._owners.get(ids) == uid:
                 del self._owners[ids]
 
     def kubelet_came(self, running: Iterable[RunningContainer], granted: Iterable[list[str]] = ()) -> None:
         """A kubelet follows our list. `running` may run, known to it or not; `granted`: each folder's ids."""
         self._forgotten.kubelet_came(running, self._clock())
         for ids in granted:
-            self._granted.setdefault(frozenset(ids), (self._clock(), None, frozenset()))
+            self._granted.setdefault(frozenset(ids), GivenAway(self._clock(), None, frozenset()))
 
     def assignments_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
         """kubelet's device assignments as they were some time after `asked_at_s`."""
-        since = {ids: receiver for ids, (at_s, receiver, _) in self._granted.items() if at_s > asked_at_s}
+        since = {ids: given.to for ids, given in self._granted.items() if given.at_s > asked_at_s}
         self.assignments = still_true(assignments, since)
         self._forgotten.assignments_read(self.assignments, asked_at_s, self._clock(), self._pod_of)
         listed = frozenset[str]().union(*(each.ids for each in self.assignments))
@@ -160,9 +160,9 @@ class AllocationState:
         owning = set(self._owners.values())
         self._gone_s = {uid: at_s for uid, at_s in self._gone_s.items() if uid in owning}
         self._granted = {
-            ids: grant
-            for ids, grant in self._granted.items()
-            if ids & listed or self._clock() - grant[0] < LISTED_AFTER_S
+            ids: given
+            for ids, given in self._granted.items()
+            if ids & listed or self._clock() - given.at_s < LISTED_AFTER_S
         }
         for actual in self._actual_placements(self.assignments):
             for each in self._assignments_of(actual.pod):
@@ -177,7 +177,7 @@ class AllocationState:
             self.assignments = still_true(self.assignments, {ids: receiver})
         self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
         had_none = {recipient.uid, *(each.pod.view.uid for each in self.waiting())}
-        self._granted[ids] = self._clock(), receiver, frozenset(self._pods.keys() - had_none)
+        self._granted[ids] = GivenAway(self._clock(), receiver, frozenset(self._pods.keys() - had_none))
         if to is None:
             return
         grant = TentativeGrant(recipient.uid, to.container.name, ids, self._clock(), to.never_listed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.core.contract import DEVICE_ID_SEPARATOR, card_of_device_id
-from gpuslice.core.device_assignment import DeviceAssignment
+from gpuslice.core.device_assignment import DeviceAssignment, Receiver
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.model import ContainerKind, ContainerRequest, Node, Placement, Refusal, Request
 from gpuslice.core.words import counted
@@ -61,6 +61,15 @@ class TentativeGrant:
     ids: frozenset[str]
     at_s: float
     never_listed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GivenAway:
+    """When ids were granted, to whom (None: nobody known), and the uids of pods that had theirs already then."""
+
+    at_s: float
+    to: Receiver | None
+    had_theirs: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
