@@ -65,7 +65,7 @@ class TentativeGrant:
 
 @dataclass(frozen=True, slots=True)
 class GivenAway:
-    """When ids were granted, to whom (None: nobody known), and the uids of pods that had theirs already then."""
+    """When ids were granted, to whom (None: nobody known), and the uids of pods that had theirs by then."""
 
     at_s: float
     to: Receiver | None
