@@ -146,6 +146,10 @@ async def test_a_driver_that_was_away_is_opened_anew(tmp_path: Path) -> None:
         agent.machine.load_driver()
         await eventually(lambda: node.kubelet.healthy() == 15 + 14, "both are back")
         assert agent.process.returncode is None
+        said = [json.loads(line)["event"] for line in agent.log.read_text().splitlines()]
+        assert said.count("card out of use") == said.count("card back in use") == 2
+        assert said.count("cards cannot be given out") == 1
+        assert said.count("the driver answers") == 2
 
 
 async def test_an_agent_whose_driver_was_replaced_is_started_again(tmp_path: Path) -> None:

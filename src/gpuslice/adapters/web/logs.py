@@ -47,7 +47,8 @@ class _Written:
 class RepeatFilter(logging.Filter):
     """Lets a warning or error with the same words pass once in five minutes, with how often it came since.
 
-    Numbers in its fields do not make it another. What is only information always passes.
+    What was measured (a number with a fraction) does not make it another; which card or process does. What is
+    only information always passes.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class RepeatFilter(logging.Filter):
         fields = (
             (name, str(value))
             for name, value in vars(record).items()
-            if name not in _STANDARD and not isinstance(value, (int, float))
+            if name not in _STANDARD and not isinstance(value, float)
         )
         error = str(record.exc_info[1]) if record.exc_info else ""
         key = (record.name, record.getMessage(), error, *fields)

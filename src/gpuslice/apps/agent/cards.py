@@ -161,6 +161,8 @@ class CardMonitor:
     def _set_problem(self, problem: str) -> None:
         if problem and problem != self.problem:
             _log.warning("cards cannot be given out", extra={"reason": problem})
+        elif self.problem and not problem:
+            _log.info("the driver answers", extra={"cards": len(self.cards)})
         self.problem = problem
 
     def _excluded(self) -> frozenset[str]:
@@ -183,6 +185,8 @@ class CardMonitor:
         for uuid, reason in health.reasons().items():
             if uuid not in known:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
+        for uuid in sorted(known.keys() - health.reasons().keys()):
+            _log.info("card back in use", extra={"uuid": uuid})
         self._changed.set()
         after = self.reasons()
         if self._lock.held.is_set():  # else another agent tells

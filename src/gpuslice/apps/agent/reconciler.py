@@ -100,6 +100,8 @@ class Reconciler:
                 _log.warning("kubelet's device assignments cannot be read", extra={"error": str(error)})
             self.problem = str(error)
             raise
+        if self.problem:
+            _log.info("kubelet's device assignments are read")
         self.problem = ""
         self._state.assignments_read(assignments, asked_at_s)
 

@@ -115,6 +115,8 @@ class Watchdog:
                     problem = f"the driver's figures cannot be published to containers: {error}"
                 if problem and problem != self._problem:
                     _log.warning("watchdog is without figures", extra={"error": problem})
+                elif self._problem and not problem:
+                    _log.info("watchdog has figures again")
                 self._problem = problem
                 await asyncio.sleep(EVERY_S)
         finally:

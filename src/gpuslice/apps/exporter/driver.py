@@ -17,6 +17,7 @@ _log = logging.getLogger(__name__)
 CHECK_EVERY_S = 10.0
 CHECK_SAMPLES = 10  # where those take less
 FAULTS_RETRY_S = 10.0
+FOLLOWED_S = 2.0
 
 
 async def keep_driver_open(
@@ -51,12 +52,15 @@ async def keep_driver_open(
 
 async def _follow_faults(source: GpuSource, state: NodeState) -> None:
     while True:
+        # a driver that does not report fails at once; one that does says nothing until there is a fault
+        works = asyncio.get_running_loop().call_later(FOLLOWED_S, state.collectors.good, "xid", 0.0)
         try:
             async with contextlib.aclosing(source.events()) as events:
-                state.collectors.good("xid", 0.0)
                 async for event in events:
                     _log.warning("xid", extra={"xid": event.xid, "uuid": event.uuid})
                     state.history.xids.add(event.uuid, event.xid, time.time())
         except GpuUnavailableError as error:
             state.collectors.bad("xid", str(error))
+        finally:
+            works.cancel()
         await asyncio.sleep(FAULTS_RETRY_S)
