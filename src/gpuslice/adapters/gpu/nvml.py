@@ -1,7 +1,7 @@
-"""Cards as NVML tells of them, over NVIDIA's own binding.
+"""Cards as reported by NVML, through NVIDIA's own binding.
 
-NVML's calls block and may hang with the driver, so they run in two threads: one for questions, one that waits
-for events. A card that fails alone is reported as lost and leaves the others readable.
+NVML's calls block and may hang together with the driver, so they run in two threads: one asks questions, the
+other waits for events. A card that fails alone is reported as lost; the others stay readable.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NvmlSource:
         return await self._questions.call(_translated(self._driver.processes), self._timeout_s)
 
     async def events(self) -> AsyncGenerator[XidEvent]:
-        """Xid events of all cards that can report them; nothing is lost between two questions."""
+        """Xid errors of all cards that can report them; none is lost between two calls."""
         events = await self._questions.call(_translated(self._driver.subscribe), self._timeout_s)
         wait = _translated(lambda: self._driver.wait(events))
         try:
@@ -135,7 +135,7 @@ class _Driver:
             count = pynvml.nvmlDeviceGetCount()
             version = text(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError:
-            self.close()  # e.g. after the driver was reloaded: start from the beginning next time
+            self.close()  # e.g. after the driver was reloaded: initialise again next time
             raise
         found = [self._read(position) for position in range(count)]
         cards = sorted((one for one in found if isinstance(one, DriverCard)), key=lambda card: card.index)
@@ -144,7 +144,7 @@ class _Driver:
             if isinstance(one, LostCard) or isinstance(other, LostCard):
                 continue
             pair = min(one.uuid, other.uuid), max(one.uuid, other.uuid)
-            if pair not in self._links:  # asked once: nobody moves cards about while the driver is loaded
+            if pair not in self._links:  # asked once: no card moves while the driver is loaded
                 with contextlib.suppress(pynvml.NVMLError):
                     self._links[pair] = _link_between(first, second)
         here = {card.uuid for card in cards}
@@ -155,7 +155,7 @@ class _Driver:
         self._nvml.open()
         found: list[ProcessReading] = []
         for position in range(pynvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(pynvml.NVMLError):  # lost, or it does not tell
+            with contextlib.suppress(pynvml.NVMLError):  # lost, or it cannot tell
                 handle = pynvml.nvmlDeviceGetHandleByIndex(position)
                 uuid = text(pynvml.nvmlDeviceGetUUID(handle))
                 if uuid not in self._processes:
@@ -166,7 +166,7 @@ class _Driver:
 
     def subscribe(self) -> Any:
         """An event set with every card in it that can report Xid errors."""
-        self.inventory()  # names the handles
+        self.inventory()  # fills in the handles
         events = pynvml.nvmlEventSetCreate()
         for position in range(pynvml.nvmlDeviceGetCount()):
             with contextlib.suppress(pynvml.NVMLError):  # lost, or too old to report
@@ -235,10 +235,10 @@ class _Driver:
 
 
 def _link_between(first: int, second: int) -> Link:
-    """By the places of two cards in the driver's enumeration. Raises `pynvml.NVMLError`."""
+    """The link between two cards, by their places in the driver's enumeration. Raises `pynvml.NVMLError`."""
     one, other = pynvml.nvmlDeviceGetHandleByIndex(first), pynvml.nvmlDeviceGetHandleByIndex(second)
     over_nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-    with contextlib.suppress(pynvml.NVMLError):  # who knows no NVLink tells of the PCI bus all the same
+    with contextlib.suppress(pynvml.NVMLError):  # the PCI bus is reported also where NVLink is missing
         if pynvml.nvmlDeviceGetP2PStatus(one, other, over_nvlink) == pynvml.NVML_P2P_STATUS_OK:
             return Link.NVLINK
     level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)

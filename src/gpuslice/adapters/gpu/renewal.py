@@ -1,7 +1,7 @@
-"""When it is time to open the driver anew.
+"""When it is time to reopen the driver.
 
-NVML counts its cards when it is opened and never again. So a card that came, one that was reset, or a driver
-that was loaded again are seen only after everybody in the process has let go of it.
+NVML enumerates the cards only when it is opened. A card that was added or reset, or a reloaded driver, is
+seen only after everybody in the process has closed it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 LOST_EVERY_S = 60.0
-"""How often a card that does not answer is looked for by opening the driver anew."""
+"""How often to look for a card that does not answer by reopening the driver."""
 
 
 class Renewal:
-    """Decides by the folder in which the driver lists its cards (``/proc/driver/nvidia/gpus``), and by how
-    the last question went."""
+    """Decides by the folder in which the driver lists its cards (``/proc/driver/nvidia/gpus``), and by the
+    result of the last query."""
 
     def __init__(
         self, cards: Path, lost_every_s: float = LOST_EVERY_S, clock: Callable[[], float] = time.monotonic
@@ -28,7 +28,7 @@ class Renewal:
         self.done()
 
     def reason(self, *, failing: bool = False, lost: bool) -> str:
-        """Why it is time, or "". `failing`: the driver could not be asked; `lost`: a card does not answer."""
+        """Why to reopen now, or "". `failing`: the driver does not answer; `lost`: a card does not."""
         if self._list() != self._listed:
             return "cards came or went"
         if failing:

@@ -92,7 +92,7 @@ class SyncTransport:
         if self._open is None or self._open[0].certificate != secret.certificate:
             self.close()
             self._open = (secret, self._new(secret))
-        line = self._open[1]
+        connection = self._open[1]
         headers = {
             "Accept": requests.JSON,
             **self._connection.headers,
@@ -104,8 +104,8 @@ class SyncTransport:
         target = server.path + request.path + (f"?{urlencode(request.query)}" if request.query else "")
         if self._through_proxy:
             target = f"{server.scheme}://{server.netloc}{target}"
-        line.request(request.method, target, request.body or None, headers)
-        answer = line.getresponse()
+        connection.request(request.method, target, request.body or None, headers)
+        answer = connection.getresponse()
         lower = {name.lower(): value for name, value in answer.getheaders()}
         return ApiResponse(answer.status, lower, answer.read())
 
@@ -124,12 +124,12 @@ class SyncTransport:
             return http.client.HTTPConnection(first.hostname or "", first.port or 80, timeout=self._timeout_s)
         tls = self._connection.tls
         context = tls_context(tls, secret)
-        line = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
+        connection = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
         if proxy.hostname:
             login = proxy_authorization(self._connection.proxy_url)
             host = server.hostname or ""  # http.client of Python 3.11 puts no brackets around it
-            line.set_tunnel(bracketed(host), server.port or 443, login)
-        return line
+            connection.set_tunnel(bracketed(host), server.port or 443, login)
+        return connection
 
 
 class _NamedServer(http.client.HTTPSConnection):

@@ -102,7 +102,7 @@ class Console:
             settings.host,
             certificate=settings.tls_certificate,
             key=settings.tls_key,
-            drain_s=1.0,  # pages wait for news; they come again by themselves
+            drain_s=1.0,  # pages wait for news, and reconnect by themselves
         )
         tasks = {"cluster": self.state.run(), "waiting pods": self._waiting.run(), "memory": self._settle()}
         if settings.exporters != "off":
@@ -185,7 +185,7 @@ class Console:
         if document is None:
             return not_found(f"there is no pod {namespace}/{name} that shares cards, or you may not list it")
         if not viewer.nodes:
-            for key in ("classes", "hints"):  # why a pod waits is told of nodes
+            for key in ("classes", "hints"):  # reasons for waiting name nodes
                 document.pop(key, None)
         if not viewer.everything:
             document = without_strangers(document, viewer, self.rows.namespaces())

@@ -1,4 +1,4 @@
-"""Keeps the driver open: its faults are followed, and it is opened anew when it is time."""
+"""Keeps the driver open: its faults are followed, and it is reopened when necessary."""
 
 from __future__ import annotations
 

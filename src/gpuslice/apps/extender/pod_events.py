@@ -1,4 +1,4 @@
-"""What a pod's owner must know becomes a Kubernetes Event on the pod, never in the way of the requests."""
+"""What a pod's owner must know becomes a Kubernetes Event on the pod, written without delaying requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REMEMBERED = 10_000
 
 
 class PodEvents:
-    """Writes Events on pods in the background; the same words about one pod once a minute at most."""
+    """Writes Events on pods in the background, the same text about one pod at most once a minute."""
 
     def __init__(self, recorder: EventRecorder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
@@ -40,5 +40,5 @@ class PodEvents:
         self._recorder.add(pod_reference(pod.namespace, pod.name, pod.uid), reason, message, type=kind)
 
     async def run(self) -> None:
-        """Write what came until cancelled."""
+        """Write events as they come, until cancelled."""
         await self._recorder.run()
