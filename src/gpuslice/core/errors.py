@@ -1,6 +1,9 @@
 """One class for each reaction of a caller."""
 
+import re
+
 LONGEST_VALUE = 200
+_LOGIN = re.compile(r"//[^/]*@")
 
 
 class GpusliceError(Exception):
@@ -16,9 +19,15 @@ def words_of(error: Exception) -> str:
 
 
 def shown(value: object) -> str:
-    """What somebody wrote, for logs, events and terminals: at most a line, and without control characters."""
-    text = str(value)
+    """What somebody wrote, for logs, events and terminals: at most a line, without control characters, and
+    without a URL's password."""
+    text = without_login(str(value))
     return printable(text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…")
+
+
+def without_login(text: str) -> str:
+    """With "…" for the user and password of a URL."""
+    return _LOGIN.sub("//…@", text)
 
 
 def printable(text: str) -> str:

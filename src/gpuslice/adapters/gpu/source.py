@@ -76,9 +76,10 @@ class GpuSource(Protocol):
         ...
 
     def events(self) -> AsyncGenerator[XidEvent]:
-        """Faults as they happen, until closed. Raises `GpuUnavailableError` when the driver reports none."""
+        """Faults as they happen, until the source is closed. Raises `GpuUnavailableError` when the driver
+        reports none."""
         ...
 
     async def close(self) -> None:
-        """Release the driver."""
+        """Release the driver; the next query reopens it and enumerates its cards again."""
         ...

@@ -16,7 +16,7 @@ import pynvml
 
 from gpuslice.adapters.gpu import gpm
 from gpuslice.adapters.gpu.mig import MigReader, MigSample
-from gpuslice.adapters.gpu.nvml import open_nvml
+from gpuslice.adapters.gpu.nvml import Nvml
 from gpuslice.adapters.gpu.particulars import PARTICULARS
 from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import (
@@ -128,12 +128,11 @@ class NvmlTelemetry:
     def __init__(
         self, *, library: str = "", timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._library = library
+        self._nvml = Nvml(library)
         self._worker = BlockingWorker("NVML sampling")
         self._timeout_s = timeout_s
         self._clock = clock
         self._cards: dict[int, _Card] = {}
-        self._initialised = False
         self._peers: Mapping[tuple[int, int], int] = {}
         self._peers_due_s = 0.0
 
@@ -147,9 +146,7 @@ class NvmlTelemetry:
     def _sample(self, wanted: Mapping[int, str]) -> NodeSample:
         began = self._clock()
         try:
-            if not self._initialised:
-                open_nvml(self._library)
-                self._initialised = True
+            self._nvml.open()
             count, version = int(pynvml.nvmlDeviceGetCount()), text(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
             self._forget()
@@ -183,10 +180,7 @@ class NvmlTelemetry:
         """After the driver failed as a whole: initialise again at the next call."""
         for position in list(self._cards):
             self._drop(position)
-        if self._initialised:
-            self._initialised = False
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+        self._nvml.close()
 
 
 class _Card:

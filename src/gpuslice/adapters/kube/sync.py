@@ -19,6 +19,7 @@ from gpuslice.adapters.kube.errors import ConfigError, NotFoundError, Unavailabl
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse, proxy_authorization
 from gpuslice.adapters.kube.requests import Listing
 from gpuslice.adapters.kube.resources import Resource
+from gpuslice.core.errors import without_login
 from gpuslice.core.hosts import bracketed
 
 T = TypeVar("T")
@@ -82,7 +83,8 @@ class SyncTransport:
             self.close()
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             proxy = urlsplit(self._connection.proxy_url).netloc.rpartition("@")[2]
-            place = self._connection.server + (f", through the proxy {proxy}" if proxy else "")
+            server = without_login(self._connection.server)
+            place = server + (f", through the proxy {proxy}" if proxy else "")
             message = f"{request}: {place}: {words}"
             raise UnavailableError(message, outcome_unknown=not refused) from error
 

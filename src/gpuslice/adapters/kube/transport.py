@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import ssl
 import time
@@ -23,10 +24,14 @@ from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse
 from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
+from gpuslice.core.errors import without_login
+
+_log = logging.getLogger(__name__)
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
 _FOREVER_S = 1e9
 _IDLE_S = 30.0  # longer than this a connection is not trusted to be open still
+_AWAY_S = 3.0  # shorter failures are not worth a log line
 _HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -56,6 +61,8 @@ class HttpTransport:
         self._idle: list[HttpConnection] = []  # the last one used is used next
         self._tls: tuple[Secret, ssl.SSLContext] | None = None
         self._same: tuple[Secret, str] | None = None  # the headers that all requests of a secret carry
+        self._failing_since: float | None = None  # each request since then failed
+        self._is_away = False  # and that has been logged
 
     async def __aenter__(self) -> HttpTransport:
         return self
@@ -108,8 +115,11 @@ class HttpTransport:
             if connection is not None:
                 self._discard(connection)
             if isinstance(error, FAILURES):
-                raise _as_unavailable(error, request, sent) from error
+                failure = _as_unavailable(error, request, sent)
+                self._note_failure(failure)
+                raise failure from error
             raise
+        self._note_answer()
         if answer is None:
             return connection
         self._put_back(connection)
@@ -130,13 +140,17 @@ class HttpTransport:
                 self._drop_idle()
                 return await self._exchange(request, sent)
         except FAILURES as error:
-            raise _as_unavailable(error, request, sent) from error
+            failure = _as_unavailable(error, request, sent)
+            self._note_failure(failure)
+            raise failure from error
 
     async def _exchange(self, request: ApiRequest, sent: _Sent) -> ApiResponse:
         connection = await self._send(request, sent)
         end = asyncio.get_running_loop().call_later(self._timeout_s, connection.expire)
         try:
-            return await connection.whole()
+            answer = await connection.whole()
+            self._note_answer()
+            return answer
         finally:
             end.cancel()
             self._put_back(connection)
@@ -196,6 +210,25 @@ class HttpTransport:
     def _drop_idle(self) -> None:
         while self._idle:
             self._discard(self._idle.pop())
+
+    # -- whether it answers ----------------------------------------------------------------------------------
+
+    def _note_failure(self, failure: UnavailableError) -> None:
+        """Log once that nothing is answered any more; the callers log what they could not do."""
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = now
+        elif not self._is_away and now - self._failing_since >= _AWAY_S:
+            self._is_away = True
+            server = without_login(self._config.server)
+            extra = {"server": server, "error": str(failure)}
+            _log.warning("the API server does not answer", extra=extra)
+
+    def _note_answer(self) -> None:
+        if self._is_away and self._failing_since is not None:
+            away_s = round(asyncio.get_running_loop().time() - self._failing_since)
+            _log.info("the API server answers again", extra={"after_s": away_s})
+        self._failing_since, self._is_away = None, False
 
     # -- who we are ------------------------------------------------------------------------------------------
 

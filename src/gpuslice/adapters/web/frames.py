@@ -150,7 +150,7 @@ class FrameReader:
     def read(self, heard: memoryview) -> Generator[Frame, None, None]:
         """The frames in their order, each valid until the next. Raises `ConnectionFault`."""
         if self._unread:
-            heard = memoryview(self._unread + heard)
+            heard, self._unread = memoryview(self._unread + heard), b""  # whoever takes it counts it
         size = len(heard)
         at = 0 if self._greeted else self._greeting(heard)
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuslice.adapters.gpu.location import SYSFS, location
+from gpuslice.adapters.gpu.renewal import Renewal
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.agent.active_lock import ActiveLock
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 FAILURES_TO_LOST = 3
 """One query that the driver does not answer in time does not make a card lost."""
+REOPEN_EVERY = 12  # queries, while a card is lost
 MOST_UNTOLD = 100
 """Changes that are remembered while the API server cannot be reached."""
 
@@ -58,6 +60,7 @@ class CardMonitor:
         unit: str,
         settings: AgentSettings,
         sysfs: Path = SYSFS,
+        proc: Path = Path("/proc"),
     ) -> None:
         self.cards: tuple[Card, ...] = ()
         self.health = Health(settings.recovery_s)
@@ -73,6 +76,8 @@ class CardMonitor:
         self._unit = unit
         self._file = Path(settings.unhealthy_file)
         self._every_s = settings.inventory_s
+        listed = proc / "driver" / "nvidia" / "gpus"
+        self._renewal = Renewal(listed, lost_every_s=REOPEN_EVERY * self._every_s)
         self._follow_events = settings.health_check
         self._failures = 0
         self.links: dict[frozenset[str], Link] = {}  # by a pair of uuids
@@ -80,6 +85,7 @@ class CardMonitor:
         self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
         self._untold: deque[_NodeEvent] = deque(maxlen=MOST_UNTOLD)  # in order
         self._file_problem = ""
+        self._changed = asyncio.Event()
 
     def reasons(self) -> dict[int, str]:
         """Why cards are out of use, by index."""
@@ -92,8 +98,16 @@ class CardMonitor:
         """Query the cards, the file and the time, for ever."""
         while True:
             await self.refresh()
-            await self._record()
             await asyncio.sleep(self._every_s)
+
+    async def record(self) -> None:
+        """Write down what is found, for ever. Nobody who looks at the cards waits for the API server."""
+        while True:
+            await self._record()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._changed.wait()
+            self._changed.clear()
 
     async def follow_events(self) -> None:
         """Handle the driver's reports, for ever. A driver that cannot report is asked again now and then."""
@@ -108,12 +122,12 @@ class CardMonitor:
                         _log.warning("driver reports", extra={"xid": event.xid, "uuid": event.uuid})
                         known = [card.uuid for card in self.cards]
                         await self._set(self.health.event(event, known, time.monotonic()))
-                        await self._record()
+                # the driver was reopened: subscribe again at once, so that no report is missed
             except GpuUnavailableError as error:
                 if str(error) != problem:
                     problem = str(error)
                     _log.warning("no fault reports from the driver", extra={"error": problem})
-            await asyncio.sleep(self._every_s)
+                await asyncio.sleep(self._every_s)
 
     # -- the verdict ----------------------------------------------------------------------------------
 
@@ -123,6 +137,9 @@ class CardMonitor:
         Raises `TooManyUnitsError` if the cards are too many devices for kubelet in this unit.
         """
         inventory: Inventory | GpuUnavailableError
+        if self._renewal.reason(lost=bool(self.health.lost)):
+            await self._source.close()
+            self._renewal.done()
         try:
             inventory = await self._source.inventory()
         except GpuUnavailableError as error:
@@ -151,6 +168,8 @@ class CardMonitor:
     def _set_problem(self, problem: str) -> None:
         if problem and problem != self.problem:
             _log.warning("cards cannot be given out", extra={"reason": problem})
+        elif self.problem and not problem:
+            _log.info("the driver answers", extra={"cards": len(self.cards)})
         self.problem = problem
 
     def _excluded(self) -> frozenset[str]:
@@ -173,6 +192,9 @@ class CardMonitor:
         for uuid, reason in health.reasons().items():
             if uuid not in known:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
+        for uuid in sorted(known.keys() - health.reasons().keys()):
+            _log.info("card back in use", extra={"uuid": uuid})
+        self._changed.set()
         after = self.reasons()
         if self._lock.held.is_set():  # otherwise another agent reports
             self._untold.extend(
@@ -225,7 +247,7 @@ class CardMonitor:
         self._recorded = reasons, faulty
         while self._untold:
             event = self._untold.popleft()
-            await self._writer.node_event(event.reason, event.message, warning=event.warning)
+            self._writer.node_event(event.reason, event.message, warning=event.warning)
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
         """A fault that an earlier agent recorded still counts: its restart has repaired nothing."""

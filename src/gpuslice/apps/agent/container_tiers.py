@@ -82,7 +82,7 @@ class ContainerTiers:
             if tier is not node_tier:
                 tiers[name] = tier
             if (pod.view.uid, name) in new and tier is Tier.WATCHDOG:
-                await self._warn(pod, name, loose[pod.view.uid, name])
+                self._warn(pod, name, loose[pod.view.uid, name])
         for pod, tiers in said.values():
             if tiers == pod.tiers:
                 continue
@@ -91,7 +91,7 @@ class ContainerTiers:
             except KubeError as error:
                 _log.warning("tiers not written", extra={"pod": pod.view.key, "error": str(error)})
 
-    async def _warn(self, pod: NodePod, container: str, process: Figure) -> None:
+    def _warn(self, pod: NodePod, container: str, process: Figure) -> None:
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
         asked = f"; the pod asks for {LABEL_MIN_TIER}={wanted.word}" if wanted > Tier.WATCHDOG else ""
         what = (
@@ -99,7 +99,7 @@ class ContainerTiers:
             f"{process.uuid} without libgpuslice in it, so only the watchdog holds its limit{asked}"
         )
         _log.warning("process without the library", extra={"pod": pod.view.key, "pid": process.pid})
-        await self._writer.pod_event(pod.view, REASON, what)
+        self._writer.pod_event(pod.view, REASON, what)
 
 
 def publish(folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]], at_ns: int) -> None:

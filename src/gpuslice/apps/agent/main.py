@@ -94,8 +94,9 @@ class Agent:
         self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
         self.cards = CardMonitor(
-            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings
-        )
+            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings,
+            proc=proc,
+        )  # fmt: skip
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
         self.reconciler = Reconciler(state, kubelet, writer, self.counters, every_s=every_s, clock=clock)
         after_s = settings.sweep_after_s
@@ -196,6 +197,8 @@ class Agent:
             "node object": keep_node(),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
+            "record of cards": self.cards.record(),
+            "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
             "device assignments": reconcile(),
         }
@@ -231,7 +234,7 @@ class Agent:
                 _log.warning("not registering with kubelet", extra={"reason": reason})
             self._obstacle = reason
             if reason == self._in_use_whole() and reason != self._reported and self.lock.held.is_set():
-                await self._writer.node_event("GPUModeWaits", reason, warning=True)
+                self._writer.node_event("GPUModeWaits", reason, warning=True)
                 self._reported = reason
             await asyncio.sleep(RETRY_S)
         self._obstacle = ""

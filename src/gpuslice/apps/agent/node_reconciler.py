@@ -134,7 +134,7 @@ class NodeReconciler:
                 _log.warning("node object not written, will try again", extra={"error": str(error)})
                 wait_s, retry_s = retry_s, min(EVERY_S, 2 * retry_s)
             if self._waits and self._waits != self._reported:
-                await self._writer.node_event("GPUModeWaits", self._waits, warning=True)
+                self._writer.node_event("GPUModeWaits", self._waits, warning=True)
             self._reported = self._waits
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -174,7 +174,8 @@ class NodeReconciler:
                     "the node is not to share its cards any more", extra={"label": label, "value": value}
                 )
                 await self._writer.node_status(wanted_amounts(0, Rules(NodeMode.EXCLUSIVE)))
-                await self._writer.node_event("GPUSharingEnds", farewell(label, value, holders), warning=True)
+                self._writer.node_event("GPUSharingEnds", farewell(label, value, holders), warning=True)
+                await self._writer.events.write_waiting()
         except (KubeError, TimeoutError) as error:
             _log.warning("node not tidied", extra={"error": str(error)})
 

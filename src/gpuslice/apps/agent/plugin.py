@@ -250,17 +250,23 @@ class GpuMemoryPlugin(DevicePluginService):
         return f"pod {pod.view.key} asks for {asked}, its limits would be held by {tier.word}"
 
     async def _identify(self, ids: frozenset[str]) -> Holder | None:
-        """By kubelet's assignments, read again; by the grants if kubelet does not list the ids."""
+        """By kubelet's assignments, read again; by the grants if kubelet does not list the ids.
+
+        If a kubelet connected meanwhile, it may have forgotten others: then they are read once more.
+        """
         now = asyncio.get_running_loop().time
         deadline = now() + IDENTIFY_S
         while True:
+            readable = True
             try:
                 async with asyncio.timeout(IDENTIFY_S):
                     await self._reconciler.read()
             except (PodResourcesError, TimeoutError) as error:
+                readable = False
                 _log.warning("container start: kubelet's assignments not read", extra={"error": str(error)})
             holder = self._state.holder(ids)
-            if holder is not None or now() >= deadline:
+            is_certain = self._state.forgotten() == self._state.maybe_forgotten() or not readable
+            if is_certain and (holder is not None or now() >= deadline):
                 return holder
             await asyncio.sleep(RETRY_S)
 

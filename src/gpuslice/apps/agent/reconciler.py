@@ -83,7 +83,7 @@ class Reconciler:
             with contextlib.suppress(PodResourcesError):
                 await self.read()
                 await self.write()
-                await self._report_unserved()
+                self._report_unserved()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
                     await self._woken.wait()
@@ -100,6 +100,8 @@ class Reconciler:
                 _log.warning("kubelet's device assignments cannot be read", extra={"error": str(error)})
             self.problem = str(error)
             raise
+        if self.problem:
+            _log.info("kubelet's device assignments are read")
         self.problem = ""
         self._state.assignments_read(assignments, asked_at_s)
 
@@ -158,7 +160,7 @@ class Reconciler:
 
     # -- pods that kubelet does not serve as they ask -----------------------------------------------------
 
-    async def _report_unserved(self) -> None:
+    def _report_unserved(self) -> None:
         """One event for each. kubelet's assignments may show a pod later than the API server does."""
         bare = self._state.without_devices()
         found = {("RunsWithoutDevices", uid): each for uid, each in bare.items()}
@@ -174,7 +176,7 @@ class Reconciler:
             )
             names, resource = ", ".join(containers), self._state.node.names.memory
             text = UNSERVED[reason].format(containers=names, resource=resource)
-            await self._writer.pod_event(pod, reason, text)
+            self._writer.pod_event(pod, reason, text)
         self._reported = (self._reported | self._unserved) & found.keys()
         self._unserved = frozenset(found)
         self.without_devices = tuple(

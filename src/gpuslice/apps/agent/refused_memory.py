@@ -61,9 +61,9 @@ class RefusedMemory:
         before, self._told = self._told, found
         for place, number in found.items():
             if before is not None and number > before.get(place, 0):
-                await self._tell(place)
+                self._tell(place)
 
-    async def _tell(self, place: RefusedOf) -> None:
+    def _tell(self, place: RefusedOf) -> None:
         pod, ids = self._state.pod(place.uid), self._state.listed_ids(place.uid, place.container)
         if pod is None or ids is None:
             return
@@ -83,6 +83,6 @@ class RefusedMemory:
             else "it has the whole card already"
         )
         what = f"container {place.container} was refused memory of card {limit.card.index}"
-        await self._writer.pod_event(
+        self._writer.pod_event(
             pod.view, REASON, f"{what}: it would have passed its limit of {limit.memory_mib} MiB; {ask}"
         )

@@ -88,7 +88,7 @@ class Switch:
         app = make_app(Probes(gpuslice.__version__, lambda: self.waits, page_of(tuple)))
         async with serving(app, Listen(self._settings.port, self._settings.host)) as port:
             listening(port)
-            await work_until(stopped, {"switch": keep()})
+            await work_until(stopped, {"switch": keep(), "events": self._writer.events.run()})
 
     async def _step(self) -> None:
         if self._settings.to == "shared":
@@ -103,7 +103,7 @@ class Switch:
                     "whole cards are given out again once they have ended"
                 )
                 if waits != self.waits:
-                    await self._writer.node_event("GPUModeWaits", waits, warning=True)
+                    self._writer.node_event("GPUModeWaits", waits, warning=True)
                 self.waits = waits
                 self._log_once(waits)
                 return

@@ -116,6 +116,8 @@ class Watchdog:
                     problem = f"the driver's figures cannot be published to containers: {error}"
                 if problem and problem != self._problem:
                     _log.warning("watchdog is without figures", extra={"error": problem})
+                elif self._problem and not problem:
+                    _log.info("watchdog has figures again")
                 self._problem = problem
                 await asyncio.sleep(EVERY_S)
         finally:
@@ -132,7 +134,7 @@ class Watchdog:
         for reading in await self._source.processes():
             if (found := self._container_of(reading.pid)) is not None:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
-        excesses, past = {}, list[tuple[NodePod, str]]()
+        excesses = {}
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
             limit_bytes = self._limit_bytes(holder)
@@ -143,7 +145,7 @@ class Watchdog:
                 excess = self._excesses.pop(holder) if holder in self._excesses else Excess()
                 excesses[holder] = excess
                 if holder in self._seen:
-                    past += self._act(holder, excess, readings, limit_bytes)
+                    self._act(holder, excess, readings, limit_bytes)
         for over in self._excesses.values():
             over.close()
         self._excesses, self._seen = excesses, frozenset(excesses)
@@ -159,8 +161,6 @@ class Watchdog:
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.tell_s):
-                    for pod, message in past:
-                        await self._writer.pod_event(pod.view, "GPUMemoryPastLimit", message)
                     await self.tiers.judge(figures)
 
     def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
@@ -185,17 +185,15 @@ class Watchdog:
             return None
         return next((limit.memory_mib * MIB for limit in limits if limit.card.uuid == holder.card), 0)
 
-    def _act(
-        self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int
-    ) -> list[tuple[NodePod, str]]:
-        """Deal with a container past its limit; what its pod must be told, once."""
+    def _act(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
+        """Deal with a container past its limit; its pod is told once."""
         pod = self._state.pod(holder.uid)
         if pod is None:
-            return []
+            return
         if self._stop:
             self._end(holder, excess, readings, limit_bytes)
         if excess.reported:
-            return []
+            return
         excess.reported = True
         self._counters.past_limit()
         used_mib, limit_mib = sum(each.memory_bytes or 0 for each in readings) // MIB, limit_bytes // MIB
@@ -205,7 +203,7 @@ class Watchdog:
         )
         done = "the processes that hold the excess are ended" if self._stop else "delete the pod to stop it"
         _log.warning("past its limit", extra={"pod": pod.view.key, "used_mib": used_mib})
-        return [(pod, f"{what}; {done}")]
+        self._writer.pod_event(pod.view, "GPUMemoryPastLimit", f"{what}; {done}")
 
     def _end(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
         """SIGTERM to the largest processes until the rest is within the limit; later SIGKILL."""

@@ -21,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Each method writes or raises a KubeError; nobody who answers kubelet waits for it without a bound."""
+    """Each method writes or raises a KubeError; nobody who answers kubelet waits for it without a bound.
+
+    `events` are written in the background, by its `run`.
+    """
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class Writer:
     ) -> None:
         self._client = client
         self._node = node
-        self._events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
+        self.events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
 
     async def repair(self, repair: Repair) -> NodePod | None:
         """Write a pod's annotations; returns the pod as it is then, or None if it is gone or replaced.
@@ -77,15 +80,15 @@ class Writer:
         """Write an annotation of the node; None removes it."""
         await self._client.merge_patch(NODES, self._node, {"metadata": {"annotations": {name: value}}})
 
-    async def node_event(self, reason: str, message: str, *, warning: bool) -> None:
-        """An event on the node; a failure to write it is only logged."""
-        about = node_reference(self._node)
-        await self._events.create_event(about, reason, message, type="Warning" if warning else "Normal")
+    def node_event(self, reason: str, message: str, *, warning: bool) -> None:
+        """An event on the node, written in the background; one that cannot be written is only logged."""
+        kind = "Warning" if warning else "Normal"
+        self.events.add(node_reference(self._node), reason, message, type=kind)
 
-    async def pod_event(self, pod: Pod, reason: str, message: str) -> None:
-        """A warning on a pod; a failure to write it is only logged."""
+    def pod_event(self, pod: Pod, reason: str, message: str) -> None:
+        """A warning on a pod, likewise."""
         about = pod_reference(pod.namespace, pod.name, pod.uid)
-        await self._events.create_event(about, reason, message, type="Warning")
+        self.events.add(about, reason, message, type="Warning")
 
     async def unhealthy(self) -> dict[str, str] | None:
         """The node's ConfigMap of unhealthy cards; None if there is none."""

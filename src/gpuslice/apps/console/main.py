@@ -37,6 +37,7 @@ from gpuslice.apps.console.what_if import WhatIf
 from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 from gpuslice.core.advice import advise
+from gpuslice.core.errors import without_login
 from gpuslice.core.hosts import bracketed
 
 LONGEST_WAIT_S = 20.0
@@ -270,7 +271,7 @@ async def serve(settings: ConsoleSettings) -> None:
                 webbrowser.open(address)
 
     async with HttpTransport(connection, connections=40) as transport:
-        await Console(settings, transport, connection.server.partition("://")[2]).run(
+        await Console(settings, transport, without_login(connection.server).partition("://")[2]).run(
             until_stopped(), listening
         )
 

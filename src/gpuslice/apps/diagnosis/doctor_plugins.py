@@ -58,11 +58,15 @@ def problem_of_plugin(facts: Facts, node: Node) -> tuple[str, str] | None:
         fix = "see the log of the device plugin there; its pods may not be read from here"
         return "offers no part of its cards", fix
     if plugin is None:
-        fix = "see the events of DaemonSet gpushare-device-plugin-ds: pod security, quota, taints, image"
+        # by label: the chart's fullnameOverride changes the name
+        fix = (
+            "kubectl describe ds -A -l component=gpushare-device-plugin, its events: "
+            "pod security, quota, taints, image"
+        )
         if _switch(facts, node).startswith(LABEL_SCHEDULE):
             fix = (
-                "see the events of DaemonSet gpushare-device-plugin-ack-ds: taints, image, node affinity; "
-                "the chart leaves it out with ackNodeLabel: false"
+                "kubectl describe ds -A -l component=gpushare-device-plugin, its events: "
+                "taints, image, node affinity; the chart leaves it out with ackNodeLabel: false"
             )
         return "no device plugin runs there", fix
     if not is_ready(plugin):

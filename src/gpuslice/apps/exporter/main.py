@@ -76,7 +76,9 @@ class Exporter:
         drivers_cards = Path(settings.proc) / "driver" / "nvidia" / "gpus"
         tasks = {
             "samples": self._take_samples(),
-            "driver": keep_driver_open(self._source, self._telemetry, state, drivers_cards),
+            "driver": keep_driver_open(
+                self._source, self._telemetry, state, drivers_cards, settings.interval_s
+            ),
             "counter file": self._follow_counter_file(),
             "memory": set_aside_what_lives(),
         }
