@@ -145,7 +145,7 @@ class OpportunityCost(Policy):
         if model is None or self._workload.due or self._is_scarce_now or self._cards_changed(model):
             learned = self._workload.renew(self.fleet)
             known = self._known
-            demand = demand_of(learned, self._workload.seen_part) if known is None else demand_of(known)
+            demand = demand_of(learned, self._workload.seen) if known is None else demand_of(known)
             same_cards = model is not None and not self._cards_changed(model)
             layout = model.layout if model and same_cards else layout_of(self.fleet)
             turnover = self.turnover.part
