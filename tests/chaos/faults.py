@@ -271,9 +271,7 @@ def pod_is_bound_by_hand(world: ChaosWorld) -> bool:
         return False
     said = {name: text for name, text in lies(world.dice).items() if text is not None}
     node = world.dice.choice(sorted(world.nodes))
-    pod = world.create(
-        world.dice.choice(sorted(missing)), *world.dice.choice(world.asks), node=node, annotations=said
-    )
+    pod = world.submit(world.dice.choice(sorted(missing)), node=node, annotations=said)
     world.tampered.add(pod["metadata"]["uid"])
     return True
 

@@ -191,12 +191,12 @@ class RealStory:
         pods = self._pods()
         file = places.plugins / CHECKPOINT
         checkpoint = file.read_bytes() if file.exists() else NOTHING
-        running = {}
+        running: dict[tuple[str, str], frozenset[str]] = {}
         for process in _works():
             with contextlib.suppress(OSError):
                 uid, limits = started_with(process)
                 if limits.is_relative_to(places.folder):  # not of another test beside this one
-                    running[uid] = ids_of(limits.parent)
+                    running[uid, "main"] = ids_of(limits.parent)
         for each in pods:
             self._seen.add(each["metadata"]["uid"])
             if each["spec"].get("nodeName"):

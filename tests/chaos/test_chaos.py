@@ -11,8 +11,18 @@ import pytest
 
 from tests.builders import api_pod
 from tests.chaos import parsers
-from tests.chaos.checker import ALLOCATION, ASSIGNED, Breach, CardSize, Checker, NodeFiles, Wrong
+from tests.chaos.checker import (
+    ALLOCATION,
+    ASSIGNED,
+    Breach,
+    CardSize,
+    Checker,
+    NodeFiles,
+    Wrong,
+    asked_units,
+)
 from tests.chaos.faults import FAULTS
+from tests.chaos.fleets import Ask
 from tests.chaos.story import Story, play
 
 CARDS = {("n1", 0): CardSize("GPU-n1-0", 4, 4866)}
@@ -24,8 +34,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", tmp_path / "world"], check=True)  # deeper than pytest can remove
 
 
-def test_a_short_story_of_faults_ends_well(folder: Path) -> None:
-    told = play(folder / "world", seed=7, faults=200)
+@pytest.mark.parametrize("fleet", ["odd sizes", "several containers", "priorities"])
+def test_a_short_story_of_faults_ends_well(folder: Path, fleet: str) -> None:
+    told = play(folder / "world", seed=7, faults=200, fleet=fleet)
     assert told.faults.total() == 200
     assert told.binds > 5
     assert told.faults.keys() <= FAULTS.keys()
@@ -52,7 +63,7 @@ STALE = Wrong("a ledger that says otherwise", "extender-a")
 
 def checked(
     *pods: dict[str, Any],
-    running: dict[str, frozenset[str]] | None = None,
+    running: dict[tuple[str, str], frozenset[str]] | None = None,
     moved: frozenset[str] = frozenset(),
     folder: Path,
 ) -> set[Wrong]:
@@ -82,6 +93,25 @@ def test_a_pod_that_waits_though_it_fits_is_wrong(tmp_path: Path) -> None:
     assert checked(bound("a", 2), waits, folder=tmp_path) == {Wrong("waits though it fits", "uid-b")}
 
 
+def test_a_pod_that_waits_behind_less_important_ones_is_wrong(tmp_path: Path) -> None:
+    waits = api_pod("b", "2", priority=10)
+    assert checked(bound("a", 3), waits, folder=tmp_path) == {
+        Wrong("waits behind less important pods", "uid-b")
+    }
+    equal = bound("a", 3)
+    equal["spec"]["priority"] = 10
+    assert checked(equal, waits, folder=tmp_path) == set()
+
+
+def test_a_pod_asks_for_what_its_containers_hold_at_most_at_one_time() -> None:
+    pod = api_pod("p", **Ask((2, 1), init=5, sidecar=1).fields())
+    assert asked_units(pod) == 5  # before the sidecar
+    pod["spec"]["initContainers"].reverse()
+    assert asked_units(pod) == 6  # beside it
+    pod["spec"]["initContainers"].pop()
+    assert asked_units(pod) == 4
+
+
 @pytest.mark.parametrize(
     ("known", "found"),
     [([("a", 2)], set()), ([], {STALE}), ([("a", 1)], {STALE}), ([("a", 2), ("gone", 1)], {STALE})],
@@ -96,4 +126,4 @@ def test_a_ledger_that_knows_other_pods_is_wrong(known: list[tuple[str, int]], f
 
 def test_a_container_without_its_limits_is_a_breach(tmp_path: Path) -> None:
     with pytest.raises(Breach, match="runs with limits"):
-        checked(bound("a", 1), running={"uid-a": frozenset({"GPU-n1-0-_-0"})}, folder=tmp_path)
+        checked(bound("a", 1), running={("uid-a", "main"): frozenset({"GPU-n1-0-_-0"})}, folder=tmp_path)

@@ -9,21 +9,21 @@ from __future__ import annotations
 import functools
 import os
 import resource
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.web.clients import App
-from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
+from gpuslice.adapters.web.messages import HttpRequest
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
+from tests.builders import api_pod
 from tests.chaos.checker import Card, CardSize, Checker, NodeFiles, Wrong
-from tests.chaos.fleets import ChaosFleet
+from tests.chaos.fleets import Ask, ChaosFleet
+from tests.chaos.kube_scheduler import KubeScheduler, answered
 from tests.integration.interleaving_node import NodeInMemory, Object, uuid_of
 from tests.integration.interleaving_rig import World
 from tests.integration.virtual import HeldTransport, Process, Stream
@@ -32,6 +32,7 @@ REPLICAS = ("extender-a", "extender-b")
 LONG_AGO_NS = 30 * 86_400 * 10**9
 """More than any clock here jumps, and less than this world is behind the real one."""
 PODS = "/api/v1/namespaces/default/pods"
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 class ChaosNode(NodeInMemory):
@@ -59,7 +60,7 @@ class ChaosWorld(World):
     nodes: dict[str, ChaosNode]  # type: ignore[assignment]
 
     def __init__(self, folder: Path, seed: int, fleet: ChaosFleet) -> None:
-        self.asks = fleet.asks
+        self.asks, self.priorities = fleet.asks, fleet.priorities
         self.names = [f"app-{number}" for number in range(fleet.pods)]
         self.tampered: set[str] = set()  # uids of pods whose owner changed what is said of their cards
         self.replicas: dict[str, tuple[Extender, Process, App]] = {}
@@ -68,7 +69,12 @@ class ChaosWorld(World):
         self._file_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         self._seen: tuple[Any, ...] = ()
         self._wrong: set[Wrong] = set()
+        self.scheduler = KubeScheduler(self)
         super().__init__(folder, seed, fleet)
+        for value in {*fleet.priorities} - {0}:
+            meta = {"name": f"p{value}"}
+            head = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": meta}
+            self.call("POST", CLASSES, head | {"value": value})
         cards: dict[Card, CardSize] = {
             (node, index): CardSize(uuid_of(node, index), units, fleet.memory_mib(units))
             for node, sizes in fleet.cards.items()
@@ -171,48 +177,22 @@ class ChaosWorld(World):
             else:
                 self.delete(name)
         elif missing := [name for name in self.names if name not in there]:
-            self.create(self.dice.choice(missing), *self.dice.choice(self.asks))
+            self.submit(self.dice.choice(missing))
+
+    def submit(self, name: str, **fields: Any) -> Object:
+        """Create a pod that asks for one of the fleet's amounts."""
+        ask: Ask = self.dice.choice(self.asks)
+        if value := self.dice.choice(self.priorities):
+            fields["priorityClassName"] = f"p{value}"
+        pod = api_pod(name, **ask.fields(), **fields)
+        del pod["metadata"]["uid"]
+        return self.call("POST", PODS, pod)
 
     def scheduler_acts(self) -> None:
         """It looks at one pod that waits: filter, then bind where that let it pass."""
         waiting = [pod for pod in self.pods() if "nodeName" not in pod["spec"] and _stays(pod)]
         if waiting:
-            self.schedule(self.dice.choice(waiting))
-
-    def schedule(self, pod: Object) -> None:
-        asked = self._service()
-        if asked is not None:
-            _, process, _ = asked
-            process.start(self._schedule(pod), "kube-scheduler's calls")
-            process.tasks = [task for task in process.tasks if not task.done()]
-            self.loop.settle()
-
-    def _service(self) -> tuple[Extender, Process, App] | None:
-        """Whom the Service leads to: the leader if there is one, and now and then somebody else."""
-        leaders = [each for each in self.replicas.values() if not each[0].not_ready()]
-        everybody = list(self.replicas.values())
-        if leaders and self.dice.random() < 0.95:
-            return self.dice.choice(leaders)
-        return self.dice.choice(everybody) if everybody else None
-
-    async def _schedule(self, pod: Object) -> None:
-        """Where the pod is nominated to, then anywhere."""
-        nominated = pod["status"].get("nominatedNodeName")
-        for names in ([nominated], sorted(self.nodes)) if nominated else (sorted(self.nodes),):
-            passed = await self._ask("filter", {"Pod": pod, "NodeNames": names})
-            if passing := (passed or {}).get("NodeNames"):
-                meta = pod["metadata"]
-                who = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"]}
-                await self._ask("bind", {**who, "Node": self.dice.choice(passing)})
-                return
-
-    async def _ask(self, verb: str, question: Object) -> Object | None:
-        asked = self._service()
-        if asked is None:
-            return None
-        body = msgspec.json.encode(question)
-        request = HttpRequest("POST", f"/gpushare-scheduler/{verb}", body=body, known=True)
-        return await _answered(asked[2], request)
+            self.scheduler.attempt(self.dice.choice(waiting))
 
     def kubelet_acts(self, node: NodeInMemory) -> None:
         """It ends what is deleted, admits what is new, or starts a container, also one that ran before."""
@@ -226,10 +206,13 @@ class ChaosWorld(World):
         elif (waiting := self.waiting(node.name)) and self.dice.random() < 0.6:
             self.play(node, node.admit(self.dice.choice(waiting)))
         else:
-            startable = [uid for uid in node.admitted if node.device_manager.assignments_of(uid, "main")]
-            fresh = [uid for uid in startable if uid not in node.running]
-            if fresh or (startable and self.dice.random() < 0.1):
-                self.play(node, node.start(self.dice.choice(fresh or startable)))
+            at_work = [key for key in node.running if key[1] == "init"]
+            startable = [(uid, name) for uid in node.admitted for name in node.startable(uid)]
+            fresh = [key for key in startable if key not in node.running]
+            if at_work and self.dice.random() < 0.5:
+                node.complete(*self.dice.choice(at_work))
+            elif fresh or (startable and self.dice.random() < 0.1):
+                self.play(node, node.start(*self.dice.choice(fresh or startable)))
 
     def _end(self, node: NodeInMemory, pod: Object) -> None:
         if pod["metadata"]["uid"] in node.admitted:
@@ -272,7 +255,7 @@ class ChaosWorld(World):
         self.end_what_is_gone()
         for pod in self.pods():
             if _stays(pod) and "nodeName" not in pod["spec"]:
-                self.schedule(pod)
+                self.scheduler.attempt(pod)
             elif not _stays(pod) and "nodeName" not in pod["spec"]:
                 self.remove(pod)
         for node in self.nodes.values():
@@ -300,9 +283,7 @@ class ChaosWorld(World):
         """Of every replica, the standby as well: it leads as soon as the other is gone."""
         inspected = {}
         for name, (_, process, app) in self.replicas.items():
-            asked = process.start(
-                _answered(app, HttpRequest("GET", "/gpushare-scheduler/inspect")), "inspect"
-            )
+            asked = process.start(answered(app, HttpRequest("GET", "/gpushare-scheduler/inspect")), "inspect")
             self.loop.settle()
             process.tasks.remove(asked)
             inspected[name] = asked.result()
@@ -319,21 +300,13 @@ class ChaosWorld(World):
             name: NodeFiles(
                 node.saved,
                 node.folder / "host" / "containers",
-                {uid: running.ids for uid, running in node.running.items()},
+                {key: running.ids for key, running in node.running.items()},
             )
             for name, node in self.nodes.items()
         }
         moved = self.tampered | {pod["metadata"]["uid"] for pod in self.pods() if self.network.moved(pod)}
         self._seen, self._wrong = seen, self._checker.check(self.pods(), files, moved)
         return self._wrong
-
-
-async def _answered(app: App, request: HttpRequest) -> Object:
-    answer: HttpResponse | Awaitable[HttpResponse] = app(request)
-    if not isinstance(answer, HttpResponse):
-        answer = await answer
-    found: Object = msgspec.json.decode(b"".join([answer.body, *answer.more]))
-    return found
 
 
 def _stays(pod: Object) -> bool:

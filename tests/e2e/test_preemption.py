@@ -16,6 +16,7 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS, Resource
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.preemption.disruption_budgets import BUDGETS
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, GPU_MEM
 from tests import HANG_S
@@ -93,8 +94,8 @@ def priority(name: str, value: int) -> Object:
     return head | {"value": value}
 
 
-async def create(client: KubeClient, name: str, memory: str, importance: str) -> None:
-    await client.create(PODS, submitted(name, memory, priorityClassName=importance))
+async def create(client: KubeClient, name: str, memory: str, importance: str, **fields: Any) -> None:
+    await client.create(PODS, submitted(name, memory, priorityClassName=importance, **fields))
 
 
 async def bound(client: KubeClient, name: str) -> str:
@@ -128,6 +129,21 @@ async def test_victims_are_picked_by_card(tmp_path: Path) -> None:
             left = {pod.metadata.name for pod in (await client.list(PODS)).items or ()}
     assert left in ({"a", "b", "important"}, {"c", "d", "important"})
     assert card not in {cards[name] for name in left - {"important"}}
+
+
+async def test_a_pod_that_a_budget_protects_stays_where_evicting_others_makes_room(tmp_path: Path) -> None:
+    """kube-scheduler spares it and evicts one pod of each card: enough by the node's sum, and for no card."""
+    with api_server(tmp_path) as plane:
+        async with cluster(plane, 32) as client:
+            for name, importance in (("a", "low"), ("kept", "low"), ("c", "middle"), ("d", "middle")):
+                await create(client, name, "8", importance, labels={"app": name})
+                await bound(client, name)
+            selector = {"selector": {"matchLabels": {"app": "kept"}}, "minAvailable": 1}
+            head = {"apiVersion": BUDGETS.api_version, "kind": BUDGETS.kind, "metadata": {"name": "keep"}}
+            await client.create(BUDGETS, head | {"spec": selector}, "default")
+            await create(client, "important", "16", "high")
+            await bound(client, "important")
+            assert await left(client) == {"a", "kept", "important"}
 
 
 async def test_several_at_once_get_a_card_each_and_nobody_leaves_in_vain(tmp_path: Path) -> None:

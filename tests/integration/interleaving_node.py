@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.core import device_assignment
 from gpuslice.core.contract import GPU_MEM, card_of_device_id
+from gpuslice.core.model import ContainerKind
 from simcluster.kubelet import checkpoint
 from simcluster.kubelet.devices import (
     AdmissionError,
@@ -62,6 +63,19 @@ def uuid_of(node: str, index: int) -> str:
 
 
 LIMITS = "/etc/gpuslice"
+ContainerKey = tuple[str, str]
+"""A pod's uid and the container's name."""
+
+
+def demands_of(pod: Object) -> Iterator[ContainerDemand]:
+    """Init containers and sidecars in their order, then app containers, with the units they ask for."""
+    spec = pod["spec"]
+    for each in (*(spec.get("initContainers") or ()), *spec["containers"]):
+        kind = ContainerKind.APP if each in spec["containers"] else ContainerKind.INIT
+        if each.get("restartPolicy") == "Always":
+            kind = ContainerKind.SIDECAR
+        units = int((each["resources"].get("limits") or {}).get(GPU_MEM, 0))
+        yield ContainerDemand(each["name"], {GPU_MEM: units} if units else {}, kind)
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,8 @@ class NodeInMemory:
     folder: Path
     device_manager: DeviceAssignments = field(init=False)
     admitted: dict[str, Object] = field(default_factory=dict)  # by uid, in kubelet's eyes active
-    running: dict[str, Running] = field(default_factory=dict)  # by uid
+    running: dict[ContainerKey, Running] = field(default_factory=dict)
+    completed: set[ContainerKey] = field(default_factory=set)  # init containers that ended well
     boots: int = 1
     agent: Agent | None = None
     process: Process | None = None
@@ -165,11 +180,13 @@ class NodeInMemory:
     # -- kubelet ---------------------------------------------------------------------------------------
 
     async def assignments(self, resource: str) -> tuple[device_assignment.DeviceAssignment, ...]:
-        """What the pod-resources socket tells; the seam of the agent's reconciler."""
+        """What the pod-resources socket tells, of no ordinary init container; the reconciler's seam."""
         return tuple(
             device_assignment.DeviceAssignment("default", pod["metadata"]["name"], one.container, one.ids)
             for uid, pod in self.admitted.items()
-            for one in self.device_manager.assignments_of(uid, "main")
+            for each in demands_of(pod)
+            if each.kind is not ContainerKind.INIT
+            for one in self.device_manager.assignments_of(uid, each.name)
             if one.resource == resource
         )
 
@@ -181,22 +198,35 @@ class NodeInMemory:
         """
         if GPU_MEM not in self.device_manager.registered():
             return
-        uid, units = pod["metadata"]["uid"], int(pod["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
+        uid = pod["metadata"]["uid"]
         self.admitted[uid] = pod
-        steps = self.device_manager.allocate(
-            uid, ContainerDemand("main", {GPU_MEM: units}), set(self.admitted)
-        )
         try:
-            await carry_out(steps, self._call)
+            for each in demands_of(pod):
+                await carry_out(self.device_manager.allocate(uid, each, set(self.admitted)), self._call)
         except AdmissionError as error:
-            self.admitted.pop(uid)
+            self.admitted.pop(uid, None)
             self.world.set_status(pod, {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
             self.world.rejections.append(str(error))
         self.save()
 
-    async def start(self, uid: str) -> None:
+    def startable(self, uid: str) -> list[str]:
+        """Which of a pod's containers kubelet may start now, or start anew: what is before them is done.
+
+        A container whose devices kubelet forgot is none of them.
+        """
+        demands = list(demands_of(self.admitted[uid]))
+        names = [each.name for each in demands if each.kind is ContainerKind.APP]
+        for each in demands:
+            key = uid, each.name
+            done = key in (self.completed if each.kind is ContainerKind.INIT else self.running)
+            if each.limits and each.kind is not ContainerKind.APP and not done:
+                names = [each.name]
+                break
+        return [name for name in names if self.device_manager.assignments_of(uid, name)]
+
+    async def start(self, uid: str, name: str = "main") -> None:
         """PreStartContainer and, if the plugin agrees, the container."""
-        (held,) = self.device_manager.assignments_of(uid, "main")
+        (held,) = self.device_manager.assignments_of(uid, name)
         request = dp.PreStartContainerRequest(devices_ids=sorted(held.ids))
         try:
             await self._ask(lambda agent: agent.plugin.pre_start_container(request))
@@ -206,14 +236,32 @@ class NodeInMemory:
             response = dp.ContainerAllocateResponse.FromString(held.response)
             (folder,) = [Path(each.host_path) for each in response.mounts if each.container_path == LIMITS]
             limits = (folder / "limits").read_text()
-            self.running[uid] = Running(held.ids, dict(response.envs), folder, limits)
-            runs = {"name": "main", "state": {"running": {}}}
-            self.world.set_status(self.admitted[uid], {"phase": "Running", "containerStatuses": [runs]})
+            self.running[uid, name] = Running(held.ids, dict(response.envs), folder, limits)
+            self._show(uid)
+
+    def complete(self, uid: str, name: str) -> None:
+        """An init container has done its work."""
+        del self.running[uid, name]
+        self.completed.add((uid, name))
+        self._show(uid)
+
+    def _show(self, uid: str) -> None:
+        """What the pod's status says of its containers."""
+        statuses: dict[str, list[Object]] = {"containerStatuses": [], "initContainerStatuses": []}
+        for each in demands_of(self.admitted[uid]):
+            kind = "containerStatuses" if each.kind is ContainerKind.APP else "initContainerStatuses"
+            if (uid, each.name) in self.running:
+                statuses[kind].append({"name": each.name, "state": {"running": {}}})
+            elif (uid, each.name) in self.completed:
+                ended = {"exitCode": 0, "reason": "Completed"}
+                statuses[kind].append({"name": each.name, "state": {"terminated": ended}})
+        phase = {"phase": "Running"} if statuses["containerStatuses"] else {}
+        self.world.set_status(self.admitted[uid], {**phase, **statuses})
 
     def finish(self, uid: str) -> None:
         """The containers are gone, and with them the devices."""
         pod = self.admitted.pop(uid)
-        self.running.pop(uid, None)
+        self.running = {key: one for key, one in self.running.items() if key[0] != uid}
         self.device_manager.forget_except(self.admitted)
         self.save()
         self.world.remove(pod)
@@ -225,7 +273,8 @@ class NodeInMemory:
         if keeps_checkpoint:
             self.device_manager.restore(saved.assignments, saved.registered, self.world.loop.time())
         else:
-            self.admitted = {uid: pod for uid, pod in self.admitted.items() if uid in self.running}
+            runs = {uid for uid, _ in self.running}
+            self.admitted = {uid: pod for uid, pod in self.admitted.items() if uid in runs}
             self.save()
         if self.agent is not None and self.process is not None:
             self.process.start(self._register(self.agent), "register again")
@@ -239,6 +288,7 @@ class NodeInMemory:
         self.boots += 1
         self.admitted.clear()
         self.running.clear()
+        self.completed.clear()
         self.device_manager = DeviceAssignments(self.world.dice)
         self.save()
         if was_there:
@@ -280,11 +330,8 @@ class NodeInMemory:
     # -- what is true ------------------------------------------------------------------------------------
 
     def cards_of(self, uid: str) -> dict[str, int]:
-        """Units by card uuid: by what the container was started with, else by kubelet's assignments."""
-        held = self.device_manager.assignments_of(uid, "main")
-        if not held and uid in self.running:
-            ids = list(self.running[uid].ids)
-        else:
-            ids = [identifier for one in held for identifier in one.ids]
-        uuids = [card_of_device_id(identifier) for identifier in ids]
+        """Units by card uuid: by kubelet's assignments, else by what containers were started with."""
+        held = [one.ids for one in self.device_manager.assignments() if one.pod_uid == uid]
+        held = held or [each.ids for (pod, _), each in self.running.items() if pod == uid]
+        uuids = [card_of_device_id(identifier) for identifier in frozenset[str]().union(*held)]
         return {uuid: uuids.count(uuid) for uuid in uuids}

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.wire.extender import BindingArgs, Questions, decode_preemption
+from gpuslice.adapters.wire.extender import BindingArgs, MetaVictims, Questions, decode_preemption
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
@@ -69,6 +69,12 @@ class Story(Played):
         assert self.api.bound_to(name), name
         return self.api.card(name) or ""
 
+    def protect(self, app: str) -> None:
+        """A budget that lets no pod with this label go."""
+        spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}}
+        head = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": f"keep-{app}"}}
+        self.api.call("POST", BUDGETS, head | {"spec": spec})
+
     def names(self) -> set[str]:
         return {pod["metadata"]["name"] for pod in self.api.pods()}
 
@@ -123,6 +129,15 @@ class Story(Played):
 
     def propose_on(self, name: str, victims: Mapping[str, Collection[str]]) -> dict[str, set[str]]:
         """kube-scheduler asks on which of these nodes to evict whom; the answer."""
+        answered = self.answer(name, victims)
+        names = {uid: victim for victim, uid in self.uids.items()}
+        names |= {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in self.api.pods()}
+        return {node: {names[pod.uid] for pod in each.pods or ()} for node, each in answered.items()}
+
+    def answer(
+        self, name: str, victims: Mapping[str, Collection[str]], lost: str = "nothing"
+    ) -> Mapping[str, MetaVictims]:
+        """The answer as kube-scheduler reads it; requests are `lost` whose path ends so."""
         uids = self.uids | {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.api.pods()}
         proposed = {
             node: {"Pods": [{"UID": uids[victim]} for victim in its], "NumPDBViolations": 0}
@@ -130,7 +145,7 @@ class Story(Played):
         }
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})
 
-        async def answered() -> Any:
+        async def answered() -> Mapping[str, MetaVictims]:
             args = decode_preemption(body)
             return await self.extender.cycle.preempt(args.pod, args.victims())
 
@@ -138,11 +153,11 @@ class Story(Played):
         self.loop.settle()
         while not asked.done():
             for message in list(self.network.messages):  # what it asks; the watch may be late
-                self.network.deliver(message)
+                is_lost = message.request.path.endswith(lost)
+                (self.network.lose_request if is_lost else self.network.deliver)(message)
             if not self.network.messages:
                 self.loop.advance(0.01)
-        names = {uid: victim for victim, uid in uids.items()}
-        return {node: {names[pod.uid] for pod in each.pods} for node, each in asked.result().items()}
+        return asked.result()
 
     def leaving_for(self, pod: Object, node: str) -> bool:
         """Whether a less important pod leaves this node for another, as ``podTerminatingByPreemption``."""

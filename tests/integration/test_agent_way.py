@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,30 @@ async def test_on_several_cards_containers_may_use_an_init_containers_devices_ag
             seen = set(granted[name].envs["NVIDIA_VISIBLE_DEVICES"].split(","))
             assert seen == node.kubelet.cards(pod, name)
             await node.kubelet.start_container(pod, name)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_an_init_container_alone_holds_stays_counted_on_its_cards(
+    tmp_path: Path, seed: int
+) -> None:
+    """kubelet may have given the app container both units of one card; it keeps the others for the pod."""
+    async with Bench(tmp_path, {0: V100, 1: V100, 2: V100}, seed=seed).running() as node:
+        pod = await node.place(
+            "p",
+            0,
+            0,
+            2,
+            containers=[container(2, "app")],
+            initContainers=[container(4, "init")],
+            labels={"aliyun.com/gpu-count": "2"},
+        )
+        await node.kubelet.admit(pod)
+        said = await node.annotated("p", ASSIGNED="true")
+        sums = Counter[str]()
+        for cards in json.loads(said["scheduler.framework.gpushare.allocation"]).values():
+            sums.update(cards)
+        assert sums == {"0": 2, "2": 2}
+        assert said["ALIYUN_COM_GPU_MEM_IDX"] == "0,2"
 
 
 async def test_a_share_of_compute_is_written_into_the_limits(tmp_path: Path) -> None:

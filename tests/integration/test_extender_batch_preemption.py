@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from tests.integration.preemption_rig import BUDGETS, PODS, Story
+from tests.integration.preemption_rig import PODS, Story
 
 NODES = 4
 
@@ -103,9 +102,7 @@ def labelled(story: Story) -> None:
 
 def budget(story: Story) -> None:
     story.add("second", 10, 100)
-    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "any"}}}
-    document: dict[str, Any] = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "spec": spec}
-    story.api.call("POST", BUDGETS, document | {"metadata": {"name": "keep"}})
+    story.protect("any")
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,43 @@ def test_whom_to_evict_is_answered_for_a_pod_that_no_watch_has_shown_yet(story: 
     uid = story.api.pod("high")["metadata"]["uid"]
     assert uid not in story.extender.ledger.pods
     assert story.propose("high", *story.names() - {"high"})
+
+
+def two_on_each_card(story: Story) -> dict[str, set[str]]:
+    """Card → its two pods, of priority 0 and of priority 5. Room for 15 takes both."""
+    on: dict[str, set[str]] = {}
+    for name, priority in (("a1", 0), ("a2", 0), ("b1", 5), ("b2", 5)):
+        on.setdefault(story.place(name, 7, priority, labels={"app": name}), set()).add(name)
+    assert sorted(map(sorted, on.values())) == [["a1", "a2"], ["b1", "b2"]]
+    return on
+
+
+def test_a_budget_weighs_more_than_priority_where_kube_schedulers_choice_makes_no_room(story: Story) -> None:
+    """It spares the pod of the budget and takes one of each card, which is enough by the node's sum."""
+    two_on_each_card(story)
+    story.protect("a2")
+    story.add("high", 15, 100)
+    story.calm()
+    assert story.propose("high", "a1", "b2") == {"b1", "b2"}
+
+
+def test_violated_budgets_are_counted_where_kube_schedulers_choice_makes_no_room(story: Story) -> None:
+    two_on_each_card(story)
+    for name in ("a1", "a2", "b1", "b2"):
+        story.protect(name)
+    story.add("high", 15, 100)
+    story.calm()
+    answer = story.answer("high", {"n1": ("a1", "b2")})
+    assert {len(each.pods or ()) for each in answer.values()} == {2}
+    assert [each.num_pdb_violations for each in answer.values()] == [2]
+
+
+def test_while_budgets_cannot_be_read_nobody_else_is_named_than_kube_scheduler_chose(story: Story) -> None:
+    """Whoever waits then is looked at once more by the extender itself."""
+    two_on_each_card(story)
+    story.add("high", 15, 100)
+    story.calm()
+    assert story.answer("high", {"n1": ("a1", "b2")}, lost="/poddisruptionbudgets") == {}
+    story.schedule("high")
+    story.calm(2)
+    assert story.leaving() == {"a1", "a2"}

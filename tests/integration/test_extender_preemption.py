@@ -9,7 +9,7 @@ import pytest
 
 from gpuslice.adapters.web.exposition import Family, render
 from gpuslice.core.contract import ANN_INDEX
-from tests.integration.preemption_rig import BUDGETS, PODS, PREEMPTION, Object, Story
+from tests.integration.preemption_rig import PODS, PREEMPTION, Object, Story
 
 
 @pytest.fixture
@@ -179,11 +179,7 @@ def test_a_budget_is_violated_only_when_nothing_else_helps(story: Story) -> None
     cards = {
         name: story.place(name, 8, priority, labels={"app": name}) for name, priority in (("a", 5), ("b", 0))
     }
-    budget = {
-        "metadata": {"name": "keep-b"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "b"}}},
-    }
-    story.api.call("POST", BUDGETS, {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", **budget})
+    story.protect("b")
     story.add("high", 10, 100)
     story.schedule("high")
     story.calm(2)

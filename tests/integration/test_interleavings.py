@@ -229,7 +229,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(name=nodes, pick=picks)
     def kubelet_starts(self, name: str, pick: int) -> None:
         node = self.world.nodes[name]
-        held = [uid for uid in node.admitted if node.device_manager.assignments_of(uid, "main")]
+        held = [uid for uid in node.admitted if node.startable(uid)]
         if held and not node.busy:
             self.world.play(node, node.start(held[pick % len(held)]))
 
@@ -253,7 +253,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def each_container_sits_on_one_card_and_is_told_so(self) -> None:
         for node in self.world.nodes.values():
-            for uid, running in node.running.items():
+            for (uid, _), running in node.running.items():
                 ((uuid, units),) = node.cards_of(uid).items()
                 assert running.environment[ENV_VISIBLE] == uuid
                 assert uuid == uuid_of(node.name, int(running.environment[ENV_INDEX]))
@@ -337,9 +337,7 @@ class Interleavings(RuleBasedStateMachine):
             self.world.play(node, node.admit(pod))
             self.world.rest()
         for uid in list(node.admitted):
-            if node.device_manager.assignments_of(
-                uid, "main"
-            ):  # else kubelet forgot it, and does not start it
+            if node.startable(uid):  # else kubelet forgot it, and does not start it
                 self.world.play(node, node.start(uid))
                 self.world.rest()
 

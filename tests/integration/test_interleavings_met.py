@@ -38,7 +38,7 @@ def test_two_equal_pods_started_in_the_opposite_order_keep_to_their_cards(world:
     for view in world.views():
         assert view.placement is not None
         (part,) = view.placement.slices
-        assert node.running[view.uid].environment[ENV_INDEX] == str(part.card)
+        assert node.running[view.uid, "main"].environment[ENV_INDEX] == str(part.card)
         assert node.cards_of(view.uid) == {uuid_of("n1", part.card): 3}
 
 
@@ -142,7 +142,7 @@ def test_a_pod_made_anew_under_its_name_is_known_however_late_the_news_is(world:
     begin()
     world.rest(6.0)
     (view,) = world.views()
-    assert view.uid in node.running
+    assert (view.uid, "main") in node.running
     assert view.assigned
 
 

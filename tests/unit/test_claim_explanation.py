@@ -249,6 +249,23 @@ def test_cards_that_are_given_out_both_ways_are_an_error() -> None:
     assert "cards are given out twice" in finding.what
 
 
+@pytest.mark.parametrize("labels", [{"cgpu": "true"}, OF_CLAIMS])
+def test_a_card_that_another_driver_gives_out_by_claims_is_an_error(labels: dict[str, str]) -> None:
+    cards = tuple(make_card(index, 15, node="n1") for index in range(2))
+    amounts = (30, 2) if labels is not OF_CLAIMS else (0, 0)
+    document = api_node("n1", *amounts, annotations={NODE_GPUS: encode_cards(cards)}, labels=labels)
+    devices = [{"name": "gpu-0", "attributes": {"uuid": {"string": cards[1].uuid}}}]
+    others = {"spec": {"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": devices}}
+    ours = {"spec": {**others["spec"], "driver": CLAIM_DRIVER}}
+    elsewhere = {"spec": {**others["spec"], "nodeName": "n2"}}
+    found = Facts(nodes=[convert(document, Node)], device_slices=[elsewhere, ours, others])
+    (finding,) = doctor_claims.drivers_of_others(found)
+    assert finding.level is Level.ERROR
+    assert finding.what.startswith("shares card 1, which driver gpu.nvidia.com gives out by claims")
+    whole = convert({**document, "metadata": {**document["metadata"], "labels": {"cgpu": "false"}}}, Node)
+    assert not list(doctor_claims.drivers_of_others(Facts(nodes=[whole], device_slices=[others])))
+
+
 def test_the_class_and_the_limits_of_the_controller_manager_are_looked_at() -> None:
     nodes = [claim_node("n1", 15)]
     (missing,) = doctor_claims.device_class(facts(nodes))

@@ -1,11 +1,10 @@
-/* Our functions come first wherever the dynamic linker looks up the driver's names, which is how linked programs are held. A
- * library that has *variables* of these names, into which it writes what it finds by dlsym, gets the address of our code
- * instead of its own variable's. So what was bound to a hook is bound anew wherever it would be a variable without us.
+/* Our functions come first wherever the dynamic linker looks up the driver's names; this is how linked programs are limited. But
+ * a library may define *variables* of these names, into which it writes what it finds by dlsym: it would get the address of our
+ * code instead of that of its variable. So every reference that was bound to a hook, and would be to a variable without us, is
+ * bound to the variable again.
  *
- * By then the library's constructors have run, if it was opened by dlopen(); not if the program started with it. */
+ * This is done once a library has been bound and before any of its own code runs: see __gmon_start__ at the end. */
 #define _GNU_SOURCE
-#include "entry/variables.h"
-
 #include <dlfcn.h>
 #include <errno.h>
 #include <sys/mman.h>
@@ -24,32 +23,12 @@ enum { POINTER = R_X86_64_64, SLOT = R_X86_64_GLOB_DAT, COPY = R_X86_64_COPY };
 enum { POINTER = R_AARCH64_ABS64, SLOT = R_AARCH64_GLOB_DAT, COPY = R_AARCH64_COPY };
 #endif
 
-/* ---- which objects have such variables ---- */
-
-struct census {
-    int objects, known; /* of all, those that were looked at before */
-    unsigned long long removed; /* at the last look; when more have gone, none is known */
-    bool found;
-};
-
-static int count(struct dl_phdr_info *object, size_t size, void *context)
-{
-    (void)size;
-    struct census *census = context;
-    struct gs_elf_symbols symbols;
-    if (census->objects++ == 0 && object->dlpi_subs != census->removed) {
-        census->removed = object->dlpi_subs;
-        census->known = 0;
-    }
-    if (census->objects > census->known && !census->found && gs_elf_symbols(object->dlpi_addr, gs_elf_dynamic(object), &symbols))
-        census->found = gs_hook_is_variable_in(&symbols);
-    return 0;
-}
+/* ---- which variable is meant ---- */
 
 struct variable {
     const char *name;
     const void *address;
-    size_t bytes; /* found: its size */
+    size_t bytes; /* its size, 0 if the address is no variable */
 };
 
 static int measure(struct dl_phdr_info *object, size_t size, void *context)
@@ -65,7 +44,7 @@ static int measure(struct dl_phdr_info *object, size_t size, void *context)
     return same;
 }
 
-/* What the linker would have found: in the program's own libraries, which are searched first, else in the object's. */
+/* What the linker would have found without us: in the program's own libraries, which are searched first, else in the object's. */
 static struct variable without_us(void *handle, const char *name)
 {
     struct variable variable = {.name = name, .address = gs_real_dlsym(RTLD_NEXT, name)};
@@ -76,32 +55,28 @@ static struct variable without_us(void *handle, const char *name)
     return variable;
 }
 
-/* ---- binding anew ---- */
+/* ---- binding again ---- */
 
 struct object {
-    int index; /* wanted; below 0 once found */
+    int passed_over;  /* to find: how many objects come before it */
+    const void *code; /* to find: an address inside it */
     uintptr_t base;
     const ElfW(Dyn) * dynamic;
     char path[4096];
 };
 
-static int describe(struct dl_phdr_info *info, size_t size, void *context)
+static void describe(struct object *object, const struct dl_phdr_info *info)
 {
-    (void)size;
-    struct object *object = context;
-    if (object->index-- > 0)
-        return 0;
     size_t length = 0;
     object->base = info->dlpi_addr;
     object->dynamic = gs_elf_dynamic(info);
     while (length < sizeof object->path - 1 && (object->path[length] = info->dlpi_name[length]))
         length++;
     object->path[length] = 0;
-    return 1;
 }
 
-/* The linker has made most such places read-only when all was bound. This one stays writable, which asks no other thread to wait.
- * A page of 4, 16 or 64 KiB, whichever the kernel takes for the start of one. */
+/* The linker has made most such places read-only after binding. This one stays writable afterwards, so that no other thread has
+ * to wait. Pages have 4, 16 or 64 KiB: the kernel refuses an address that is not the start of one. */
 static void write_at(uintptr_t *place, uintptr_t value)
 {
     for (uintptr_t page = 4096; page <= 65536; page *= 4)
@@ -111,13 +86,13 @@ static void write_at(uintptr_t *place, uintptr_t value)
         }
 }
 
-/* The program's own copy of a library's variable: of a symbol without size the linker has copied nothing, and the variable may begin
- * with another value. */
+/* Fills the program's own copy of a library's variable: our function's symbol has no size, so the linker has copied nothing, while
+ * the variable may have an initial value. */
 static void copy(char *place, const struct variable *variable)
 {
     for (size_t i = 0; i < variable->bytes; i++)
         if (place[i])
-            return; /* written since */
+            return; /* the program has written to it since */
     for (size_t i = 0; i < variable->bytes; i++)
         place[i] = ((const char *)variable->address)[i];
 }
@@ -159,45 +134,87 @@ static void bind_object(const struct object *object, void *handle)
     }
 }
 
-static void bind_nth(int index, bool opened)
+/* For an object that was opened: variables are looked for in it and in the libraries that it needs. */
+static void bind_opened(const struct object *object)
 {
-    struct object object; /* without memset(), which a sanitizer may stand in front of */
-    object.index = index;
-    if (!gs_elf_each_object(describe, &object))
-        return;
-    /* So that it stays as long as we look. */
-    void *handle = opened && *object.path ? gs_real_dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-    if (handle || !opened)
-        bind_object(&object, handle);
+    void *handle = *object->path ? gs_real_dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
     int (*close)(void *) = handle ? (int (*)(void *))gs_elf_function("dlclose") : NULL;
+    if (handle)
+        bind_object(object, handle);
     if (close)
         close(handle);
 }
 
-static void give_back(bool opened)
+/* ---- when ---- */
+
+static unsigned long long loaded_at_start; /* number of objects; 0 until they are counted */
+static bool any; /* some object seen so far has such variables, to which later objects may refer */
+
+static bool has_variables(const struct dl_phdr_info *info)
 {
-    static int known;
-    static unsigned long long removed;
-    static bool found; /* since then libraries without variables of their own may mean another's */
-    struct census census = {.known = __atomic_load_n(&known, __ATOMIC_RELAXED), .removed = __atomic_load_n(&removed, __ATOMIC_RELAXED)};
-    int saved = errno;
-    gs_elf_each_object(count, &census);
-    if (census.found || __atomic_load_n(&found, __ATOMIC_RELAXED)) {
-        for (int i = census.known; i < census.objects; i++)
-            bind_nth(i, opened);
-        char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
-        if (forget_error)
-            forget_error(); /* what we looked up in vain is not the program's */
-    }
-    if (census.found)
-        __atomic_store_n(&found, true, __ATOMIC_RELAXED);
-    __atomic_store_n(&removed, census.removed, __ATOMIC_RELAXED);
-    __atomic_store_n(&known, census.objects, __ATOMIC_RELAXED);
-    errno = saved;
+    struct gs_elf_symbols symbols;
+    return gs_elf_symbols(info->dlpi_addr, gs_elf_dynamic(info), &symbols) && gs_hook_is_variable_in(&symbols);
 }
 
-void gs_give_variables_back(void) { give_back(true); }
+static int look_at_start(struct dl_phdr_info *info, size_t size, void *unused)
+{
+    (void)size, (void)unused;
+    loaded_at_start = info->dlpi_adds;
+    any |= has_variables(info);
+    return 0;
+}
 
-/* Before the constructors of all other libraries (-z initfirst), and so before libc's: dlopen() would run those, without an
- * environment. What a program starts with is searched as a whole anyway. */
-__attribute__((constructor)) static void at_start(void) { give_back(false); }
+static int describe_nth(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    struct object *object = context;
+    if (object->passed_over-- > 0)
+        return 0;
+    describe(object, info);
+    return 1;
+}
+
+/* For all objects that the program starts with: variables are looked for in all of them. */
+static void bind_all_at_start(struct object *object)
+{
+    gs_elf_each_object(look_at_start, NULL);
+    for (int i = 0; any; i++) {
+        object->passed_over = i;
+        if (!gs_elf_each_object(describe_nth, object))
+            return;
+        bind_object(object, NULL);
+    }
+}
+
+static int describe_opened(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    struct object *object = context;
+    if (info->dlpi_adds == loaded_at_start)
+        return -1; /* nothing was opened: the caller is one of the objects that the program started with */
+    if (!gs_elf_holds(info, object->code))
+        return 0;
+    any |= has_variables(info);
+    describe(object, info);
+    return 1;
+}
+
+/* If a function of this name exists, which is meant for profilers, every library and program that was linked with the compiler's
+ * start files calls it first (from _init in glibc's crti.o). By then the object and all that it needs are bound, what it needs
+ * has run its constructors, and its own constructors come next. The linker's lock is held, so no object can be closed. */
+__attribute__((visibility("default"))) void __gmon_start__(void)
+{
+    struct object object; /* not zeroed: a sanitizer may override memset() */
+    int saved = errno;
+    object.code = __builtin_return_address(0);
+    if (!loaded_at_start)
+        bind_all_at_start(&object);
+    else if (gs_elf_each_object(describe_opened, &object) == 1 && any)
+        bind_opened(&object);
+    if (any) { /* our own failed lookups must not appear as the program's errors */
+        char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
+        if (forget_error)
+            forget_error();
+    }
+    errno = saved;
+}

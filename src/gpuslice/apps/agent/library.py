@@ -19,6 +19,9 @@ from gpuslice.core.errors import GpusliceError
 LIBRARY = "libgpuslice.so"
 LIBRARY_FOLDER = "/usr/lib/gpuslice"  # where containers find it
 PRELOAD = "ld.so.preload"
+PRELOAD_FILES = ("/etc/ld.so.preload", "/etc/ld-nix.so.preload")
+"""Where glibc's loader looks for it: as glibc has it, and as nixpkgs patches it
+(dont-use-system-ld-so-preload.patch): programs from Nix ignore the first."""
 
 
 class IsolationMissingError(GpusliceError):
@@ -53,7 +56,7 @@ class Library:
         _put(self._root / PRELOAD, f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode(), 0o644)
 
     def check(self) -> None:
-        """See that all is in place, mending what can be. Raises `IsolationMissingError` naming the file."""
+        """Check that all is in place, and repair it. Raises `IsolationMissingError` naming the file."""
         for again in (True, False):
             files = (self._root / self.folder / LIBRARY, self._root / PRELOAD)
             missing = [path for path in files if not path.is_file()]

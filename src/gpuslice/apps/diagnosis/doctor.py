@@ -1,4 +1,4 @@
-"""All that is looked at of a cluster, as one list of findings."""
+"""All checks of a cluster, as one list of findings."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ function from facts to findings.
 CHECKS = (
     *WATCHED_CHECKS,
     doctor_plugins.rights,
+    doctor_claims.drivers_of_others,
     doctor_claims.device_class,
     doctor_claims.claims_made_slowly,
     doctor_scheduler.scheduler_configuration,
@@ -45,7 +46,7 @@ CHECKS = (
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """What the checks find, and what could not be looked at."""
+    """What the checks find, and what could not be checked."""
     found = [finding for check in CHECKS for finding in check(facts)]
     found += [
         Finding(

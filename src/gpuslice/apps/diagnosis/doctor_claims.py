@@ -1,4 +1,4 @@
-"""Checks of claims: does each node of claims offer its cards, and to nobody by the other way as well?"""
+"""Checks of claims: does each node with claims offer its cards, and to nobody by the other way as well?"""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Iterator
 
 from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import PODS, RESOURCE_SLICES
-from gpuslice.adapters.kube.views import pod_view
+from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, Facts, Finding, Level
 from gpuslice.apps.diagnosis.doctor_plugins import problem_of_plugin
-from gpuslice.core.contract import CLAIM_CLASS, LABEL_MODE
+from gpuslice.core.claim_views import cards_of_claims
+from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_MODE
 from gpuslice.core.words import counted
 
 CLAIMS_QPS = 100
-"""What kube-controller-manager may ask, where claims are made: upstream's own measurements start at 75."""
+"""Requests a second by kube-controller-manager for claims: upstream measures from 75 on."""
 MOST_NAMED = 3
 
 
 def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
-    """Nodes whose label says claims, and that offer none."""
+    """Nodes whose label says claims, but that offer none."""
     if facts.claims is None or not facts.knows(RESOURCE_SLICES):
         return
     offering = set(facts.claims.nodes())
@@ -47,7 +48,7 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
 
 
 def both_kinds(facts: Facts) -> Iterator[Finding]:
-    """Nodes where pods of the extended resource hold cards that claims are given parts of too."""
+    """Nodes where pods of the extended resource hold cards of which claims are given parts too."""
     held = set(facts.claims.nodes()) if facts.claims is not None else set()
     for node in facts.nodes:
         if node.metadata.name in held and (others := _others(facts, node)):
@@ -57,6 +58,36 @@ def both_kinds(facts: Facts) -> Iterator[Finding]:
                 f"offers its cards by claims while {_named(others)} hold{'s' if len(others) == 1 else ''} "
                 "parts of its cards there: cards are given out twice",
                 "delete these pods; the cause is nodeName set by hand, or an agent other than gpuslice's",
+            )
+
+
+def drivers_of_others(facts: Facts) -> Iterator[Finding]:
+    """Nodes that share cards which another driver, such as NVIDIA's ``gpu.nvidia.com``, gives out by claims.
+
+    Devices are recognized by their attribute ``uuid``, which that driver publishes.
+    """
+    offered: dict[str, dict[str, str]] = {}  # by node: uuid → driver
+    for each in facts.device_slices:
+        spec = each["spec"]
+        for device in (spec.get("devices") or ()) if spec.get("driver") != CLAIM_DRIVER else ():
+            for name, value in (device.get("attributes") or {}).items():
+                if name.rpartition("/")[2] == "uuid":
+                    offered.setdefault(spec.get("nodeName", ""), {})[value.get("string", "")] = spec["driver"]
+    for node in facts.nodes:
+        others = offered.get(node.metadata.name)
+        if others is None or not (facts.is_to_share(node) or facts.is_of_claims(node)):
+            continue
+        labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
+        cards = cards_of_claims(labels, annotations) or node_view(node).cards
+        twice = [card for card in cards if card.uuid in others]
+        if twice:
+            which = ", ".join(str(card.index) for card in twice)
+            drivers = " and ".join(sorted({others[card.uuid] for card in twice}))
+            yield Finding(
+                Level.ERROR,
+                f"node {node.metadata.name}",
+                f"shares card {which}, which driver {drivers} gives out by claims: cards are given out twice",
+                f"keep that driver off the node, or label it {facts.node_label}=false",
             )
 
 
@@ -74,7 +105,7 @@ def device_class(facts: Facts) -> Iterator[Finding]:
 
 
 def claims_made_slowly(facts: Facts) -> Iterator[Finding]:
-    """kube-controller-manager makes each pod's claim, with two requests, and may ask 20 a second."""
+    """kube-controller-manager creates each pod's claim, with two requests, and is limited to 20 a second."""
     if not any(map(facts.is_of_claims, facts.nodes)) or not facts.knows(PODS, "kube-system"):
         return
     for pod in facts.managers:
