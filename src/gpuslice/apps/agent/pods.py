@@ -56,7 +56,8 @@ class NodePod:
     else it goes by `came`, the version with which the pod was first seen here.
 
     `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
-    `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
+    `reading` those whose environment is made of the pod's placement annotations; `running` those that run,
+    `completed` the init containers that have done their work: kubelet starts them no more.
     `container_ids` are the runtime's ids, with the containers' names. `whole`: it asks for whole cards, which
     kubelet gave it by another plugin. `interactive`: small work that somebody waits for. `said` are its
     placement annotations as they stand, for others read them without our care. `meant_for`: the card that is
@@ -70,6 +71,7 @@ class NodePod:
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
+    completed: frozenset[str] = frozenset()
     container_ids: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     interactive: bool = False
@@ -119,6 +121,11 @@ def node_pod(pod: AgentPod) -> NodePod:
             lambda one: ((one.value_from or {}).get("fieldRef") or {}).get("fieldPath", "") in placement_paths
         ),
         running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
+        completed=frozenset(
+            each.name
+            for each in status.init_container_statuses or ()
+            if (each.state or {}).get("terminated", {}).get("exitCode") == 0
+        ),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses},
         interactive=annotations.get(ANN_LATENCY_CLASS) == "interactive",
         whole=any(
