@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
@@ -279,20 +280,30 @@ def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
 
 @dataclass(frozen=True)
 class Paid:
-    """A launch of nothing on a card that nobody else uses, beside one without any library."""
+    """A launch of nothing, beside one without any library. `others`: containers that have the card as well,
+    with the same policy, and no work.
+    """
 
     policy: str
+    others: int
     added_ns: float
 
 
-def launch_ns(folder: Path, share: int | None, cap: int | None, preload: bool = True) -> float:
+def launch_ns(
+    folder: Path, share: int | None, cap: int | None, others: int = 0, *, preload: bool = True
+) -> float:
     machine = make_machine(folder)
-    box = make_container(folder / "box", machine, share=share, cap=cap)
+    box, *besides = (
+        make_container(folder / f"{number}", machine, share=share, cap=cap) for number in range(1 + others)
+    )
     if not preload:
         box.environment["LD_PRELOAD"] = ""
     best = float("inf")
-    with box.worker() as worker:
-        worker.ok("start 0")
+    with box.worker() as worker, ExitStack() as stack:
+        for each in (worker, *(stack.enter_context(beside.worker()) for beside in besides)):
+            each.ok("start 0")
+            each.ok("burn 1 0 0 kernel")
+        worker.ok("burn 50 0 0 kernel")  # until it has noticed the others
         for _ in range(300):
             launched = int(worker.ok("burn 4 0 0 kernel")[0])
             best = min(best, 4e6 / launched)
@@ -303,18 +314,20 @@ def paid() -> list[Paid]:
     """The best of 300 moments of 4 ms, some of which a busy machine leaves alone; the driver's own time is
     taken off.
     """
-    kinds = (
-        ("none", None, None, False),
-        ("no share", None, None, True),
-        ("fair", 50, 100, True),
-        ("cap", 50, None, True),
-    )
+    kinds = (("no share", None, None), (FAIR, 99, 100), (CAP, 99, None))  # nobody waits
+    found = []
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
-        took = {}
-        for word, share, cap, preload in kinds:
+
+        def measured(word: str, *arguments: Any, preload: bool = True) -> float:
             (folder := Path(name) / word.replace(" ", "-")).mkdir()
-            took[word] = launch_ns(folder, share, cap, preload)
-    return [Paid(word, took[word] - took["none"]) for word in ("no share", "fair", "cap")]
+            return launch_ns(folder, *arguments, preload=preload)
+
+        driver = measured("none", None, None, preload=False)
+        for policy, share, cap in kinds:
+            for others in (0, 1, 4) if share else (0,):
+                added = measured(f"{policy} {others}", share, cap, others) - driver
+                found.append(Paid(policy, others, added))
+    return found
 
 
 def main() -> None:
@@ -352,9 +365,9 @@ def main() -> None:
                 )
     costs = paid() if wanted("launch") else []
     if costs:
-        say("\n| alone on the card | a launch pays |\n| --- | --- |")
+        say("\n| policy | other containers | a launch pays |\n| --- | --- | --- |")
     for cost in costs:
-        say(f"| {cost.policy} | {cost.added_ns:.0f} ns |")
+        say(f"| {cost.policy} | {cost.others} | {cost.added_ns:.0f} ns |")
     busy = {
         "load_before": round(load_before, 1),
         "load_after": round(os.getloadavg()[0], 1),

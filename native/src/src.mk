@@ -11,7 +11,7 @@ NO_OUTLINE := $(shell $(CC) -Werror -mno-outline-atomics -E -x c /dev/null > /de
 FRAMES := $(if $(findstring -fsanitize,$(CFLAGS)),,-Wframe-larger-than=4608)
 SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude -Isrc $(NO_OUTLINE) $(FRAMES)
 # Nothing names what is called at a fork but its section: no linker is to take it for unused.
-SLICE_LDFLAGS := -shared -Wl,--no-gc-sections -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,initfirst -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
+SLICE_LDFLAGS := -shared -Wl,--no-gc-sections -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
 
 # gcc makes calls of libc's string functions out of loops; clang does not know the option, and does not with -fno-builtin.
 NO_PATTERNS := $(shell $(CC) -fno-tree-loop-distribute-patterns -E -x c /dev/null > /dev/null 2>&1 && \

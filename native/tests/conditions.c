@@ -13,6 +13,7 @@
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -207,6 +208,36 @@ static void shared_memory(void)
     printf("%d then %d\n", granted, take_and_free(false));
 }
 
+/* ---- out of a wait ---- */
+
+static volatile int handled = -1;
+static sigjmp_buf before;
+
+static void calls(int signal)
+{
+    address_t block;
+    (void)signal;
+    handled = mem_alloc(&block, BLOCK);
+}
+
+static void jumps(int signal)
+{
+    (void)signal;
+    siglongjmp(before, 1);
+}
+
+static void interrupted(void (*handler)(int))
+{
+    address_t block;
+    struct sigaction action = {.sa_handler = handler};
+    struct itimerval once = {{0, 0}, {0, 100000}};
+    sigaction(SIGALRM, &action, NULL);
+    if (sigsetjmp(before, 1) == 0)
+        setitimer(ITIMER_REAL, &once, NULL);
+    int result = mem_alloc(&block, BLOCK);
+    printf("%d handled %d\n", result, handled);
+}
+
 int main(int count, char **arguments)
 {
     const char *way = count > 1 ? arguments[1] : "plain";
@@ -231,5 +262,9 @@ int main(int count, char **arguments)
         forks();
     else if (strcmp(way, "shared memory") == 0)
         shared_memory();
+    else if (strcmp(way, "a handler that calls") == 0)
+        interrupted(calls);
+    else if (strcmp(way, "a handler that jumps") == 0)
+        interrupted(jumps);
     return 0;
 }

@@ -163,10 +163,24 @@ static void account(struct throttle *at, uint64_t now_ns, bool paused, bool wait
     gs_share_note(&at->past, entry, now_ns);
 }
 
+static void settle(struct throttle *at)
+{
+    uint64_t ended_ns = at->queue.ended_ns;
+    if (!ended_ns)
+        return;
+    at->queue.ended_ns = 0;
+    show(at);
+    read_neighbours(at, ended_ns, false);
+    account(at, ended_ns, true, false);
+    gs_queue_awaited(&at->queue, ended_ns);
+    at->untold = true;
+}
+
 void throttle_look(struct throttle *at, bool waits)
 {
     struct gpuslice_card *entry = &at->box->entry;
     uint64_t now = now_of(at);
+    settle(at);
     bool due = waits || now - at->looked_ns >= LOOK_EVERY_NS;
     struct gs_under_way work = under_way_of(at->box);
     uint64_t busy_ns = waits ? 0 : work.unknown ? UINT64_MAX / 2 : work.ns * (1 + at->beside.count);
@@ -219,12 +233,20 @@ enum gs_share_ask throttle_arrive(struct throttle *at)
 
 static struct gs_stream stream_of(uint32_t stream) { return (struct gs_stream){(void *)1, (void *)(uintptr_t)stream, 0}; }
 
+static struct gs_contention contention(const struct throttle *at, uint64_t waited_ns)
+{
+    struct gs_under_way work = under_way_of(at->box);
+    return (struct gs_contention){now_of(at), waited_ns, work.ns, work.unknown, &at->beside};
+}
+
+/* Whether the launch needs neither to arrive nor to wait. */
+bool throttle_is_cleared(struct throttle *at, uint64_t key) { return gs_queue_is_cleared(&at->queue, key, now_of(at)); }
+
 /* How long the launch has to sleep before it is woken; 0: it may go. */
 uint64_t throttle_wait_ns(struct throttle *at, uint32_t number, uint64_t key, uint64_t waited_ns)
 {
-    struct gs_under_way work = under_way_of(at->box);
     struct gs_stream stream = stream_of(number);
-    struct gs_contention met = {now_of(at), waited_ns, work.ns, work.unknown, &at->beside};
+    struct gs_contention met = contention(at, waited_ns);
     uint64_t ns = gs_queue_wait_ns(&at->queue, &at->box->entry, &at->box->share, &met, &stream, key);
     if (ns)
         throttle_look(at, true);
@@ -246,16 +268,27 @@ struct gs_batch *throttle_begin(struct throttle *at, uint32_t number, uint64_t k
     if (!batch)
         gs_share_spend(&at->box->entry, &at->box->share, gs_queue_estimate_ns(&at->queue, key));
     show(at);
-    if (at->untold || (at->beside.count && at->told_end_ns + TELL_NS < now + at->queue.in_flight_ns))
+    bool longer = at->beside.count && at->told_end_ns + TELL_NS < now + at->queue.in_flight_ns;
+    if ((at->untold || longer) && !at->queue.ended_ns)
         tell(at, false);
     return batch;
 }
 
-void throttle_end(struct throttle *at, struct gs_batch *batch)
+void throttle_end(struct throttle *at, struct gs_batch *batch, uint32_t number, uint64_t key)
 {
+    struct gs_stream stream = stream_of(number);
+    if (!batch)
+        return;
     at_work = at;
-    if (batch)
-        gs_queue_end(batch, &events, true);
+    gs_queue_end(batch, &events, true);
+    if (at->queue.ended_ns) {
+        settle(at);
+        tell(at, false);
+    }
+    if (at->beside.count && gs_queue_is_alone(&at->queue, batch)) {
+        struct gs_contention met = contention(at, 0);
+        gs_queue_clear_next(&at->queue, &at->box->entry, &at->box->share, &met, &stream, key);
+    }
 }
 
 /* The process has died, and the others have found out. */
@@ -264,15 +297,17 @@ void throttle_forget(struct throttle *at) { at->under_way = (struct gs_under_way
 void throttle_awaited(struct throttle *at)
 {
     uint64_t now = now_of(at);
+    settle(at);
     if (at->queue.count)
         at->queue.awaited_ns = now;
     if (!at->beside.count || !at->queue.count)
         return;
     bool launches_soon = gs_pauses_briefly(&at->queue) && now - at->looked_ns < SOON_TOLD_NS;
-    read_neighbours(at, now, false);
-    account(at, now, true, false);
-    gs_queue_awaited(&at->queue, now);
-    at->untold = true;
+    at->queue.ended_ns = now;
+    if (launches_soon && at->queue.next_cleared)
+        at->under_way.ns = 0;
+    else
+        settle(at);
     if (!launches_soon)
         tell(at, false);
 }

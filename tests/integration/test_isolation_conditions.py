@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gpuslice.adapters.region import layout
 from tests.integration.isolation_rig import BUILD, MIB, SANITIZER, Container, container
 
 PROGRAM = str(BUILD / "tests/conditions")
@@ -44,9 +47,50 @@ def test_a_program_gets_its_share_and_no_more(tmp_path: Path, way: str) -> None:
         assert said(box, way) == f"{BLOCKS} {BLOCKS} odd 0"
 
 
+def test_a_program_with_a_share_may_write_no_files(tmp_path: Path) -> None:
+    """What it tells its neighbours is a file: beyond RLIMIT_FSIZE the kernel ended it by SIGXFSZ."""
+    with container(tmp_path, share=50) as box:
+        assert said(box, "no file sizes") == f"{BLOCKS} {BLOCKS} odd 0"
+
+
+def test_a_program_with_a_share_may_write_no_more_files(tmp_path: Path) -> None:
+    with container(tmp_path, share=50, kernel_us=500) as box, box.worker() as worker:
+        worker.ok("start 0")
+        worker.ok("burn 50 1 0")
+        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (0, 0))
+        worker.ok("burn 50 1 0")
+
+
+def test_who_may_write_no_files_is_refused_where_there_is_no_region(tmp_path: Path) -> None:
+    with container(tmp_path) as box:
+        box.region_path.unlink()
+        assert box.run(PROGRAM, "no file sizes").returncode == 3  # cuDevicePrimaryCtxRetain() was refused
+        assert box.machine.used() == 0
+
+
 def test_two_thousand_threads_share_what_there_is(tmp_path: Path) -> None:
     with container(tmp_path) as box:
         assert said(box, "many threads") == f"{BLOCKS} odd 0"
+
+
+def leave_pending(box: Container, amount: int) -> None:
+    """As a process that was stopped before it got what it asked for: others wait for that, for a second."""
+    slots = layout.REGION_BYTES - layout.SLOTS * ctypes.sizeof(layout.RegionSlot)
+    at = slots + layout.RegionSlot.usage.offset + layout.RegionUsage.pending_bytes.offset
+    with box.region_path.open("r+b") as region:
+        region.seek(at)
+        region.write(amount.to_bytes(8, "little"))
+
+
+@pytest.mark.parametrize(("handler", "result"), [("calls", 2), ("jumps", -1)])
+def test_a_signal_handler_may_call_or_leave_for_good_while_we_wait(
+    tmp_path: Path, handler: str, result: int
+) -> None:
+    """With a lock held in that wait, both were the last thing that the program did."""
+    with container(tmp_path) as box, box.worker() as stopped:
+        stopped.ok("start 0")
+        leave_pending(box, 750 * MIB)
+        assert said(box, f"a handler that {handler}") == f"2 handled {result}"
 
 
 def test_children_forked_while_threads_allocate_come_to_their_end(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ Limits hold there, and what ran without the library runs with it.
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,6 +90,40 @@ def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path
             assert second.ask(f"alloc 0 plain {400 * MIB}") == OUT_OF_MEMORY
             first.ok("free 0")
             second.ok(f"alloc 0 plain {400 * MIB}")
+            assert box.card().used_bytes == box.machine.used()
+
+
+def number_inside(pid: int) -> str:
+    (line,) = (text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if "NSpid" in text)
+    return line.split()[-1]
+
+
+AGAIN = 'echo $(($1 - 1)) > /proc/sys/kernel/ns_last_pid; shift; "$@"; exit $?'
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["not using the card", "using the card"])
+def test_a_process_with_the_number_of_one_that_was_killed_is_not_taken_for_it(
+    tmp_path: Path, starts: bool
+) -> None:
+    """Numbers come again; the time of the start tells the two apart."""
+    with container(tmp_path) as box, worker_in(box, *NUMBERS, "--mount-proc") as first:
+        beside = ("nsenter", "--target", str(first_child(first.pid)), "--pid", "--mount")
+        with worker_in(box, *beside) as killed:
+            killed.ok("start 0")
+            killed.ok(f"alloc 0 plain {600 * MIB}")
+            program = first_child(killed.pid)
+            number = number_inside(program)
+            os.kill(program, signal.SIGKILL)
+        again = Worker(
+            [*beside, "sh", "-c", AGAIN, "sh", number, str(BUILD / "tests/worker"), "dlsym", "12020"],
+            box.environ(),
+        )
+        with again as heir:
+            assert number_inside(first_child(first_child(heir.pid))) == number
+            if starts:
+                heir.ok("start 0")
+            first.ok("start 0")
+            first.ok(f"alloc 0 plain {600 * MIB}")
             assert box.card().used_bytes == box.machine.used()
 
 

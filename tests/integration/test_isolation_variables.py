@@ -34,7 +34,7 @@ int load(void)
     NAMES(FIND)
     return !driver || *by_pointer != cuMemAlloc_v2;
 }
-__attribute__((constructor)) static void early(void) { IF_EARLY(load()); }
+__attribute__((constructor)) static void early(void) { IF_EARLY(cuMemAlloc_v2 = missing; load()); }
 """
 USER = r"""
 #include <stdio.h>
@@ -127,10 +127,14 @@ LOCAL, GLOBAL, DEEPBIND = 0, 0x100, 0x8
 
 @pytest.mark.parametrize("flags", [LOCAL, GLOBAL, DEEPBIND])
 @pytest.mark.parametrize("split", [False, True], ids=["one library", "two"])
-def test_a_library_that_is_opened(tmp_path: Path, flags: int, split: bool) -> None:
-    loader = compiled(tmp_path / "libloader.so", LOADER)
+@pytest.mark.parametrize("early", [False, True], ids=["asked", "in a constructor"])
+def test_a_library_that_is_opened(tmp_path: Path, flags: int, split: bool, early: bool) -> None:
+    loader = compiled(tmp_path / "libloader.so", LOADER, early=early)
     user = compiled(
-        tmp_path / "libuser.so", *([USER] if split else [LOADER, USER]), flags=(str(loader),) if split else ()
+        tmp_path / "libuser.so",
+        *([USER] if split else [LOADER, USER]),
+        early=early,
+        flags=(str(loader),) if split else (),
     )
     opener = compiled(tmp_path / "opener", OPENER)
     with container(tmp_path / "box") as box:

@@ -158,13 +158,14 @@ class ThrottleModel:
         self.new = _function(library.throttle_new, ctypes.c_void_p, box, ctypes.c_void_p, U32)
         self.look = _function(library.throttle_look, None, throttle, BOOL)
         self.arrive = _function(library.throttle_arrive, INT, throttle)
+        self.is_cleared = _function(library.throttle_is_cleared, BOOL, throttle, U64)
         self.wait_ns = _function(library.throttle_wait_ns, U64, throttle, stream, U64, U64)
         self.wake = _function(library.throttle_wake, INT, throttle)
         self.learn = _function(
             library.throttle_learn, None, throttle, INT, U64, ctypes.c_int32, ctypes.c_int32, U32
         )
         self.begin = _function(library.throttle_begin, ctypes.c_void_p, throttle, stream, U64)
-        self.end = _function(library.throttle_end, None, throttle, ctypes.c_void_p)
+        self.end = _function(library.throttle_end, None, throttle, ctypes.c_void_p, stream, U64)
         self.forget = _function(library.throttle_forget, None, throttle)
         self.awaited = _function(library.throttle_awaited, None, throttle)
         self.claim = _function(library.throttle_claim, None, throttle, U64, BOOL, U64, U64)

@@ -67,25 +67,33 @@ class Throttle:
         self._model = box.arithmetic.throttle
         self._at: int = self._model.new(box.at, box.card.at, process.number)
         box.processes.append(process)
+        self.launches = self.cleared = 0
         process.awaited = lambda: self._model.awaited(self._at)
 
     def launch(self, own_ns: float, key: int = 0, stream: int = 0) -> Steps:
         if self._box.share.weight < 100:
             model, at, whole_key = self._model, self._at, (key + 1) << 32 | (key + 1)
-            began = self._card.now
-            if how := model.arrive(at):
-                self._learn(how)
-            while wait := model.wait_ns(at, stream, whole_key, int(self._card.now - began)):
-                yield int(wait + self._latency())
-                if how := model.wake(at):
-                    self._learn(how)
+            self.launches += 1
+            if model.is_cleared(at, whole_key):
+                self.cleared += 1
+            else:
+                yield from self._wait(stream, whole_key)
             batch = model.begin(at, stream, whole_key)
             yield int(US + self._preempted())
             self._process.launch(own_ns, stream)
-            model.end(at, batch)
+            model.end(at, batch, stream, whole_key)
         else:
             self._process.launch(own_ns, stream)
         yield 4 * US
+
+    def _wait(self, stream: int, whole_key: int) -> Steps:
+        model, at, began = self._model, self._at, self._card.now
+        if how := model.arrive(at):
+            self._learn(how)
+        while wait := model.wait_ns(at, stream, whole_key, int(self._card.now - began)):
+            yield int(wait + self._latency())
+            if how := model.wake(at):
+                self._learn(how)
 
     def look_now(self) -> None:
         self._model.look(self._at, True)

@@ -152,12 +152,13 @@ def test_mounts_name_the_hosts_own_path(tmp_path: Path) -> None:
     folders = Folders(tmp_path, Path("/opt/gpuslice"))
     name = folders.prepare(["GPU-a-_-0"])
     assert (tmp_path / "containers" / name / "etc").is_dir()
-    assert [mount.host_path for mount in folders.mounts(name)] == [
-        "/opt/gpuslice/ld.so.preload",
-        "/opt/gpuslice/lib",
-        f"/opt/gpuslice/containers/{name}/etc",
-        f"/opt/gpuslice/containers/{name}/var",
-    ]
+    assert {mount.container_path: mount.host_path for mount in folders.mounts(name)} == {
+        "/etc/ld.so.preload": "/opt/gpuslice/ld.so.preload",
+        "/etc/ld-nix.so.preload": "/opt/gpuslice/ld.so.preload",  # all that Nix's glibc reads
+        "/usr/lib/gpuslice": "/opt/gpuslice/lib",
+        "/etc/gpuslice": f"/opt/gpuslice/containers/{name}/etc",
+        "/var/lib/gpuslice": f"/opt/gpuslice/containers/{name}/var",
+    }
 
 
 def test_where_compute_is_limited_a_container_meets_its_neighbours_on_each_card(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ they say nothing.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -151,6 +152,13 @@ def alternating(throttle: Throttle, process: Process, card: Card, chance: random
             yield None
 
 
+def another_each_time(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+    """Waits for each kernel; the next is one that was never seen."""
+    for key in itertools.count():
+        yield from throttle.launch(500 * US, key)
+        yield None
+
+
 def lying(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
     """Claims to be at work for a minute, again and again, and launches nothing."""
     while True:
@@ -180,6 +188,34 @@ def test_a_neighbour_that_claims_to_be_at_work_forever_takes_nothing_that_is_due
     parties = [fair(30, queued(200 * US)), fair(70, lying)]
     honest, _ = play(arithmetic, parties, 40, slice_ns=TURN, meet=True)
     assert honest.mean(15) >= 0.9 * 30 - 1
+
+
+@pytest.mark.parametrize(
+    ("program", "least", "most"),
+    [
+        pytest.param(one_by_one(500 * US), 0.85, 0.99, id="one by one"),
+        pytest.param(one_by_one(500 * US, host_ns=60 * US), 0, 0, id="after a pause"),
+        pytest.param(one_by_one(20 * US), 0.95, 1, id="short"),
+        pytest.param(one_by_one(3 * MS), 0, 0, id="long"),
+        pytest.param(another_each_time, 0, 0, id="of unknown length"),
+        pytest.param(queued(200 * US), 0, 0, id="queued"),
+    ],
+)
+def test_in_its_turn_who_waits_for_each_kernel_launches_the_next_at_once(
+    arithmetic: Arithmetic, program: Program, least: float, most: float
+) -> None:
+    """Only the first of a turn is decided on while the card is idle."""
+    throttles: list[Throttle] = []
+
+    def seen(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+        throttles.append(throttle)
+        return program(throttle, process, card, chance)
+
+    parties = [Party(share, (seen,), waits_counted, cap=100) for share in (30, 70)]
+    play(arithmetic, parties, 0.6, slice_ns=TURN, switch_ns=CHANGE, meet=True)
+    for throttle in throttles:
+        assert throttle.launches > 40
+        assert least <= throttle.cleared / throttle.launches <= most
 
 
 @pytest.mark.parametrize(

@@ -141,12 +141,22 @@ static bool is_worth_waiting(const struct gs_accounts *accounts, uint32_t card, 
     return leaving && sum_of(accounts, at, card).granted + bytes <= limit + leaving;
 }
 
+/* Threads of one process share a slot and so cannot give each other precedence: one at a time. Not while they sleep, out of which
+ * the program's signal handlers may call us again, or never come back. */
+static enum verdict try_alone(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    gs_lock(&contention_lock);
+    struct gs_attachment *at = gs_attach_with_slot(accounts);
+    enum verdict verdict = at ? try_reserve(accounts, at, card, bytes, limit, 64) : FULL;
+    gs_unlock(&contention_lock);
+    return verdict;
+}
+
 static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
 {
     uint64_t until = gs_monotonic_ns() + GS_CONTENDED_NS;
     for (uint32_t round = 0; round == 0 || gs_monotonic_ns() < until; round++) {
-        struct gs_attachment *at = gs_attach_with_slot(accounts);
-        switch (at ? try_reserve(accounts, at, card, bytes, limit, 64) : FULL) {
+        switch (try_alone(accounts, card, bytes, limit)) {
         case GRANTED:
             return true;
         case FULL:
@@ -191,13 +201,7 @@ bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t b
     struct gs_attachment *at = attachment(accounts);
     if (!at)
         return false;
-    if (try_reserve(accounts, at, card, bytes, limit, 0) == GRANTED)
-        return true;
-    /* Threads of one process share a slot and so cannot give each other precedence: one at a time. */
-    gs_lock(&contention_lock);
-    bool reserved = reserve_against_others(accounts, card, bytes, limit);
-    gs_unlock(&contention_lock);
-    return reserved;
+    return try_reserve(accounts, at, card, bytes, limit, 0) == GRANTED || reserve_against_others(accounts, card, bytes, limit);
 }
 
 bool gs_accounts_add(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)

@@ -55,20 +55,27 @@ static void *open_library(const char *path)
 
 /* A program may close the driver that we found through its handle, and open it again: with a reference of ours it stays
  * where our pointers lead. `known`: a function that was found through the handle. What holds that is the driver, and the handle
- * perhaps another library's, with functions of the same names. */
+ * perhaps another library's, with functions of the same names. A copy in another of dlmopen's namespaces goes with that: ours is
+ * of the same file, in the program's own. */
 static void *hold_library(enum library library, void *handle, const void *known)
 {
     char path[4096];
     if (!handle)
         return open_library(file_names[library]);
-    void *opened = gs_elf_path_of(known, path, sizeof path) && *path ? open_library(path) : NULL;
+    const char *elsewhere = gs_elf_path_elsewhere(known);
+    void *opened = elsewhere                                           ? open_library(elsewhere)
+                   : gs_elf_path_of(known, path, sizeof path) && *path ? open_library(path)
+                                                                       : NULL;
     return opened ? opened : handle;
 }
+
+static void *handles[LIBRARIES];
 
 static void bind(enum library library, void *handle, const void *known)
 {
     void *absent = library == CUDA ? (void *)cuda_not_found : (void *)nvml_not_found;
     handle = hold_library(library, handle, known);
+    __atomic_store_n(&handles[library], handle, __ATOMIC_RELEASE);
     for (int i = 0; i < GS_FUNCTIONS; i++) {
         if (functions[i].library != library)
             continue;
@@ -89,3 +96,9 @@ static void bind_once(enum library library, void *handle, const void *known)
 
 void gs_bind_cuda(void *handle, const void *known) { bind_once(CUDA, handle, known); }
 void gs_bind_nvml(void *handle, const void *known) { bind_once(NVML, handle, known); }
+
+void *gs_driver_symbol(const char *name)
+{
+    void *handle = __atomic_load_n(&handles[name[0] == 'n' ? NVML : CUDA], __ATOMIC_ACQUIRE);
+    return handle ? libc_dlsym(handle, name) : NULL;
+}

@@ -33,5 +33,7 @@ bool gs_driver_has(enum gs_function function);
  * one it would get. Once. */
 void gs_bind_cuda(void *handle, const void *known);
 void gs_bind_nvml(void *handle, const void *known);
+/* Any of its functions, hooked or not, once it is bound; NULL for what it lacks. */
+void *gs_driver_symbol(const char *name);
 
 #endif

@@ -7,7 +7,6 @@
 #include <dlfcn.h>
 
 #include "entry/hook_table.h"
-#include "entry/variables.h"
 #include "policy/start.h"
 #include "system/elf.h"
 #include "system/text.h"
@@ -59,6 +58,14 @@ static bool is_driver(const void *caller)
     return gs_elf_is_in(caller, "libcuda.so") || gs_elf_is_in(caller, "libnvidia-ml.so");
 }
 
+static void bind(const char *name, void *handle, const void *known)
+{
+    if (is_nvml_name(name))
+        gs_bind_nvml(handle, known);
+    else
+        gs_bind_cuda(handle, known);
+}
+
 /* What stands in for the symbol, or NULL for libc's own answer. */
 static void *replacement(void *handle, const char *name, void *found, const void *caller)
 {
@@ -68,7 +75,6 @@ static void *replacement(void *handle, const char *name, void *found, const void
     if (hook < 0 || !found || is_driver(caller))
         return NULL;
     void *address = gs_hook_address((enum gs_function)hook);
-    bool nvml = is_nvml_name(name);
     const char *driver = driver_of(name);
     bool global = handle == RTLD_DEFAULT || found == address;
     /* Our own symbols are visible to everybody. Where no driver is loaded they are not there, but perhaps a variable of that name. */
@@ -79,22 +85,31 @@ static void *replacement(void *handle, const char *name, void *found, const void
     }
     if (!gs_enter())
         return NULL;
-    if (nvml)
-        gs_bind_nvml(global ? NULL : handle, found);
-    else
-        gs_bind_cuda(global ? NULL : handle, found);
+    bind(name, global ? NULL : handle, found);
     return address;
+}
+
+/* A copy of the driver in another of dlmopen's namespaces. Our hooks lead to one copy alone, which is the program's own, so all other
+ * functions have to be that one's, too: another copy does not know its contexts. */
+static void *of_one_copy(void *handle, const char *name, void *found)
+{
+    const char *elsewhere = found ? gs_elf_path_elsewhere(found) : NULL;
+    if (!elsewhere || !gs_text_starts(gs_text_file_name(elsewhere), driver_of(name)) || !gs_enter())
+        return NULL;
+    bind(name, handle, found);
+    return gs_driver_symbol(name);
 }
 
 /* Many a tool has functions of the driver's names, to trace calls or to do without a driver: who asks that tool for them must
  * get them, and what they call in the end is ours again. */
 static void *replacement_for(void *handle, const char *name, void *found, const void *caller)
 {
-    int hook = gs_hook_named(name);
-    bool ours = hook >= 0 && found == gs_hook_address((enum gs_function)hook);
+    int number = gs_hook_named(name);
+    bool ours = number >= 0 && found == gs_hook_address((enum gs_function)number);
     if (!ours && gs_elf_is_elsewhere(found, driver_of(name)))
         return NULL;
-    return replacement(handle, name, found, caller);
+    void *hook = replacement(handle, name, found, caller);
+    return hook ? hook : of_one_copy(handle, name, found);
 }
 
 /* RTLD_NEXT asks for what comes after the caller. From in front of us that is our own symbol, which libc finds by itself:
@@ -116,22 +131,9 @@ static void *own_entry(const char *name)
                                            : NULL;
 }
 
-static _Atomic bool opened; /* by whatever thread, since somebody looked */
-static __thread bool opened_here __attribute__((tls_model("initial-exec"))); /* that one's look may have come before it was loaded */
-
-static void look_at_what_was_opened(void)
-{
-    if (gs_unlikely(opened_here || opened)) {
-        opened_here = false;
-        opened = false;
-        gs_give_variables_back();
-    }
-}
-
 /* Called by the stubs. The result: what to return, or NULL to go on to libc. */
 __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
 {
-    look_at_what_was_opened();
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
@@ -143,7 +145,6 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
                                                                const void *caller)
 {
-    look_at_what_was_opened();
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
         return own_entry(name);
@@ -157,9 +158,6 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
 __attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
-    look_at_what_was_opened();
-    opened_here = true;
-    opened = true;
 #ifdef RTLD_DEEPBIND
     return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
 #else

@@ -2,10 +2,8 @@
  * library that has *variables* of these names, into which it writes what it finds by dlsym, gets the address of our code
  * instead of its own variable's. So what was bound to a hook is bound anew wherever it would be a variable without us.
  *
- * By then the library's constructors have run, if it was opened by dlopen(); not if the program started with it. */
+ * That is done when a library has been bound and none of its own code has run: see __gmon_start__ at the end. */
 #define _GNU_SOURCE
-#include "entry/variables.h"
-
 #include <dlfcn.h>
 #include <errno.h>
 #include <sys/mman.h>
@@ -24,27 +22,7 @@ enum { POINTER = R_X86_64_64, SLOT = R_X86_64_GLOB_DAT, COPY = R_X86_64_COPY };
 enum { POINTER = R_AARCH64_ABS64, SLOT = R_AARCH64_GLOB_DAT, COPY = R_AARCH64_COPY };
 #endif
 
-/* ---- which objects have such variables ---- */
-
-struct census {
-    int objects, known; /* of all, those that were looked at before */
-    unsigned long long removed; /* at the last look; when more have gone, none is known */
-    bool found;
-};
-
-static int count(struct dl_phdr_info *object, size_t size, void *context)
-{
-    (void)size;
-    struct census *census = context;
-    struct gs_elf_symbols symbols;
-    if (census->objects++ == 0 && object->dlpi_subs != census->removed) {
-        census->removed = object->dlpi_subs;
-        census->known = 0;
-    }
-    if (census->objects > census->known && !census->found && gs_elf_symbols(object->dlpi_addr, gs_elf_dynamic(object), &symbols))
-        census->found = gs_hook_is_variable_in(&symbols);
-    return 0;
-}
+/* ---- what is meant ---- */
 
 struct variable {
     const char *name;
@@ -79,25 +57,21 @@ static struct variable without_us(void *handle, const char *name)
 /* ---- binding anew ---- */
 
 struct object {
-    int index; /* wanted; below 0 once found */
+    int passed_over;  /* wanted: the one behind so many */
+    const void *code; /* wanted: the one that holds this */
     uintptr_t base;
     const ElfW(Dyn) * dynamic;
     char path[4096];
 };
 
-static int describe(struct dl_phdr_info *info, size_t size, void *context)
+static void describe(struct object *object, const struct dl_phdr_info *info)
 {
-    (void)size;
-    struct object *object = context;
-    if (object->index-- > 0)
-        return 0;
     size_t length = 0;
     object->base = info->dlpi_addr;
     object->dynamic = gs_elf_dynamic(info);
     while (length < sizeof object->path - 1 && (object->path[length] = info->dlpi_name[length]))
         length++;
     object->path[length] = 0;
-    return 1;
 }
 
 /* The linker has made most such places read-only when all was bound. This one stays writable, which asks no other thread to wait.
@@ -159,45 +133,87 @@ static void bind_object(const struct object *object, void *handle)
     }
 }
 
-static void bind_nth(int index, bool opened)
+/* Of an object that was opened: what it and the libraries that it needs have, which are its own to search. */
+static void bind_opened(const struct object *object)
 {
-    struct object object; /* without memset(), which a sanitizer may stand in front of */
-    object.index = index;
-    if (!gs_elf_each_object(describe, &object))
-        return;
-    /* So that it stays as long as we look. */
-    void *handle = opened && *object.path ? gs_real_dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
-    if (handle || !opened)
-        bind_object(&object, handle);
+    void *handle = *object->path ? gs_real_dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
     int (*close)(void *) = handle ? (int (*)(void *))gs_elf_function("dlclose") : NULL;
+    if (handle)
+        bind_object(object, handle);
     if (close)
         close(handle);
 }
 
-static void give_back(bool opened)
+/* ---- when ---- */
+
+static unsigned long long loaded_at_start; /* objects; 0 before anybody looked */
+static bool any; /* object seen so far has such variables: those that come later may mean them */
+
+static bool has_variables(const struct dl_phdr_info *info)
 {
-    static int known;
-    static unsigned long long removed;
-    static bool found; /* since then libraries without variables of their own may mean another's */
-    struct census census = {.known = __atomic_load_n(&known, __ATOMIC_RELAXED), .removed = __atomic_load_n(&removed, __ATOMIC_RELAXED)};
-    int saved = errno;
-    gs_elf_each_object(count, &census);
-    if (census.found || __atomic_load_n(&found, __ATOMIC_RELAXED)) {
-        for (int i = census.known; i < census.objects; i++)
-            bind_nth(i, opened);
-        char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
-        if (forget_error)
-            forget_error(); /* what we looked up in vain is not the program's */
-    }
-    if (census.found)
-        __atomic_store_n(&found, true, __ATOMIC_RELAXED);
-    __atomic_store_n(&removed, census.removed, __ATOMIC_RELAXED);
-    __atomic_store_n(&known, census.objects, __ATOMIC_RELAXED);
-    errno = saved;
+    struct gs_elf_symbols symbols;
+    return gs_elf_symbols(info->dlpi_addr, gs_elf_dynamic(info), &symbols) && gs_hook_is_variable_in(&symbols);
 }
 
-void gs_give_variables_back(void) { give_back(true); }
+static int look_at_start(struct dl_phdr_info *info, size_t size, void *unused)
+{
+    (void)size, (void)unused;
+    loaded_at_start = info->dlpi_adds;
+    any |= has_variables(info);
+    return 0;
+}
 
-/* Before the constructors of all other libraries (-z initfirst), and so before libc's: dlopen() would run those, without an
- * environment. What a program starts with is searched as a whole anyway. */
-__attribute__((constructor)) static void at_start(void) { give_back(false); }
+static int describe_nth(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    struct object *object = context;
+    if (object->passed_over-- > 0)
+        return 0;
+    describe(object, info);
+    return 1;
+}
+
+/* What a program starts with is searched as a whole. */
+static void bind_all_at_start(struct object *object)
+{
+    gs_elf_each_object(look_at_start, NULL);
+    for (int i = 0; any; i++) {
+        object->passed_over = i;
+        if (!gs_elf_each_object(describe_nth, object))
+            return;
+        bind_object(object, NULL);
+    }
+}
+
+static int describe_opened(struct dl_phdr_info *info, size_t size, void *context)
+{
+    (void)size;
+    struct object *object = context;
+    if (info->dlpi_adds == loaded_at_start)
+        return -1; /* nothing was opened: it is one of those that the program started with */
+    if (!gs_elf_holds(info, object->code))
+        return 0;
+    any |= has_variables(info);
+    describe(object, info);
+    return 1;
+}
+
+/* The first call of every library and program that a compiler has linked with its own start files (_init in glibc's crti.o),
+ * where there is a function of this name: meant for profilers. By then the object is bound, and so is all that it needs, whose
+ * own code has run; its constructors come next. The linker's lock is held, so nobody closes anything. */
+__attribute__((visibility("default"))) void __gmon_start__(void)
+{
+    struct object object; /* without memset(), which a sanitizer may stand in front of */
+    int saved = errno;
+    object.code = __builtin_return_address(0);
+    if (!loaded_at_start)
+        bind_all_at_start(&object);
+    else if (gs_elf_each_object(describe_opened, &object) == 1 && any)
+        bind_opened(&object);
+    if (any) { /* what we looked up in vain is not the program's */
+        char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
+        if (forget_error)
+            forget_error();
+    }
+    errno = saved;
+}

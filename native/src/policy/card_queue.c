@@ -10,6 +10,7 @@
 #define FIRST_GUESS_NS 1000000u /* of work of which nobody knows how long it takes */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 1000000u
+#define PROMPT_NS 50000u        /* the next launch comes at once */
 #define SHORTEST_WAIT_NS 10000u /* where it is known when the card will be free */
 #define PAUSE_NS 250000u     /* shorter ones do not end a run of work: host times are not that exact */
 #define WAITS_FOR_TURN_NS 200000u /* no driver needs as long to begin with what nobody is in front of */
@@ -117,14 +118,18 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
     return batch;
 }
 
+static void note_pause(struct gs_queue *queue, uint64_t ns)
+{
+    queue->pause_ns = (3 * queue->pause_ns + lesser(ns, GS_LONGEST_PAUSE_NS)) / 4;
+}
+
 void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns)
 {
     /* Behind a neighbour's turn work ends later than can be told from events: who waited for it knows. */
     uint64_t idle_since_ns = greater(queue->covered_ns, queue->awaited_ns);
     if (queue->count || !idle_since_ns || now_ns < idle_since_ns)
         return;
-    uint64_t pause = lesser(now_ns - idle_since_ns, GS_LONGEST_PAUSE_NS);
-    queue->pause_ns = (3 * queue->pause_ns + pause) / 4;
+    note_pause(queue, now_ns - idle_since_ns);
 }
 
 struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *events, const struct gs_stream *stream,
@@ -133,7 +138,8 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
     struct gs_batch *batch = newest_on(queue, stream);
     bool unknown = !known_ns(queue, key);
     uint64_t estimate = gs_queue_estimate_ns(queue, key);
-    if (!batch || !batch->open || is_full(batch) || unknown || now_ns - batch->last_ns >= DENSE_NS) {
+    bool dense = batch && now_ns - batch->last_ns < DENSE_NS && queue->awaited_ns < batch->last_ns;
+    if (!dense || !batch->open || is_full(batch) || unknown) {
         if (batch && !batch->begun)
             close_batch(batch, events);
         batch = new_batch(queue, events, stream, batch, now_ns);
@@ -351,7 +357,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     for (bool again = queue->count > 0; again;) { /* behind one that has finished the next may have, too */
         again = false;
         FOR_EACH_BATCH(queue, batch) {
-            if (batch->behind || batch->begun || (batch->open && !batch->fresh && !paused && now_ns - batch->last_ns < DENSE_NS))
+            if (batch->recorded_ns > now_ns || batch->behind || batch->begun || (batch->open && !batch->fresh && !paused && now_ns - batch->last_ns < DENSE_NS))
                 continue;
             if (batch->unfinished_ns == now_ns)
                 continue; /* asked a moment ago */
@@ -366,7 +372,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     for (uint32_t i = 0; i < count; i++)
         last_end_ns = greater(last_end_ns, intervals[i].to_ns);
     FOR_EACH_BATCH(queue, batch) {
-        if (batch->behind || !is_running(queue, batch, events, now_ns))
+        if (batch->recorded_ns > now_ns || batch->behind || !is_running(queue, batch, events, now_ns))
             continue;
         uint64_t began = began_ns(batch), ran = now_ns > began ? now_ns - began : 0;
         ran = believed(batch, ran, part);
@@ -553,4 +559,26 @@ uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *ca
     if (!wait || goes_along(queue, stream, key) || is_awaited(queue, card, met, stream))
         return 0;
     return greater(wait, patience);
+}
+
+static bool is_short(const struct gs_queue *queue, uint64_t key)
+{
+    uint32_t known = known_ns(queue, key);
+    return known && known <= BATCH_NS;
+}
+
+void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
+                         const struct gs_contention *met, const struct gs_stream *stream, uint64_t key)
+{
+    bool cleared = is_short(queue, key) && !gs_queue_wait_ns(queue, card, share, met, stream, key);
+    __atomic_store_n(&queue->next_cleared, cleared, __ATOMIC_RELAXED);
+}
+
+bool gs_queue_is_cleared(struct gs_queue *queue, uint64_t key, uint64_t now_ns)
+{
+    bool cleared = queue->next_cleared && queue->ended_ns && now_ns - queue->ended_ns < PROMPT_NS && is_short(queue, key);
+    __atomic_store_n(&queue->next_cleared, false, __ATOMIC_RELAXED);
+    if (cleared)
+        note_pause(queue, now_ns - queue->ended_ns);
+    return cleared;
 }

@@ -73,6 +73,8 @@ struct gs_queue {
     uint64_t finished_ns;  /* when work was last seen to have finished */
     uint64_t awaited_ns;   /* when the program last came back from waiting for the card */
     uint64_t pause_ns;     /* from then, or the end of all work, to the next launch, in the mean */
+    uint64_t ended_ns;     /* when the program came back from waiting, as long as that is not accounted for; 0: it is */
+    bool next_cleared;     /* atomic: the next launch may go as soon as what is under way has been awaited */
     uint32_t waited;       /* of the last work that was awaited, how much began late */
     uint32_t count;        /* of batches */
     uint32_t unknown;      /* of these, nobody knows how long they take */
@@ -126,5 +128,16 @@ struct gs_contention {
 /* How long the launch must wait before it asks again; 0: it may go. */
 uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
                           const struct gs_contention *met, const struct gs_stream *stream, uint64_t key);
+
+/* Programs that wait for each kernel leave the card idle for as long as their next launch is being decided on. So it is
+ * decided while a kernel runs whether another short one may follow; if so, the accounts are done after that launch. */
+static inline bool gs_queue_is_alone(const struct gs_queue *queue, const struct gs_batch *batch)
+{
+    return queue->count == 1 && batch->launches == 1;
+}
+void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
+                         const struct gs_contention *met, const struct gs_stream *stream, uint64_t key);
+/* Whether this launch is the one that was cleared, and comes at once. */
+bool gs_queue_is_cleared(struct gs_queue *queue, uint64_t key, uint64_t now_ns);
 
 #endif

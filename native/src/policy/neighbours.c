@@ -9,6 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "system/os.h"
+
 #define LIST_BYTES 2048
 #define HIGH_DESCRIPTOR 400 /* out of the way of programs that expect certain ones */
 
@@ -67,7 +69,7 @@ void gs_neighbours_start(struct gs_neighbours *neighbours, const char *prefix, c
     memset(neighbours, 0, sizeof *neighbours);
     if (!strchr(uuid, '/') && join(neighbours->folder, sizeof neighbours->folder, prefix, "/run/gpuslice/", uuid) &&
         join(path, sizeof path, neighbours->folder, "/own", "/claim")) {
-        int file = open_claim(path, O_RDWR | O_CREAT, &found);
+        int file = gs_may_write(sizeof(struct gpuslice_claim)) ? open_claim(path, O_RDWR | O_CREAT, &found) : -1;
         if (file > 0) {
             syscall(SYS_fchmod, file, 0666); /* other users of the container tell here too, whatever our umask */
             neighbours->own = file;
@@ -93,7 +95,7 @@ void gs_neighbours_tell(struct gs_neighbours *neighbours, struct gpuslice_claim 
     if (neighbours->own && !is_still(neighbours->own, neighbours->own_device, neighbours->own_inode, &found))
         neighbours->own = 0;
     claim->check = check_of(claim);
-    if (neighbours->own)
+    if (neighbours->own && gs_may_write(sizeof *claim))
         syscall(SYS_pwrite64, neighbours->own, claim, sizeof *claim, (long)0);
     errno = saved;
 }

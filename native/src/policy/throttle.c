@@ -169,6 +169,14 @@ static void show_in_flight(struct card_state *state)
     atomic_store(&usage->unknown, state->queue.unknown);
 }
 
+/* From the container's other processes, until it is accounted for: it has ended. */
+static void hide_in_flight(const struct card_state *state)
+{
+    struct gpuslice_slot *slot = gs_accounts_at(&gs_accounts).slot;
+    if (slot)
+        atomic_store(&slot->usage[state->card->index].in_flight_ns, 0);
+}
+
 /* ---- neighbours, under the lock ---- */
 
 static void read_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
@@ -252,11 +260,26 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused, bool
     gs_share_note(&state->past, entry, now_ns);
 }
 
+/* Accounts for what the program has waited for, as of when it came back. */
+static void settle(struct card_state *state)
+{
+    uint64_t ended_ns = state->queue.ended_ns;
+    if (!ended_ns)
+        return;
+    state->queue.ended_ns = 0;
+    show_in_flight(state);
+    read_neighbours(state, ended_ns, false);
+    account(state, ended_ns, true, false);
+    gs_queue_awaited(&state->queue, ended_ns);
+    state->untold = true;
+}
+
 static void look(struct card_state *state, uint64_t now_ns, bool waits)
 {
     struct gpuslice_card *entry = entry_of(state->card);
-    bool due = waits || now_ns - state->looked_ns >= LOOK_EVERY_NS;
     gs_lock(&lock);
+    settle(state);
+    bool due = waits || now_ns - state->looked_ns >= LOOK_EVERY_NS;
     if (!waits)
         gs_queue_arrive(&state->queue, now_ns);
     struct gs_under_way work = under_way_of(state->card);
@@ -282,11 +305,16 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
 
 /* ---- launching ---- */
 
-static uint64_t wait_ns(struct card_state *state, const struct gs_work *work, uint64_t now_ns, uint64_t waited_ns)
+static struct gs_contention contention(const struct card_state *state, uint64_t now_ns, uint64_t waited_ns)
 {
     struct gs_under_way container = under_way_of(state->card);
+    return (struct gs_contention){now_ns, waited_ns, container.ns, container.unknown, &state->beside};
+}
+
+static uint64_t wait_ns(struct card_state *state, const struct gs_work *work, uint64_t now_ns, uint64_t waited_ns)
+{
     gs_lock(&lock);
-    struct gs_contention met = {now_ns, waited_ns, container.ns, container.unknown, &state->beside};
+    struct gs_contention met = contention(state, now_ns, waited_ns);
     uint64_t ns = gs_queue_wait_ns(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
     gs_unlock(&lock);
     return ns;
@@ -318,6 +346,16 @@ static bool is_throttled(const struct gs_card *card)
     return card && card->index < GPUSLICE_CARDS && gs_accounts_at(&gs_accounts).region && is_limited(card);
 }
 
+static bool is_cleared(struct card_state *state, const struct gs_work *work)
+{
+    if (!__atomic_load_n(&state->queue.next_cleared, __ATOMIC_RELAXED))
+        return false;
+    gs_lock(&lock);
+    bool cleared = gs_queue_is_cleared(&state->queue, work->key, gs_monotonic_ns());
+    gs_unlock(&lock);
+    return cleared;
+}
+
 /* What cannot be timed, because there are no events to be had, costs what such work took before. */
 static void note_launch(struct card_state *state, struct gs_work *work)
 {
@@ -327,7 +365,8 @@ static void note_launch(struct card_state *state, struct gs_work *work)
     if (!work->batch)
         gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
     show_in_flight(state);
-    if (state->untold || (state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns))
+    bool longer = state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns;
+    if ((state->untold || longer) && !state->queue.ended_ns)
         tell_neighbours(state, now, false);
     gs_unlock(&lock);
 }
@@ -377,14 +416,16 @@ void gs_throttle_awaited(void)
         if (!state->card)
             continue;
         gs_lock(&lock);
+        settle(state);
         if (state->queue.count) /* else it waited for nothing */
             state->queue.awaited_ns = now;
         if (state->beside.count && state->queue.count) {
             bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
-            read_neighbours(state, now, false);
-            account(state, now, true, false);
-            gs_queue_awaited(&state->queue, now);
-            state->untold = true;
+            state->queue.ended_ns = now;
+            if (launches_soon && state->queue.next_cleared)
+                hide_in_flight(state);
+            else
+                settle(state);
             if (!launches_soon)
                 tell_neighbours(state, now, false);
         }
@@ -405,7 +446,8 @@ void gs_work_begin(struct gs_work *work)
     }
     if (is_alone(state))
         return;
-    wait_for_turn(state, work);
+    if (!is_cleared(state, work))
+        wait_for_turn(state, work);
     note_launch(state, work);
 }
 
@@ -413,8 +455,17 @@ void gs_work_end(const struct gs_work *work, bool launched)
 {
     if (!work->batch)
         return;
+    struct card_state *state = &states[work->place.card->index];
     gs_lock(&lock);
     gs_queue_end(work->batch, &events, launched);
+    if (state->queue.ended_ns) {
+        settle(state);
+        tell_neighbours(state, gs_monotonic_ns(), false);
+    }
+    if (state->beside.count && gs_queue_is_alone(&state->queue, work->batch)) {
+        struct gs_contention met = contention(state, gs_monotonic_ns(), 0);
+        gs_queue_clear_next(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
+    }
     gs_unlock(&lock);
 }
 
@@ -436,8 +487,10 @@ void gs_throttle_hold(void)
     gs_lock(&lock);
     uint64_t now = gs_monotonic_ns();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
-        if (states[i].queue.count)
+        if (states[i].queue.count) {
+            settle(&states[i]);
             account(&states[i], now, true, true);
+        }
 }
 
 void gs_throttle_forget_context(CUcontext context)

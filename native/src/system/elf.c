@@ -1,20 +1,10 @@
 #define _GNU_SOURCE
 #include "system/elf.h"
 
+#include <dlfcn.h>
+
 #include "system/elf_objects.h"
 #include "system/text.h"
-
-static bool holds(const struct dl_phdr_info *object, const void *address)
-{
-    uintptr_t at = (uintptr_t)address;
-    for (int i = 0; i < object->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
-        uintptr_t start = object->dlpi_addr + part->p_vaddr;
-        if (part->p_type == PT_LOAD && at >= start && at < start + part->p_memsz)
-            return true;
-    }
-    return false;
-}
 
 struct search {
     const char *name;
@@ -25,7 +15,7 @@ static int search_object(struct dl_phdr_info *object, size_t size, void *context
 {
     (void)size;
     struct search *search = context;
-    if (holds(object, (const void *)gs_elf_function))
+    if (gs_elf_holds(object, (const void *)gs_elf_function))
         return 0;
     search->found = gs_elf_function_in(object->dlpi_addr, gs_elf_dynamic(object), search->name);
     return search->found != NULL;
@@ -54,7 +44,7 @@ static int copy_path(struct dl_phdr_info *object, size_t size, void *context)
 {
     (void)size;
     struct path_search *search = context;
-    if (!holds(object, search->address))
+    if (!gs_elf_holds(object, search->address))
         return 0;
     size_t length = 0;
     while (length < search->room && (search->path[length] = object->dlpi_name[length]))
@@ -66,6 +56,21 @@ bool gs_elf_path_of(const void *address, char *path, size_t room)
 {
     struct path_search search = {address, path, room};
     return gs_elf_each_object(copy_path, &search) == 1;
+}
+
+static int is_holder(struct dl_phdr_info *object, size_t size, void *address)
+{
+    (void)size;
+    return gs_elf_holds(object, address);
+}
+
+const char *gs_elf_path_elsewhere(const void *address)
+{
+    Dl_info object = {0};
+    if (gs_elf_each_object(is_holder, (void *)address))
+        return NULL;
+    int (*find)(const void *, Dl_info *) = (int (*)(const void *, Dl_info *))gs_elf_function("dladdr");
+    return find && find(address, &object) ? object.dli_fname : NULL;
 }
 
 bool gs_elf_own_path(char *path, size_t room) { return gs_elf_path_of((const void *)gs_elf_function, path, room); }
@@ -107,7 +112,7 @@ static int compare_holder(struct dl_phdr_info *object, size_t size, void *contex
 {
     (void)size;
     struct whereabouts *it = context;
-    it->found = holds(object, it->address);
+    it->found = gs_elf_holds(object, it->address);
     it->named = it->found && is_named(object, it->file_name);
     return it->found;
 }
@@ -135,9 +140,9 @@ static int stop_at_holder(struct dl_phdr_info *object, size_t size, void *contex
 {
     (void)size;
     struct order *order = context;
-    if (holds(object, order->address))
+    if (gs_elf_holds(object, order->address))
         return 1;
-    order->passed_us |= holds(object, (const void *)gs_elf_function);
+    order->passed_us |= gs_elf_holds(object, (const void *)gs_elf_function);
     return 0;
 }
 

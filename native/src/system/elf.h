@@ -13,6 +13,9 @@ bool gs_elf_own_path(char *path, size_t room);
 
 /* The path of the object that holds this address; false where none does, or the room is too small. */
 bool gs_elf_path_of(const void *address, char *path, size_t room);
+/* The same where it lies in another of dlmopen's namespaces, whose objects we do not see; NULL for one that we see. As long as that
+ * is loaded. */
+const char *gs_elf_path_elsewhere(const void *address);
 
 /* Whether an object whose file name begins so is loaded, e.g. "libcuda.so". */
 bool gs_elf_is_loaded(const char *file_name);

@@ -3,6 +3,18 @@
 
 #include "system/text.h"
 
+bool gs_elf_holds(const struct dl_phdr_info *object, const void *address)
+{
+    uintptr_t at = (uintptr_t)address;
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &object->dlpi_phdr[i];
+        uintptr_t start = object->dlpi_addr + part->p_vaddr;
+        if (part->p_type == PT_LOAD && at >= start && at < start + part->p_memsz)
+            return true;
+    }
+    return false;
+}
+
 const ElfW(Dyn) * gs_elf_dynamic(const struct dl_phdr_info *object)
 {
     for (int i = 0; i < object->dlpi_phnum; i++)

@@ -19,6 +19,7 @@ struct gs_elf_symbols {
     const uint32_t *sysv_hash;
 };
 
+bool gs_elf_holds(const struct dl_phdr_info *object, const void *address);
 const ElfW(Dyn) * gs_elf_dynamic(const struct dl_phdr_info *object);
 const void *gs_elf_pointer(uintptr_t base, const ElfW(Dyn) * entry);
 bool gs_elf_symbols(uintptr_t base, const ElfW(Dyn) * dynamic, struct gs_elf_symbols *symbols);

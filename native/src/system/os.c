@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -67,6 +68,21 @@ static bool has_room(int file, size_t bytes)
     return syscall(SYS_fallocate, file, 0, (off_t)0, (off_t)bytes) == 0 || (errno != ENOSPC && errno != EDQUOT);
 }
 
+/* Who writes beyond RLIMIT_FSIZE is not only refused: SIGXFSZ ends the program. */
+bool gs_may_write(size_t bytes)
+{
+    int saved = errno;
+    struct rlimit most;
+    bool may = syscall(SYS_prlimit64, 0, RLIMIT_FSIZE, NULL, &most) != 0 || most.rlim_cur >= bytes;
+    errno = saved;
+    return may;
+}
+
+static bool reaches(int file, const struct stat *found, size_t bytes)
+{
+    return (uint64_t)found->st_size >= bytes || (gs_may_write(bytes) && syscall(SYS_ftruncate, file, bytes) == 0);
+}
+
 /* O_CREAT is for what is not there: in a folder that everybody may write the kernel refuses it for another user's file
  * (fs.protected_regular, which systemd sets), even to root. */
 static int open_or_make(const char *path, int flags)
@@ -86,7 +102,7 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
     if (file >= 0 && describe(file, &found) && is_plain(&found)) {
         if (found.st_size == 0)
             syscall(SYS_fchmod, file, 0666); /* other users of the container count here too, whatever our umask */
-        if (((uint64_t)found.st_size >= bytes || syscall(SYS_ftruncate, file, bytes) == 0) && has_room(file, bytes))
+        if (reaches(file, &found, bytes) && has_room(file, bytes))
             address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         *identity = (struct gs_file){found.st_dev, found.st_ino};
     }
@@ -116,8 +132,8 @@ void gs_file_grow(const char *path, size_t bytes)
     int saved = errno;
     struct stat found;
     int file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
-    if (file >= 0 && describe(file, &found) && is_plain(&found) && (uint64_t)found.st_size < bytes)
-        syscall(SYS_ftruncate, file, bytes);
+    if (file >= 0 && describe(file, &found) && is_plain(&found))
+        reaches(file, &found, bytes);
     if (file >= 0)
         syscall(SYS_close, file);
     errno = saved;

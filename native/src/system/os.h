@@ -26,6 +26,7 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *file);
 enum gs_file_state { GS_FILE_SAME, GS_FILE_SHORT, GS_FILE_ANOTHER };
 enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes);
 void gs_file_grow(const char *path, size_t bytes);
+bool gs_may_write(size_t bytes); /* so far into a file, by the limit of this process */
 void *gs_map_private(size_t bytes); /* zeros */
 void gs_unmap(void *address, size_t bytes);
 

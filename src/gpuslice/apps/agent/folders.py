@@ -6,7 +6,7 @@ Where a container that kubelet forgot still lives in it, the next one with those
 number behind the name (``-2`` …); the highest is the one that Allocate named last::
 
     <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
-    <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload
+    <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload and Nix's
     <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
     <root>/containers/<token>/var/       region, empty at first: the one place where its processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
@@ -38,7 +38,7 @@ import msgspec
 from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.reader import Counts, prepare_region, with_region
 from gpuslice.apps.agent.forgotten import RunningContainer
-from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, Library, replace_file
+from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, PRELOAD_FILES, Library, replace_file
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
 from gpuslice.apps.agent.removal import remove_tree
 from gpuslice.core.contract import card_of_device_id
@@ -122,7 +122,7 @@ class Folders:
         """What a container with the folder `name` is given. `cards`: where it meets others."""
         folder = self._host_root / "containers" / name
         mounts = [
-            HostMount("/etc/ld.so.preload", str(self._host_root / PRELOAD), read_only=True),
+            *(HostMount(path, str(self._host_root / PRELOAD), read_only=True) for path in PRELOAD_FILES),
             HostMount(LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
             HostMount("/etc/gpuslice", str(folder / "etc"), read_only=True),
             HostMount("/var/lib/gpuslice", str(folder / "var"), read_only=False),

@@ -19,6 +19,9 @@ from gpuslice.core.errors import GpusliceError
 LIBRARY = "libgpuslice.so"
 LIBRARY_FOLDER = "/usr/lib/gpuslice"  # where containers find it
 PRELOAD = "ld.so.preload"
+PRELOAD_FILES = ("/etc/ld.so.preload", "/etc/ld-nix.so.preload")
+"""Where glibc's loader looks for it: as glibc has it, and as nixpkgs patches it
+(dont-use-system-ld-so-preload.patch): programs from Nix ignore the first."""
 
 
 class IsolationMissingError(GpusliceError):
