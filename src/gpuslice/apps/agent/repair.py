@@ -1,9 +1,9 @@
 """What must be written so that pods' annotations say which cards kubelet gave them.
 
-kubelet's device assignments are the truth about cards: it gave the ids. Where a pod got another card than it
-was meant for, its annotation follows. And where that card was meant for a pod that still waits, the two
-exchange their targets, so that the sums per card stay what the extender counted on. In which order: see
-`repair_order`.
+kubelet's device assignments are the truth about cards, since it gave the ids. If a pod got another card than
+it was meant for, its annotation follows. And if that card was meant for a pod that still waits, the two
+exchange their targets, so that the sums per card stay as the extender counted them. For the order of writes
+see `repair_order`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Table = dict[str, dict[int, int]]
 """Units by container key and card index."""
 
 Size = tuple[int, int]
-"""Units of a pod and the number of cards that they are on: pods of one size can take each other's place."""
+"""A pod's units and on how many cards they are: pods of one size can take each other's place."""
 
 Cards = tuple[int, ...]
 """Card indices in order."""
@@ -43,9 +43,9 @@ Cards = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Annotations to write on one pod, None for one to take away, and why in a few words.
+    """Annotations to write on one pod (None removes one), and the reason in a few words.
 
-    `target`: the cards that they place it on, None when they place it on none or say nothing of cards.
+    `target`: the cards that they place it on; None if they place it on none or say nothing about cards.
     `ahead`: kubelet has not given these yet.
     """
 
@@ -57,13 +57,13 @@ class Repair:
 
     @property
     def of_cards(self) -> bool:
-        """Whether it says where the pod is, or is not any more."""
+        """Whether it says on which cards the pod is, or that it is on none."""
         return ANN_INDEX in self.annotations
 
 
 @dataclass(frozen=True, slots=True)
 class ActualPlacement:
-    """Where a pod really sits, by kubelet's device assignments."""
+    """Where a pod really is, by kubelet's device assignments."""
 
     pod: NodePod
     placement: Placement
@@ -100,7 +100,7 @@ def _actual_placement(
     held = {each.container: each for each in assignments}
     asked = {each.name: each.units for each in request.containers if each.kind is not ContainerKind.INIT}
     if len(held) != len(assignments) or {name: len(each.ids) for name, each in held.items()} != asked:
-        return None  # two pods of one name, or a pod of that name that is no more
+        return None  # two pods of one name, or a pod of that name that is gone
     index_of = {card.uuid: card.index for card in node.cards}
     table: Table = {}
     mine = frozenset[str]().union(*(each.ids for each in assignments))
@@ -122,7 +122,7 @@ def _actual_placement(
         return None
     scattered = any(len(each) > request.card_count for each in table.values())
     if scattered and not all(each.ids in ours for each in assignments):
-        return None  # another plugin gave ids away without a thought of their cards
+        return None  # another plugin gave ids away without regard to their cards
     sums = Counter[int]()
     for each in table.values():
         sums.update(each)
@@ -154,8 +154,8 @@ def repairs(actual: Iterable[ActualPlacement], node: Node, now_ns: int) -> list[
             {key: {str(card): units for card, units in cards.items()} for key, cards in each.table.items()}
         )
         true[ANN_ASSIGNED] = "true"
-        # Where two annotations disagree, `Pod.placement` is of the more exact one, and others read the other.
-        # What was never written is not missed: not every extender writes all of them.
+        # If two annotations disagree, `Pod.placement` is from the more exact one, and others read the other.
+        # An annotation that was never written is not missing: not every extender writes all of them.
         names = (ANN_INDEX, ANN_POD_UNITS, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE)
         wrong = [name for name in names if name in said and not _agree(name, said[name], true.get(name))]
         reason = ""
@@ -186,7 +186,7 @@ def _agree(name: str, text: str, true: str | None) -> bool:
 def target_repairs(
     targets: Mapping[str, Placement], waiting: Iterable[PendingContainer], node: Node
 ) -> list[Repair]:
-    """For pods that still wait and whose annotations name other cards than their target."""
+    """For waiting pods whose annotations name other cards than their target."""
     made, cards = [], {card.index for card in node.cards}
     for each in waiting:
         pod, target = each.pod, target_of(each.pod, targets)
@@ -206,10 +206,10 @@ def exchanges(
     targets: Mapping[str, Placement],
     node: Node,
 ) -> Iterator[tuple[str, Placement]]:
-    """New targets, as (pod uid, placement): pods that wait take over the cards of those who got theirs.
+    """New targets, as (pod uid, placement): waiting pods take over the cards of those that got theirs.
 
-    Only what pods of one size have not settled among themselves is left to those who wait. One that got
-    another card is answered too, so that one exchange is not found twice.
+    Only what pods of one size have not settled among themselves is left to those that wait. A pod that got
+    another card is included, so that the same exchange is not found twice.
     """
 
     def size(pod: NodePod) -> Size:
@@ -228,7 +228,7 @@ def exchanges(
         for each in waiting
         if each.first and (target := target_of(each.pod, targets)) is not None
     ]
-    for of_size in came:  # those who wait where more came than left go where more left than came
+    for of_size in came:  # waiting pods go from cards with more arrivals to those with more departures
         free = [*(Counter(left[of_size]) - Counter(came[of_size])).elements()]
         for cards in (Counter(came[of_size]) - Counter(left[of_size])).elements():
             other = next((each for each in meant_for if each[1:] == (of_size, cards)), None)
