@@ -58,8 +58,9 @@ class NodePod:
     isolation off for themselves by ``CGPU_DISABLE``; `reading` those whose environment comes from the pod's
     placement annotations; `running` those that run; `completed` the init containers that ended well, which
     kubelet does not start again. `container_ids` are the runtime's ids, with the containers' names.
-    `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody waits for. `said` are its placement annotations as they are, since others read them
-    without our care. `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
+    `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
+    waits for. `said` are its placement annotations as they are, since others read them without our care.
+    `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
     containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
     continues.
     """
