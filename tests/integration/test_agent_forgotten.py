@@ -17,7 +17,7 @@ from gpuslice.adapters.kubelet.rpc import unix_channel
 from gpuslice.apps.agent.folders import Folders, token
 from gpuslice.apps.agent.plugin import IDENTIFY_S
 from gpuslice.apps.agent.reconciler import AssignmentSource
-from gpuslice.core.contract import GPU_MEM, card_of_device_id, device_id
+from gpuslice.core.contract import ANN_INDEX, GPU_MEM, card_of_device_id, device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError, PluginError
@@ -123,6 +123,28 @@ async def test_a_kubelet_that_insists_gets_another_folder(tmp_path: Path) -> Non
             "old": folder,
             "new": f"{folder}-2",
         }
+
+
+async def test_an_init_container_that_has_ended_is_not_forgotten(tmp_path: Path) -> None:
+    """Its folder is there while the pod lives, and its devices are those of the app containers."""
+    async with Bench(tmp_path, ONE).running() as node:
+        apps = [container(3, "a"), container(3, "b")]
+        old = await node.place("old", 0, 0, containers=apps, initContainers=[container(4, "init")])
+        await node.kubelet.admit(old)
+        for name in ("init", "a", "b"):
+            await node.kubelet.start_container(old, name)
+        await node.annotated("old", ASSIGNED="true")
+        ended = [{"name": "init", "state": {"terminated": {"exitCode": 0}}}]
+        runs: list[Pod] = [{"name": name, "state": {"running": {}}} for name in ("a", "b")]
+        status = {"phase": "Running", "initContainerStatuses": ended, "containerStatuses": runs}
+        await node.client.patch_status(PODS.as_dict(), "old", status, "default")
+        await forget(node)
+        (event,) = await eventually(lambda: told(node, "ForgottenByKubelet"), "an event")
+        assert "of container a, b, which" in event.message
+        await started(node, "new", 9, 0)  # there is room for just that
+        lie: dict[str, Any] = {"metadata": {"annotations": {ANN_INDEX: "x"}}}
+        await node.client.merge_patch(PODS.as_dict(), "old", lie, "default")
+        await node.annotated("old", IDX="0", ASSIGNED="true")
 
 
 async def test_a_card_is_not_filled_beyond_what_runs_there(tmp_path: Path) -> None:

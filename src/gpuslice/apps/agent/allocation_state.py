@@ -157,8 +157,7 @@ class AllocationState:
         self._owners = {
             ids: uid for ids, uid in self._owners.items() if ids & listed and uid not in long_gone
         }
-        owning = set(self._owners.values())
-        self._gone_s = {uid: at_s for uid, at_s in self._gone_s.items() if uid in owning}
+        self._gone_s = {uid: at_s for uid, at_s in self._gone_s.items() if uid in {*self._owners.values()}}
         self._granted = {
             ids: grant
             for ids, grant in self._granted.items()
@@ -177,6 +176,7 @@ class AllocationState:
             self.assignments = still_true(self.assignments, {ids: receiver})
         self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
         had_none = {recipient.uid, *(each.pod.view.uid for each in self.waiting())}
+        self._granted.pop(ids, None)  # the latest is the last
         self._granted[ids] = GrantRecord(self._clock(), receiver, frozenset(self._pods.keys() - had_none))
         if to is None:
             return
@@ -265,14 +265,15 @@ class AllocationState:
 
     def maybe_forgotten(self) -> tuple[RunningContainer, ...]:
         """Containers that may be running without kubelet listing them."""
-        again = {(grant.uid, grant.container) for grant in self.tentative}  # these have ended
+        ended = {(grant.uid, grant.container) for grant in self.tentative}  # since kubelet asked again
+        ended |= {(uid, name) for uid, pod in self._pods.items() for name in pod.completed}
         found = []
         for each in self._forgotten.containers:
             if pod := self._pod_of(each):
                 found.append(replace(each, uid=pod.uid))
             elif not each.uid:  # its pod is not known yet
                 found.append(each)
-        return tuple(each for each in found if each.name not in again)
+        return tuple(each for each in found if each.name not in ended)
 
     def _pod_of(self, container: RunningContainer) -> Pod | None:
         """By its uid, otherwise by its name, if it is alive."""
@@ -367,8 +368,7 @@ class AllocationState:
         """The ids that kubelet lists for a container of a living pod; None if it lists none."""
         pod = self.living(uid)
         mine = (pod.key if pod else None, container)
-        listed = self.assignments or ()
-        return next((each.ids for each in listed if (each.pod_key, each.container) == mine), None)
+        return next((one.ids for one in self.assignments or () if (one.pod_key, one.container) == mine), None)
 
     def holders(self) -> list[str]:
         """Pods of this node that hold slices of its cards."""
@@ -397,7 +397,7 @@ class AllocationState:
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
         """Where pods are, except pods whose name kubelet still lists with the devices of an earlier pod."""
-        ours = {*self._granted, *(each.assignment.ids for each in self._forgotten.containers)}
+        ours = (*(each.assignment.ids for each in self._forgotten.containers), *self._granted)
         found = actual_placements(self._pods.values(), assignments, self.node, ours)
         return [
             each

@@ -7,11 +7,9 @@ determined once for each kubelet that connects; a container that is no longer li
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import units_per_card
 from gpuslice.core.model import ContainerKind, Node, Pod, Refusal
@@ -83,13 +81,13 @@ def no_room_beside(
 ) -> Refusal | None:
     """Why nobody may use `ids`: with the forgotten ones it is too much for a card. `held`: listed ids."""
     known = units_per_card(ids | held)
-    unknown = Counter(card_of_device_id(each) for one in forgotten for each in one.assignment.ids)
+    unknown = units_per_card(frozenset[str]().union(*(one.assignment.ids for one in forgotten)))
     for card in node.cards:
-        if card.uuid in units_per_card(ids) and known[card.uuid] + unknown[card.uuid] > card.units:
+        if card.uuid in units_per_card(ids) and known[card.uuid] + unknown.get(card.uuid, 0) > card.units:
             pods = {each.assignment.pod_key for each in forgotten}
             return Refusal(
                 f"card {card.index} of node {node.name} has no room left beside "
-                f"{unknown[card.uuid]} of its {card.units} units of {node.names.memory} "
+                f"{unknown.get(card.uuid, 0)} of its {card.units} units of {node.names.memory} "
                 f"in running containers that kubelet has forgotten ({', '.join(sorted(pods))}); "
                 f"delete those pods, so that they are recreated, or this one"
             )

@@ -56,10 +56,11 @@ class NodePod:
 
     `came` is the version with which the pod was first seen here. `unlimited` names the containers that turn
     isolation off for themselves by ``CGPU_DISABLE``; `reading` those whose environment comes from the pod's
-    placement annotations; `running` those that run. `container_ids` are the runtime's ids, with the
-    containers' names. `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small
-    work that somebody waits for. `said` are its placement annotations as they are, since others read them
-    without our care. `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
+    placement annotations; `running` those that run; `completed` the init containers that ended well, which
+    kubelet does not start again. `container_ids` are the runtime's ids, with the containers' names.
+    `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
+    waits for. `said` are its placement annotations as they are, since others read them without our care.
+    `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
     containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
     continues.
     """
@@ -70,6 +71,7 @@ class NodePod:
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
+    completed: frozenset[str] = frozenset()
     container_ids: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     interactive: bool = False
@@ -119,6 +121,11 @@ def node_pod(pod: AgentPod) -> NodePod:
             lambda one: ((one.value_from or {}).get("fieldRef") or {}).get("fieldPath", "") in placement_paths
         ),
         running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
+        completed=frozenset(
+            each.name
+            for each in status.init_container_statuses or ()
+            if (each.state or {}).get("terminated", {}).get("exitCode") == 0
+        ),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses},
         interactive=annotations.get(ANN_LATENCY_CLASS) == "interactive",
         whole=any(

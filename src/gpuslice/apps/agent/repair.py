@@ -9,7 +9,7 @@ see `repair_order`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuslice.apps.agent.pending import PendingContainer, target_of
@@ -27,7 +27,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.errors import ContractError
 from gpuslice.core.grant import GrantError, units_per_card
-from gpuslice.core.model import CardSlice, ContainerKind, Node, Placement, Request
+from gpuslice.core.model import CardSlice, ContainerKind, Node, Placement
 from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 
@@ -75,11 +75,11 @@ def actual_placements(
     pods: Iterable[NodePod],
     assignments: Iterable[DeviceAssignment],
     node: Node,
-    ours: Container[frozenset[str]],
+    ours: Sequence[frozenset[str]],
 ) -> list[ActualPlacement]:
     """Of the pods whose devices kubelet lists completely and without contradiction.
 
-    `ours`: what an agent granted. Another plugin's ids may name more cards than the pod is on.
+    `ours`: what an agent granted, the latest last. Another plugin's ids may be of more cards than the pod's.
     """
     by_pod: dict[str, list[DeviceAssignment]] = defaultdict(list)
     for each in assignments:
@@ -89,7 +89,10 @@ def actual_placements(
 
 
 def _actual_placement(
-    pod: NodePod, assignments: list[DeviceAssignment], node: Node, ours: Container[frozenset[str]]
+    pod: NodePod,
+    assignments: list[DeviceAssignment],
+    node: Node,
+    ours: Sequence[frozenset[str]],
 ) -> ActualPlacement | None:
     request = pod.view.request
     if not assignments or request is None or pod.view.finished:
@@ -100,6 +103,7 @@ def _actual_placement(
         return None  # two pods of one name, or a pod of that name that is gone
     index_of = {card.uuid: card.index for card in node.cards}
     table: Table = {}
+    mine = frozenset[str]().union(*(each.ids for each in assignments))
     held_on: Counter[int] = Counter()  # units by card
     try:
         for container, units in held_at_peak(request):
@@ -109,7 +113,11 @@ def _actual_placement(
                 table[key] = {index_of[uuid]: count for uuid, count in sorted(counts.items())}
                 held_on.update(table[key])
             else:
-                table[key] = _of_init_container(units, held_on, pod, request)
+                # an init container, which kubelet does not list: others of its pod have some of its devices
+                grants = (ids for ids in reversed(ours) if len(ids) == container.units and ids & mine)
+                left = next((ids - mine for ids in grants if len(ids - mine) == units), ())
+                left_on = Counter({index_of[uuid]: count for uuid, count in units_per_card(left).items()})
+                table[key] = dict(left_on or _promised_beyond(held_on, units, pod))
     except (GrantError, KeyError):
         return None
     scattered = any(len(each) > request.card_count for each in table.values())
@@ -123,23 +131,15 @@ def _actual_placement(
     return ActualPlacement(pod, Placement(node.name, slices), table)
 
 
-def _of_init_container(
-    units: int, held_on: Mapping[int, int], pod: NodePod, request: Request
-) -> dict[int, int]:
-    """On which cards an init container holds `units` beyond the rest of its pod, which kubelet does not list.
+def _promised_beyond(held_on: Counter[int], units: int, pod: NodePod) -> Mapping[int, int]:
+    """The cards of `units` beyond those that the pod's listed containers have: an init container's.
 
-    It had as much of each card, and the others took theirs from that, perhaps all of one card: the rest is
-    what is left of the pod's cards. Those that nobody else is on are known by the annotations alone.
+    The annotations tell, if they do not contradict kubelet's list; else it is on the others' first card.
     """
     said = pod.view.placement.slices if pod.view.placement is not None else ()
-    cards = [*sorted(held_on), *(part.card for part in said if part.card not in held_on)][
-        : request.card_count
-    ]
-    left = {card: request.units_per_card - held_on.get(card, 0) for card in cards}
-    if sum(left.values()) == units and min(left.values()) >= 0:
-        return {card: amount for card, amount in left.items() if amount}
-    on = sorted(held_on)[: request.card_count]
-    return {card: units // len(on) for card in on}
+    promised = Counter({part.card: part.units for part in said})
+    beyond = promised - held_on
+    return beyond if held_on <= promised and beyond.total() == units else {min(held_on): units}
 
 
 # -- what annotations should say -------------------------------------------------------------------------
