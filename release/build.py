@@ -93,7 +93,7 @@ def make_zipapp(release: Release) -> Made:
         "-p",
         "/usr/bin/env python3",
         "-e",
-        "gpuslice.apps.cli.main:main_by_name",
+        "gpuslice.apps.cli.program:main_by_name",
         "--site-packages",
         str(site),
     ]

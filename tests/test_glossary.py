@@ -134,6 +134,12 @@ FIRST_PAGES = (
     "charts/gpuslice/values.yaml",
     "charts/gpuslice/templates/NOTES.txt",
 )
+COMMENTED = (
+    "src/gpuslice",
+    "native/include",
+    *(f"native/src/{folder}" for folder in ("system", "driver", "accounts", "entry", "hooks")),
+)
+"""Where comments, too, must be as idiomatic."""
 ORDINARY = ("line feed", "what feeds them")
 """Where a word has its ordinary meaning, or is a library's."""
 FOLDERS = (
@@ -237,6 +243,21 @@ def test_the_pages_read_first_are_idiomatic() -> None:
         for name in FIRST_PAGES
         for number, line in enumerate((ROOT / name).read_text().splitlines(), 1)
         for idiom, better in IDIOMS.items()
+        if (found := re.search(idiom, line))
+    ]
+    assert back == []
+
+
+def test_comments_are_idiomatic() -> None:
+    """What pages do without, code does too; but a sentence may begin with "So"."""
+    idioms = {idiom: better for idiom, better in IDIOMS.items() if "So " not in idiom}
+    back = [
+        f"{path.relative_to(ROOT)}:{number}: {found[0]!r}; rather: {better}"
+        for folder in COMMENTED
+        for path in sorted((ROOT / folder).rglob("*.*"))
+        if path.suffix in {".py", ".c", ".h", ".def"} and "_pb2" not in path.name
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for idiom, better in idioms.items()
         if (found := re.search(idiom, line))
     ]
     assert back == []

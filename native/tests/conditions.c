@@ -35,6 +35,7 @@
 
 typedef unsigned long long address_t;
 static int (*mem_alloc)(address_t *, size_t), (*mem_free)(address_t), (*set_current)(void *), (*mem_info)(size_t *, size_t *);
+static int (*mem_alloc_async)(address_t *, size_t, void *);
 static void *context;
 static _Atomic int granted, odd;
 static _Atomic bool over;
@@ -50,6 +51,7 @@ static void start(void)
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     *(void **)&mem_alloc = find(driver, "cuMemAlloc_v2");
     *(void **)&mem_free = find(driver, "cuMemFree_v2");
+    *(void **)&mem_alloc_async = find(driver, "cuMemAllocAsync");
     *(void **)&mem_info = find(driver, "cuMemGetInfo_v2");
     *(void **)&set_current = find(driver, "cuCtxSetCurrent");
     if (((int (*)(unsigned))find(driver, "cuInit"))(0) ||
@@ -238,6 +240,32 @@ static void interrupted(void (*handler)(int))
     printf("%d handled %d\n", result, handled);
 }
 
+/* ---- a pool beside a wait ---- */
+
+static void *take_much(void *result)
+{
+    address_t block;
+    set_current(context);
+    *(int *)result = mem_alloc_async(&block, BLOCK, NULL);
+    over = true;
+    return NULL;
+}
+
+/* The pool has room for what is small. */
+static void small_beside_large(void)
+{
+    pthread_t thread;
+    address_t block;
+    int large = -1, small = mem_alloc_async(&block, 1 << 20, NULL);
+    pthread_create(&thread, NULL, take_much, &large);
+    usleep(200000);
+    for (int i = 0; i < 10 && !small; i++)
+        small = mem_alloc_async(&block, 1 << 20, NULL);
+    bool late = over;
+    pthread_join(thread, NULL);
+    printf("%d and %d, %s\n", small, large, late ? "late" : "meanwhile");
+}
+
 int main(int count, char **arguments)
 {
     const char *way = count > 1 ? arguments[1] : "plain";
@@ -262,6 +290,8 @@ int main(int count, char **arguments)
         forks();
     else if (strcmp(way, "shared memory") == 0)
         shared_memory();
+    else if (strcmp(way, "small beside large") == 0)
+        small_beside_large();
     else if (strcmp(way, "a handler that calls") == 0)
         interrupted(calls);
     else if (strcmp(way, "a handler that jumps") == 0)

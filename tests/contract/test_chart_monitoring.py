@@ -33,7 +33,7 @@ def test_the_exporters_arguments_are_its_settings(helm: str) -> None:
     pod = render(helm, "--set", ALL)["DaemonSet", "gpuslice-exporter"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["args"][0] == "exporter"
-    parsed = command.make_context("exporter", list(translated(container["args"][1:]))).params
+    parsed = command.make_context("exporter", translated(container["args"][1:])[0]).params
     assert parsed["address"] == ":9400"
     assert parsed["legacy_address"] == ":9445"
     assert parsed["ack_metrics"] is True

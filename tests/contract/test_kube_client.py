@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -302,3 +303,43 @@ async def test_a_429_that_names_no_time_is_an_answer(server: ApiServer, client: 
     with pytest.raises(UnavailableError) as refused:
         await client.create(PODS, pod("p1"))
     assert not refused.value.outcome_unknown
+
+
+@pytest.mark.parametrize("way", ["requests", "watches"])
+async def test_an_outage_and_its_end_are_logged_once(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "gpuslice.adapters.kube.transport")
+    server = ApiServer(Cluster())
+    await server.start()
+    async with HttpTransport(Connection(server=server.url)) as transport:
+        client = KubeClient(transport)
+
+        async def ask() -> bool:
+            try:
+                if way == "requests":
+                    await client.list(NODES)
+                else:
+                    async with contextlib.aclosing(client.watch(NODES, "", timeout_s=1)) as lines:
+                        async for _ in lines:
+                            break
+            except UnavailableError:
+                return False
+            return True
+
+        assert await ask()
+        await server.stop()
+        async with asyncio.timeout(HANG_S):
+            while not caplog.records:
+                assert not await ask()
+                await asyncio.sleep(0.1)
+        for _ in range(5):
+            assert not await ask()
+        await server.start()
+        assert await ask()
+        assert await ask()
+        await server.stop()
+    away, again = caplog.records
+    assert (away.message, again.message) == (
+        "the API server does not answer",
+        "the API server answers again",
+    )
+    assert vars(again)["after_s"] >= 3

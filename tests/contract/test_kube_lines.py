@@ -163,7 +163,7 @@ async def test_a_given_up_request_does_not_spoil_the_next() -> None:
 
 async def test_a_token_with_a_line_end_is_refused_before_it_is_sent() -> None:
     async with speaking(OK) as (transport, script):
-        bad = Connection(transport._connection.server, credentials=Fixed(Secret(token="a\r\nX-Admin: yes")))
+        bad = Connection(transport._config.server, credentials=Fixed(Secret(token="a\r\nX-Admin: yes")))
         async with HttpTransport(bad) as other:
             with pytest.raises(ConfigError, match="the token has a line break"):
                 await other.request(ApiRequest("GET", "/"))

@@ -15,7 +15,10 @@ from gpuslice.adapters.kube.watch import Change, Reflector
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import unix_channel
 from gpuslice.apps.agent.folders import Folders, token
-from gpuslice.core.contract import GPU_MEM, card_of_device_id, device_id
+from gpuslice.apps.agent.plugin import IDENTIFY_S
+from gpuslice.apps.agent.reconciler import AssignmentSource
+from gpuslice.core.contract import ANN_INDEX, GPU_MEM, card_of_device_id, device_id
+from gpuslice.core.device_assignment import DeviceAssignment
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError, PluginError
 from simcluster.kubelet.rpc import DevicePluginClient
@@ -122,6 +125,28 @@ async def test_a_kubelet_that_insists_gets_another_folder(tmp_path: Path) -> Non
         }
 
 
+async def test_an_init_container_that_has_ended_is_not_forgotten(tmp_path: Path) -> None:
+    """Its folder is there while the pod lives, and its devices are those of the app containers."""
+    async with Bench(tmp_path, ONE).running() as node:
+        apps = [container(3, "a"), container(3, "b")]
+        old = await node.place("old", 0, 0, containers=apps, initContainers=[container(4, "init")])
+        await node.kubelet.admit(old)
+        for name in ("init", "a", "b"):
+            await node.kubelet.start_container(old, name)
+        await node.annotated("old", ASSIGNED="true")
+        ended = [{"name": "init", "state": {"terminated": {"exitCode": 0}}}]
+        runs: list[Pod] = [{"name": name, "state": {"running": {}}} for name in ("a", "b")]
+        status = {"phase": "Running", "initContainerStatuses": ended, "containerStatuses": runs}
+        await node.client.patch_status(PODS.as_dict(), "old", status, "default")
+        await forget(node)
+        (event,) = await eventually(lambda: told(node, "ForgottenByKubelet"), "an event")
+        assert "of container a, b, which" in event.message
+        await started(node, "new", 9, 0)  # there is room for just that
+        lie: dict[str, Any] = {"metadata": {"annotations": {ANN_INDEX: "x"}}}
+        await node.client.merge_patch(PODS.as_dict(), "old", lie, "default")
+        await node.annotated("old", IDX="0", ASSIGNED="true")
+
+
 async def test_a_card_is_not_filled_beyond_what_runs_there(tmp_path: Path) -> None:
     """kubelet sees 15 free units; 10 are in use. Who comes gets a sentence, at whichever call it shows."""
     async with Bench(tmp_path, ONE).running() as node:
@@ -163,6 +188,31 @@ async def test_a_card_is_not_filled_by_somebody_of_whom_there_is_no_news_yet(tmp
     async with Bench(tmp_path, ONE).running() as node:
         held = node.kubelet.ids(await started(node, "old", 10, 0))
         await forget(node)
+        with pytest.raises(GRPCError, match=r"forgotten \(default/old\)"):
+            await pre_start(node, frozenset(sorted(held)[:9]))
+
+
+class ComesAgain:
+    """kubelet's assignments; amid the answer `at`, another kubelet begins to follow the device list."""
+
+    def __init__(self, node: Bench, inner: AssignmentSource, at: int) -> None:
+        self._node, self._inner, self._left = node, inner, at
+
+    async def assignments(self, resource: str) -> tuple[DeviceAssignment, ...]:
+        found = await self._inner.assignments(resource)
+        self._left -= 1
+        if self._left == 0:
+            await asyncio.sleep(IDENTIFY_S - 0.5)  # then there is no time left to ask again
+            self._node.agent.state.kubelet_came(self._node.agent.state.maybe_forgotten())
+        return found
+
+
+async def test_a_kubelet_that_comes_amid_a_start_fills_no_card(tmp_path: Path) -> None:
+    async with Bench(tmp_path, ONE, settings={"reconcile_s": 60.0}).running() as node:
+        held = node.kubelet.ids(await started(node, "old", 10, 0))
+        await forget(node)
+        reconciler = node.agent.reconciler
+        reconciler._kubelet = ComesAgain(node, reconciler._kubelet, at=8)
         with pytest.raises(GRPCError, match=r"forgotten \(default/old\)"):
             await pre_start(node, frozenset(sorted(held)[:9]))
 
@@ -289,12 +339,14 @@ async def test_what_was_planned_before_a_pods_start_is_not_written_after_it(tmp_
         said: list[str] = []
         watch = Reflector(node.client, PODS, lambda change: said.extend(_assigned(change)))
         watching = asyncio.create_task(watch.run())
-        node.cluster.add_fault(Fault(method="PATCH", path=".*/pods/slow", delay_s=1.0, times=1))
+        answered = asyncio.Event()
+        node.cluster.add_fault(Fault(method="PATCH", path=".*/pods/slow", times=1, held=answered))
         await node.kubelet.admit(slow)
         await node.kubelet.admit(early)  # gets the card of "late", whose annotation is to tell so
         uid = late["metadata"]["uid"]
         await eventually(lambda: uid in node.agent.state.targets, "it is planned, and the first is written")
         await node.kubelet.admit(late)
+        answered.set()
         await node.kubelet.start_container(late)
         await node.annotated("slow", ASSIGNED="true")
         await node.annotated("early", IDX="0", ASSIGNED="true")

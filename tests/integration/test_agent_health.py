@@ -93,6 +93,19 @@ async def test_faults_of_applications_and_a_switched_off_check_change_nothing(tm
         assert node.kubelet.healthy() == 30
 
 
+async def test_an_api_server_that_hangs_delays_no_news_of_a_card(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Bench(tmp_path, TWO, settings=SETTINGS).running() as node:
+        node.cluster.add_fault(Fault(path=".*/(configmaps|events).*", delay_s=10.0))
+        first, second = ({"xid": 79, "uuid": uuid(card)} for card in TWO)
+        node.record(TWO, events=[first])
+        await eventually(lambda: node.kubelet.healthy() == 15, "card 0 is out")
+        node.record(TWO, events=[first, second])
+        await eventually(lambda: node.kubelet.healthy() == 0, "card 1 is out")
+        assert "not written" not in caplog.text  # the first has not been given up before
+
+
 @pytest.mark.parametrize("told_late", [False, True])
 async def test_a_card_recovers_and_events_tell_of_it(tmp_path: Path, told_late: bool) -> None:
     """Also where it was over before the API server could be told that it began."""

@@ -103,6 +103,8 @@ async def test_the_process_serves_kubelet_from_nvml_and_ends_cleanly(tmp_path: P
         await eventually(lambda: node.kubelet.healthy() == 0, "card 0 is lost")
         agent.machine.restore(0)
         await eventually(lambda: node.kubelet.healthy() == 15, "card 0 is back")
+        agent.machine.inject_xid(0, 79)
+        await eventually(lambda: node.kubelet.healthy() == 0, "its faults are followed again")
         async with aiohttp.ClientSession() as web:
             port = await agent.port()
             async with web.get(f"http://127.0.0.1:{port}/readyz") as answer:
@@ -129,6 +131,38 @@ async def test_a_killed_process_is_replaced_and_its_socket_taken_over(tmp_path: 
         node.record({0: 16130})
         await node.start_agent()
         await eventually(lambda: node.kubelet.healthy() == 15, "the next one took over")
+
+
+async def test_a_driver_that_was_away_is_opened_anew(tmp_path: Path) -> None:
+    """As after `nvidia-smi -r` of all cards, or where its module is loaded again."""
+    async with started(tmp_path, "V100-SXM2-16GB", "T4") as agent:
+        node = agent.bench
+        await eventually(lambda: node.kubelet.healthy() == 15 + 14, "registered")
+        agent.machine.lose(0)
+        await eventually(lambda: node.kubelet.healthy() == 14, "card 0 is lost")
+        agent.machine.unload_driver()
+        await eventually(lambda: node.kubelet.healthy() == 0, "nothing is known of the other any more")
+        agent.machine.restore(0)
+        agent.machine.load_driver()
+        await eventually(lambda: node.kubelet.healthy() == 15 + 14, "both are back")
+        assert agent.process.returncode is None
+        said = [json.loads(line)["event"] for line in agent.log.read_text().splitlines()]
+        assert said.count("card out of use") == said.count("card back in use") == 2
+        assert said.count("cards cannot be given out") == 1
+        assert said.count("the driver answers") == 2
+
+
+async def test_an_agent_whose_driver_was_replaced_is_started_again(tmp_path: Path) -> None:
+    """NVML in its memory is of the earlier driver, and nothing in the process can change that."""
+    async with started(tmp_path, "V100-SXM2-16GB", "T4") as agent:
+        await eventually(lambda: agent.bench.kubelet.healthy() == 15 + 14, "registered")
+        agent.machine.lose(0)
+        await eventually(lambda: agent.bench.kubelet.healthy() == 14, "card 0 is lost")
+        agent.machine.load_driver("999.1")
+        assert await agent.ended() == 1
+        *_, last = agent.log.read_text().splitlines()
+        assert "the driver was replaced" in last
+        assert "must be started again" in last
 
 
 async def _annotation(node: Bench, name: str) -> str:

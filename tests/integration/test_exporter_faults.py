@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 from collections.abc import Callable, Iterator
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from simcluster import gpu
+from tests import HANG_S
 from tests.integration.exporter_rig import Page, gpu_node, have_native, running_exporter
 from tests.integration.sim_node import NATIVE
 from tests.integration.test_exporter_story import app, running
 
 pytestmark = pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
 
+WORKS = "gpuslice_exporter_collector_success"
 XIDS = "gpuslice_gpu_xid_errors_total"
 CARDS = ["V100-SXM2-16GB", "T4"]
 NOT_SUPPORTED, UNKNOWN = 3, 999  # of nvmlReturn_t
@@ -37,6 +40,37 @@ async def test_a_lost_card_leaves_the_others_and_is_named(tmp_path: Path) -> Non
             assert page.one("gpuslice_exporter_devices_expected") == 2
             machine.restore(0)
         await exporter.page_when(lambda page: page.value("gpuslice_gpu_up", gpu_uuid=uuid) == 1)
+
+
+async def test_a_driver_that_is_away_and_its_return_are_logged_once(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", CARDS)
+    async with running_exporter(state, kubernetes="false") as exporter:
+        await exporter.page_when(lambda page: page.value(WORKS, collector="xid") == 1)
+        with gpu.Machine(state) as machine:
+            machine.lose(0)
+            machine.unload_driver()
+            await exporter.page_when(
+                lambda page: {page.value(WORKS, collector=name) for name in ("driver", "xid")} == {0}
+            )
+            before = len(exporter.log)
+            await asyncio.sleep(5)  # it is asked again each two seconds
+            assert [each for each in exporter.log[before:] if each["event"].startswith("collector")] == []
+            machine.restore(0)
+            machine.load_driver()
+        await exporter.page_when(lambda page: page.value(WORKS, collector="xid") == 1)
+        again = [each["collector"] for each in exporter.logged("collector works again")]
+        assert sorted(again) == ["driver", "xid"]
+
+
+async def test_an_exporter_whose_driver_was_replaced_is_started_again(tmp_path: Path) -> None:
+    state = gpu.create(tmp_path / "machine", CARDS)
+    async with running_exporter(state, kubernetes="false") as exporter:
+        await exporter.page_when(lambda page: len(page.all("gpuslice_gpu_up")) == 2)
+        with gpu.Machine(state) as machine:
+            machine.lose(0)
+            machine.load_driver("999.1")
+        assert await asyncio.wait_for(exporter.process.wait(), HANG_S) == 1
+    assert "the driver was replaced" in exporter.log[-1]["event"]
 
 
 async def test_a_card_without_memory_of_its_own_is_there_all_the_same(tmp_path: Path) -> None:

@@ -93,6 +93,14 @@ def test_a_signal_handler_may_call_or_leave_for_good_while_we_wait(
         assert said(box, f"a handler that {handler}") == f"2 handled {result}"
 
 
+def test_who_finds_room_in_a_pool_does_not_wait_for_a_thread_that_waits(tmp_path: Path) -> None:
+    """That one held a lock which every stream-ordered allocation takes."""
+    with container(tmp_path) as box, box.worker() as stopped:
+        stopped.ok("start 0")
+        leave_pending(box, 725 * MIB)
+        assert said(box, "small beside large") == "0 and 2, meanwhile"
+
+
 def test_children_forked_while_threads_allocate_come_to_their_end(tmp_path: Path) -> None:
     with container(tmp_path) as box:
         assert said(box, "forks") == f"{BLOCKS} failed 0 odd 0"

@@ -93,6 +93,12 @@ def test_processes_that_see_another_namespaces_proc_keep_what_they_hold(tmp_path
             assert box.card().used_bytes == box.machine.used()
 
 
+def child(pid: int) -> int:
+    found = first_child(pid)
+    assert found, f"{pid} has started nothing"
+    return found
+
+
 def number_inside(pid: int) -> str:
     (line,) = (text for text in Path(f"/proc/{pid}/status").read_text().splitlines() if "NSpid" in text)
     return line.split()[-1]
@@ -111,7 +117,7 @@ def test_a_process_with_the_number_of_one_that_was_killed_is_not_taken_for_it(
         with worker_in(box, *beside) as killed:
             killed.ok("start 0")
             killed.ok(f"alloc 0 plain {600 * MIB}")
-            program = first_child(killed.pid)
+            program = child(killed.pid)
             number = number_inside(program)
             os.kill(program, signal.SIGKILL)
             killed.leave()  # who started it lets its number go
@@ -120,7 +126,7 @@ def test_a_process_with_the_number_of_one_that_was_killed_is_not_taken_for_it(
             box.environ(),
         )
         with again as heir:
-            assert number_inside(first_child(first_child(heir.pid))) == number
+            assert number_inside(child(child(heir.pid))) == number
             if starts:
                 heir.ok("start 0")
             first.ok("start 0")

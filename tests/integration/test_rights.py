@@ -140,7 +140,8 @@ async def test_an_agent_uses_all_its_rights_and_needs_no_other(grants: Grants, t
         view = Pod(meta["uid"], meta["namespace"], meta["name"])
         assert await writer.pod(view) is not None  # as after a conflict
         for _ in range(2):
-            await writer.pod_event(view, "GPUMemoryRefused", "the same again")
+            writer.pod_event(view, "GPUMemoryRefused", "the same again")
+        await writer.events.write_waiting()
         await node.client.merge_patch(NODES, NODE, {"metadata": {"labels": {"gpushare": "false"}}})
     judge(cluster, AGENT, own)
 

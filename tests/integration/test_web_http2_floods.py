@@ -24,7 +24,7 @@ from gpuslice.adapters.web.clients import TURN_S
 from gpuslice.adapters.web.frames import Code
 from gpuslice.adapters.web.http2 import MOST_IDLE_FRAMES, MOST_STREAMS
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
-from tests.integration.http2_rig import FIELDS, Attacker
+from tests.integration.http2_rig import FIELDS, MOST_BYTES, Attacker
 
 LARGEST_FRAME_BYTES = 256 << 10
 
@@ -299,6 +299,27 @@ async def test_many_slow_requests_of_one_breath_let_others_have_their_turn() -> 
     await asyncio.sleep(0)  # the last one may have used up its turn
     assert not attacker.transport.paused
     assert len(heads(attacker)) == MOST_STREAMS
+
+
+async def test_what_waits_for_its_turn_counts_once() -> None:
+    """All may hold 1,000,000 bytes, and this client sends 900,000, of them 200,000 behind a slow request."""
+
+    def app(request: HttpRequest) -> HttpResponse:
+        if not request.body:
+            time.sleep(2 * TURN_S)
+        return text_answer(f"{len(request.body)}")
+
+    attacker = Attacker(app, limit_bytes=MOST_BYTES, window_bytes=1 << 30)
+    attacker.send(attacker.head(1, FIELDS))
+    for _ in range(7):
+        attacker.send(DataFrame(1, b"x" * 100_000))
+    attacker.send(
+        attacker.head(3, FIELDS, ends=True),
+        *(DataFrame(1, b"x" * 100_000, flags=flags) for flags in ([], ["END_STREAM"])),
+    )
+    decoder = Decoder()
+    assert [status_of(head, decoder) for head in heads(attacker)] == ["200", "200"]
+    assert not attacker.transport.closed
 
 
 async def test_heads_of_very_many_fields_do_not_keep_the_loop() -> None:

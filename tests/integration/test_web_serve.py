@@ -25,7 +25,7 @@ import uvloop
 from gpuslice.adapters.web.app import Probes, Route, for_known_clients, get, make_app, post
 from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.exposition import Family, Format, MetricKind, Piece, pieces
-from gpuslice.adapters.web.logs import JsonFormatter
+from gpuslice.adapters.web.logs import REPEAT_AFTER_S, JsonFormatter, RepeatFilter
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from gpuslice.adapters.web.serve import Listen, serving, work_until
 from tests import HANG_S
@@ -372,6 +372,30 @@ def test_a_log_line_is_an_event_with_fields() -> None:
     )
     assert (first["node"], first["units"], first["path"]) == ("n1", 4, "/x")
     assert "ValueError: why" in second["traceback"]
+
+
+def test_a_warning_that_repeats_is_written_now_and_then() -> None:
+    """A loop that fails every few seconds would bury all else."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(RepeatFilter())
+
+    def say(level: int, at_s: float, **fields: object) -> None:
+        record = logging.makeLogRecord(
+            {"name": "gpuslice", "levelno": level, "msg": "not written", "created": at_s, **fields}
+        )
+        handler.handle(record)
+
+    for second in range(int(2 * REPEAT_AFTER_S) + 1):
+        say(logging.WARNING, second, error="refused", retry_in_s=second / 7)
+    say(logging.WARNING, second, error="no answer in time", gpu=0)
+    say(logging.WARNING, second, error="no answer in time", gpu=1)
+    for _ in range(3):
+        say(logging.INFO, second, error="refused")
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line.get("repeated") for line in lines[:3]] == [None, REPEAT_AFTER_S - 1, REPEAT_AFTER_S - 1]
+    assert [line.get("gpu") for line in lines[3:]] == [0, 1, None, None, None]
 
 
 def test_a_process_that_hangs_tells_where_when_it_is_asked() -> None:

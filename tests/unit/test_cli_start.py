@@ -231,3 +231,38 @@ def test_each_shell_gets_its_script(shell: str) -> None:
     told = CliRunner().invoke(command, ["completion", shell])
     assert told.exit_code == 0
     assert "_GPUSLICE_COMPLETE" in told.output
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("click.py", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"),
+        (
+            "sitecustomize.py",
+            "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)",
+        ),
+    ],
+)
+def test_an_interrupt_while_python_starts_or_ends_is_no_traceback(
+    file: str, code: str, tmp_path: Path
+) -> None:
+    """Most of a short command is the import of its packages."""
+    (tmp_path / file).write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "gpuslice", "version"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_a_program_whose_output_is_closed_lends_its_number_to_no_socket(tmp_path: Path) -> None:
+    told = tmp_path / "number"
+    (tmp_path / "click.py").write_text(
+        f"import socket, os; open({str(told)!r}, 'w').write(str(socket.socket().fileno())); os._exit(0)"
+    )
+    program = f"exec {sys.executable} -m gpuslice version <&- >&- 2>&-"
+    subprocess.run(["sh", "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)
+    assert int(told.read_text()) > 2

@@ -17,6 +17,7 @@ from gpuslice.core.nesting import TooDeepError, checked_depth
         ("ünï", "ünï"),
         ("\x1b[2J\n\u2028red\x07", "?[2J??red?"),
         ("7" * 5000, "7" * LONGEST_VALUE + "…"),
+        ("http://me:se@cret@host/a@b", "http://…@host/a@b"),
     ],
 )
 def test_a_value_is_shown_as_one_line_that_nothing_obeys(

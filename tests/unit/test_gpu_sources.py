@@ -59,10 +59,13 @@ async def test_a_call_that_hangs_is_given_up_and_the_next_ones_are_refused_at_on
     worker, go = BlockingWorker("driver"), threading.Event()
     with pytest.raises(GpuUnavailableError, match=r"driver: no answer within 0\.05 s"):
         await worker.call(go.wait, 0.05)
-    threads = threading.active_count()
+    threads, said = threading.active_count(), set[str]()
     for _ in range(3):
-        with pytest.raises(GpuUnavailableError, match="has not come back"):
+        with pytest.raises(GpuUnavailableError, match="has not come back since") as refused:
             await worker.call(lambda: 1, 5)
+        said.add(str(refused.value))
+        await asyncio.sleep(0.6)
+    assert len(said) == 1, "each second of a hanging driver would be news to who logs what is new"
     assert threading.active_count() == threads
     go.set()
     async with asyncio.timeout(HANG_S):

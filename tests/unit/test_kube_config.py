@@ -131,6 +131,7 @@ def test_impersonation_becomes_headers(tmp_path: Path) -> None:
         ({"context": {"user": "other"}}, 'names user "other", which is missing'),
         ({"cluster": {}}, 'cluster "main" has no server'),
         ({"cluster": {"server": "ftp://x"}}, "must be an http or https URL"),
+        ({"cluster": {"server": "ftp://me:secret@x"}}, 'server is "ftp://…@x", must be'),
         ({"cluster": {"server": 5}}, r"Expected `str`, got `int` - at `\$.clusters\[0\].cluster.server`"),
         ({"cluster": {"server": "https://x", "certificate-authority-data": "!"}}, "is not base64"),
         ({"cluster": {"server": "https://x", "certificate-authority": "/none"}}, "/none cannot be read"),

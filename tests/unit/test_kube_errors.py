@@ -57,12 +57,19 @@ def test_an_empty_answer_still_makes_a_sentence() -> None:
     assert str(error_of(404, b"", what="GET /x")) == "GET /x: Not Found (HTTP 404)"
 
 
-def test_only_a_429_is_surely_not_done() -> None:
-    refused, unknown = error_of(429, b""), error_of(504, b"")
-    assert isinstance(refused, UnavailableError)
-    assert isinstance(unknown, UnavailableError)
-    assert not refused.outcome_unknown
-    assert unknown.outcome_unknown
+@pytest.mark.parametrize(
+    ("code", "message", "unknown"),
+    [
+        (429, "", False),
+        (504, "", True),
+        (500, "etcdserver: request timed out", True),
+        (500, 'Internal error occurred: failed calling webhook "a.b": failed to call webhook: EOF', False),
+    ],
+)
+def test_what_is_surely_not_done(code: int, message: str, unknown: bool) -> None:
+    error = error_of(code, failure(code, "InternalError", message).body)
+    assert isinstance(error, UnavailableError)
+    assert error.outcome_unknown is unknown
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,14 @@ def test_pods_that_no_empty_node_holds_do_not_make_slots_dear() -> None:
     assert policy.choose(HEAVY) != fleet.row_of["begun"]
 
 
-def slots(fleet: Fleet, shapes: list[Shape], part: list[float], weight: float = 0.2) -> SlotDemand:
+def slots(
+    fleet: Fleet, shapes: list[Shape], part: list[float], weight: float = 0.2, seen: float = 1.0
+) -> SlotDemand:
     layout = layout_of(fleet)
     several = np.array([shape.cards > 1 for shape in shapes])
     wanted = [shape for shape in shapes if shape.cards > 1]
     holds = layout.allowed(wanted) & (layout.pieces(wanted) > 0)
-    return SlotDemand(wanted, np.array(part)[several], holds, weight)
+    return SlotDemand(wanted, np.array(part)[several], holds, weight, seen)
 
 
 def scarcity(fleet: Fleet, shapes: list[Shape], part: list[float]) -> list[float]:
@@ -85,6 +87,27 @@ def test_a_slot_costs_its_cards_where_short_and_more_where_pods_come_and_go(
     fleet = make_fleet(*[(10,) * 4] * 2)
     demand = slots(fleet, [Shape(10, 4)], [part], weight)
     assert demand.prices(fleet, layout_of(fleet), turnover).tolist() == pytest.approx([price])
+
+
+@pytest.mark.parametrize(("seen", "price"), [(0.0, 0.04), (0.7, 0.07), (1.0, 0.1)])
+def test_ample_slots_cost_less_until_pods_for_them_were_seen(seen: float, price: float) -> None:
+    fleet = make_fleet(*[(10,) * 4] * 2)
+    ample, short = (slots(fleet, [Shape(10, 4)], [part], 0.2, seen) for part in (0.2, 1.0))
+    assert ample.prices(fleet, layout_of(fleet), 0.0).tolist() == pytest.approx([price])
+    assert short.prices(fleet, layout_of(fleet), 0.0).tolist() == pytest.approx([5.0])
+
+
+@pytest.mark.parametrize(
+    ("several", "kept_whole"), [(0, False), (10, True)], ids=["only shares", "several too"]
+)
+def test_no_node_is_kept_whole_for_larger_pods_that_never_came(several: int, kept_whole: bool) -> None:
+    """What is kept is a third of a card for a pod that wants it, or an empty node for one of four cards."""
+    fleet = make_fleet((24,), *[(24,) * 4] * 20)
+    fleet.take(0, (0,), Shape(16))
+    policy = OpportunityCost(fleet)
+    for shape in [Shape(3), Shape(8), Shape(12)] * 200 + [Shape(24, 4)] * several:
+        policy.arrived(shape)
+    assert (policy.choose(Shape(3)) == 0) == kept_whole
 
 
 def test_slots_that_go_fast_become_dear_before_the_mix_is_learned_anew() -> None:

@@ -117,5 +117,11 @@ def test_a_command_gets_one_flag_for_each_setting() -> None:
     assert all(info.flag in text for info in describe(Sample))
 
 
+def test_nobody_is_shown_the_login_of_a_url() -> None:
+    assert shown(read(card="GPU-https://me:secret@host/a"))["card"] == "GPU-https://…@host/a"
+    with pytest.raises(SettingsError, match='card is "https://…@host"'):
+        read(card="https://me:secret@host")
+
+
 def test_secrets_are_not_shown() -> None:
     assert shown(read(token="hush"))["token"] == "…"

@@ -11,6 +11,8 @@ struct sim_view view;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic unsigned references;
 static const char places[SIM_CARDS];
+static uint32_t resets[SIM_CARDS]; /* of each card when NVML was opened, which is when it looks for cards */
+static char library_version[32];   /* the library stays that of the driver with which it was loaded */
 
 nvmlReturn_t nvml_ready(void)
 {
@@ -46,7 +48,7 @@ nvmlReturn_t place_for(const char *call, nvmlDevice_t device, struct place *plac
     place->index = (uint32_t)(device - places);
     place->card = &state->cards[place->index];
     place->whole = place->card->parent >= 0 ? &state->cards[place->card->parent] : place->card;
-    if (place->card->lost || place->whole->lost)
+    if (place->card->lost || place->whole->lost || place->whole->resets != resets[place->whole - state->cards])
         return NVML_ERROR_GPU_IS_LOST;
     if (place->card->refused_with && !strncmp(call, place->card->refused_call, strlen(place->card->refused_call)))
         return (nvmlReturn_t)place->card->refused_with;
@@ -61,16 +63,30 @@ nvmlReturn_t whole_for(const char *call, nvmlDevice_t device, struct place *plac
 
 /* ------------------------------------------------------------------------------------ start and end */
 
+/* Once until the last who opened it has closed it. */
+static nvmlReturn_t open_driver(void)
+{
+    struct sim_state *state = sim_attach();
+    if (!state || state->driver_unloaded)
+        return NVML_ERROR_DRIVER_NOT_LOADED;
+    if (!*library_version)
+        strcpy(library_version, state->driver_version);
+    if (strcmp(library_version, state->driver_version) != 0)
+        return NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+    for (uint32_t i = 0; i < state->card_count; i++)
+        resets[i] = state->cards[i].resets;
+    sim_view_of_machine(&view);
+    return NVML_SUCCESS;
+}
+
 EXPORT nvmlReturn_t nvmlInit_v2(void)
 {
     pthread_mutex_lock(&mutex);
-    struct sim_state *state = sim_attach();
-    if (state && !atomic_load(&references))
-        sim_view_of_machine(&view);
-    if (state)
+    nvmlReturn_t result = atomic_load(&references) ? NVML_SUCCESS : open_driver();
+    if (result == NVML_SUCCESS)
         atomic_fetch_add(&references, 1);
     pthread_mutex_unlock(&mutex);
-    return state ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
+    return result;
 }
 
 EXPORT nvmlReturn_t nvmlInit(void) { return nvmlInit_v2(); }

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 10u
+#define SIM_LAYOUT_VERSION 11u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -93,6 +93,7 @@ struct sim_card {
     uint32_t pcie_generation, pcie_width, pcie_max_generation, pcie_max_width;
     uint32_t nvlink_count;
     uint32_t lost;           /* 1: fallen off the bus */
+    uint32_t resets;         /* how often it came back: it stays lost to who opened NVML before */
     uint32_t failing;        /* a CUresult that contexts on this card get, 0 for none */
     uint32_t refused_with;   /* an nvmlReturn_t that the calls of NVML named below get on this card, 0 for none */
     char refused_call[60];   /* the beginning of their names */
@@ -198,7 +199,9 @@ struct sim_state {
     uint32_t card_count;
     uint32_t cuda_version; /* 10010 for 10.1 */
     uint32_t process_high; /* slots ever used: [0, process_high) */
-    char driver_version[32];
+    uint32_t driver_unloaded; /* 1: there is no kernel module just now */
+    uint32_t padding;
+    char driver_version[32]; /* of the kernel module */
     char nvml_version[32];
     uint64_t created_ns;        /* monotonic */
     uint64_t granularity_bytes; /* physical memory is handed out in these */

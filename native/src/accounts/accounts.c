@@ -1,13 +1,13 @@
-/* How two processes cannot overshoot together, without a lock that a dead one could hold.
+/* How processes never exceed the limit together, without a lock that a dead process could hold.
  *
  * To reserve, a process first publishes the bytes as pending in its own slot, then sums all slots. If the sum is
- * within the limit the bytes become used, else they are taken back. Of any two that race, the later to publish sees
- * the earlier, so what is granted never passes the limit. The earlier may be refused for the sake of one that is
- * taken back a moment later; so a refusal is final only when the *granted* bytes leave no room, and otherwise tried
- * again: the lowest slot stays pending and waits, the others step back.
+ * within the limit, the bytes become used; otherwise they are taken back. Of two processes that race, the later to publish
+ * sees the earlier, so the granted bytes never exceed the limit. The earlier one may be refused because of pending bytes
+ * that are taken back a moment later. Therefore a refusal is final only if the *granted* bytes leave no room; otherwise the
+ * reservation is retried: the process with the lowest slot stays pending and waits, and the others withdraw.
  *
- * Nothing here is two stores that must happen together. A process that dies at any instruction leaves a slot whose
- * numbers are at least what it held, and the slot is emptied by the first to find its owner gone.
+ * Nothing here depends on two stores happening together. A process that dies at any instruction leaves a slot that counts
+ * at least what it held, and the first process to notice that the owner is gone empties the slot.
  */
 #include "accounts/accounts.h"
 
@@ -16,8 +16,8 @@
 #include "accounts/attach.h"
 #include "accounts/slots.h"
 
-/* Who has bytes pending takes negligible time, unless it is stopped just then, or never was: the tenant can
- * write here. */
+/* How long to retry while other processes have bytes pending. They are pending for a negligible time, unless the process
+ * was stopped at that moment or does not exist: the tenant can write here. */
 #ifndef GS_CONTENDED_NS
 #define GS_CONTENDED_NS UINT64_C(1000000000)
 #endif
@@ -25,7 +25,7 @@
 #define NAP_NS UINT64_C(50000)
 #define LEAVING_NAP_NS UINT64_C(10000000)
 
-/* ---- what we hold: in the slot, then in our own word ---- */
+/* ---- what we hold: changed in the slot, then in our own word ---- */
 
 static bool stands_elsewhere(const struct gs_accounts *accounts, const struct gs_attachment *at, uint64_t word)
 {
@@ -36,7 +36,7 @@ static void gain(struct gs_accounts *accounts, struct gs_attachment *at, uint32_
 {
     atomic_fetch_add(&at->slot->usage[card].used_bytes, bytes);
     uint64_t before = atomic_fetch_add(&accounts->mine[card].gained, bytes << GS_ATTACHMENT_BITS);
-    if (stands_elsewhere(accounts, at, before)) /* mended in between: made once more where it counts */
+    if (stands_elsewhere(accounts, at, before)) /* the accounts were repaired in between: repeat it in the new slot */
         atomic_fetch_add(&gs_attachment_of(accounts, before)->slot->usage[card].used_bytes, bytes);
 }
 
@@ -52,12 +52,12 @@ static void lose(struct gs_accounts *accounts, struct gs_attachment *at, uint32_
 
 struct sum {
     uint64_t granted, pending; /* pending by all, ourselves included */
-    bool lower;                /* somebody in a lower slot has bytes pending */
+    bool lower;                /* a lower slot has bytes pending */
 };
 
 static void add_slot(struct sum *sum, const struct gpuslice_slot *slot, uint32_t card)
 {
-    /* Pending before used: bytes on their way from one to the other are seen at least once. */
+    /* Pending is read before used, so that bytes which move from one to the other are seen at least once. */
     uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
     uint64_t used = gs_bounded(&slot->usage[card].used_bytes);
     if ((pending | used) == 0 || gs_load(&slot->owner) == 0)
@@ -66,7 +66,7 @@ static void add_slot(struct sum *sum, const struct gpuslice_slot *slot, uint32_t
     sum->granted += used;
 }
 
-/* Our own part is what we know of it, should the slot say less. */
+/* For our own slot, the higher of what the slot says and what we know. */
 static void add_own(struct sum *sum, const struct gs_accounts *accounts, const struct gpuslice_slot *slot, uint32_t card)
 {
     uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
@@ -92,7 +92,7 @@ static struct sum sum_of(const struct gs_accounts *accounts, const struct gs_att
 
 enum verdict { GRANTED, FULL, CONTENDED };
 
-/* `patience`: how often to look again while only higher slots, which step back, stand in the way. */
+/* `patience`: how often to sum again while only higher slots, which withdraw, have bytes pending. */
 static enum verdict try_reserve(struct gs_accounts *accounts, struct gs_attachment *at, uint32_t card, uint64_t bytes,
                                 uint64_t limit, int patience)
 {
@@ -125,7 +125,7 @@ void gs_accounts_forget(struct gs_accounts *accounts)
 
 static void step_back(struct gs_accounts *accounts, uint32_t round)
 {
-    if (round % 64 == 63) /* perhaps for a process that died while it had bytes pending */
+    if (round % 64 == 63) /* a process may have died with bytes pending */
         gs_accounts_sweep(accounts);
     if (round < YIELDS)
         gs_yield();
@@ -133,7 +133,7 @@ static void step_back(struct gs_accounts *accounts, uint32_t round)
         gs_sleep_ns(NAP_NS);
 }
 
-/* Whether there will be room as soon as a process has left, of which that is certain only later. */
+/* Whether there will be room once the processes that seem to be ending have ended. */
 static bool is_worth_waiting(const struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
 {
     struct gs_attachment *at = gs_attached(accounts);
@@ -165,7 +165,7 @@ static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, 
             if (!is_worth_waiting(accounts, card, bytes, limit))
                 return false;
             gs_sleep_ns(LEAVING_NAP_NS);
-            until = gs_monotonic_ns() + GS_CONTENDED_NS; /* from when we are awake again, on a busy host */
+            until = gs_monotonic_ns() + GS_CONTENDED_NS; /* counted from now, since a busy host may wake us late */
             break;
         case CONTENDED:
             step_back(accounts, round);
@@ -174,7 +174,7 @@ static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, 
     return false;
 }
 
-/* With a slot that is ours at this moment. */
+/* The current attachment, with a slot that is checked to be ours; NULL if there is none. */
 static struct gs_attachment *attachment(struct gs_accounts *accounts)
 {
     struct gs_attachment *at = gs_attach_with_slot(accounts);
@@ -185,23 +185,32 @@ static struct gs_attachment *attachment(struct gs_accounts *accounts)
     return at;
 }
 
-/* Whoever reads the bytes and then the time knows a time that is not before them. */
+/* Records the time before the change: a reader that reads the bytes and then the time gets a time that is no older. */
 static struct gs_attachment *changing(struct gs_accounts *accounts, uint32_t card)
 {
     gs_accounts_changed(accounts, card);
     return card < GPUSLICE_CARDS ? attachment(accounts) : NULL;
 }
 
-bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+static bool may_ever_fit(uint32_t card, uint64_t bytes, uint64_t limit)
 {
-    if (bytes > limit || bytes >= GS_MOST_BYTES || card >= GPUSLICE_CARDS)
+    return bytes <= limit && bytes < GS_MOST_BYTES && card < GPUSLICE_CARDS;
+}
+
+bool gs_accounts_reserve_at_once(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    if (!may_ever_fit(card, bytes, limit))
         return false;
     if (limit >= GS_MOST_BYTES)
         return gs_accounts_add(accounts, card, bytes);
     struct gs_attachment *at = attachment(accounts);
-    if (!at)
-        return false;
-    return try_reserve(accounts, at, card, bytes, limit, 0) == GRANTED || reserve_against_others(accounts, card, bytes, limit);
+    return at && try_reserve(accounts, at, card, bytes, limit, 0) == GRANTED;
+}
+
+bool gs_accounts_reserve(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
+{
+    return gs_accounts_reserve_at_once(accounts, card, bytes, limit) ||
+           (may_ever_fit(card, bytes, limit) && reserve_against_others(accounts, card, bytes, limit));
 }
 
 bool gs_accounts_add(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)
@@ -241,7 +250,7 @@ uint64_t gs_accounts_mine(const struct gs_accounts *accounts, uint32_t card)
         return 0;
     const struct gs_holding *holding = &accounts->mine[card];
     uint64_t gained, lost;
-    do { /* until nothing came in between: what it was when that was read */
+    do { /* until `gained` did not change in between, so that both are of one moment */
         gained = gs_load(&holding->gained);
         lost = gs_load(&holding->lost);
     } while (gs_load(&holding->gained) != gained);

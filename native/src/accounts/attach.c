@@ -1,11 +1,11 @@
-/* The region is a file that the tenant can write, so anything may happen to it under running processes: zeros,
- * nonsense, another file in its place, none at all, one cut short. What a process holds it also keeps to itself, and so
- * it can write its numbers again: into another slot, of the same file made whole or of the one that stands there now.
+/* The tenant can write the region's file, so anything may happen to it while processes run: it may be zeroed, overwritten,
+ * replaced, removed or truncated. Each process also keeps what it holds in its own memory, so it can write its accounts
+ * again into another slot, either of the same file after repairing it or of the file that is there now.
  *
- * Threads go on allocating meanwhile, and nothing may be counted twice or lost. Each change is made first in the slot
- * and then in our own word, which also says, in its lowest bits, into which attachment it was made. Mending advances
- * that number and copies the bytes in one step: a change that finds a later number than it wrote into comes after the
- * copy, and is made once more in the new slot. One that finds the same number came before it and is in the copy.
+ * Other threads keep allocating during a repair, and nothing may be counted twice or lost. Each change is made first in
+ * the slot and then in our own word, whose lowest bits are the number of the current attachment. A repair increments that
+ * number and reads the bytes in one atomic step. If a change finds another number than that of the slot it wrote to, it
+ * came after the copy and is repeated in the new slot; if it finds the same number, it came before and is in the copy.
  */
 #include "accounts/attach.h"
 
@@ -15,10 +15,10 @@
 #include "accounts/in_flight.h"
 #include "accounts/slots.h"
 
-/* Between two looks an access to a file cut short would be our host's end. What the look costs, a system call, is
- * nothing beside this. */
+/* An access to a truncated file ends the host program with SIGBUS, so the file is checked often. A check is one system
+ * call, whose cost at this rate is negligible. */
 #define LOOK_EVERY_NS UINT64_C(10000000)
-#define MOST_MOVES 64 /* to another file: the old mapping stays, since a thread may be in it */
+#define MOST_MOVES 64 /* to another file; each leaves the old mapping, which a thread may still be using */
 
 static const uint64_t ours = GPUSLICE_REGION_MAGIC | GPUSLICE_REGION_VERSION;
 static struct gs_lock lock;
@@ -51,7 +51,7 @@ static bool is_free(struct gpuslice_card *entry, uint64_t key)
     return atomic_compare_exchange_strong(&entry->key, &nobody, key);
 }
 
-/* A key that is not that of its uuid was not written by us. */
+/* A key that does not match the entry's uuid was not written by us. */
 static bool is_damaged(struct gpuslice_card *entry, uint64_t key)
 {
     uint64_t found = atomic_load(&entry->key);
@@ -87,8 +87,8 @@ void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_
 
 /* ---- opening ---- */
 
-/* Zeros are a new region. Another magic is damage: only this word is repaired, since slots with nonsense in them have
- * no living owner and are swept. Another version has another layout: it cannot be shared. */
+/* Zeros are a new region. Any other unknown magic is damage, of which only this word needs repair: overwritten slots have
+ * no living owner and are swept. A region of another version has another layout and cannot be shared. */
 static bool is_usable(struct gpuslice_region *region)
 {
     uint64_t found = gs_load(&region->magic);
@@ -189,7 +189,7 @@ bool gs_accounts_sweep(struct gs_accounts *accounts)
     return less;
 }
 
-/* ---- mending, under the lock ---- */
+/* ---- repairing, under the lock ---- */
 
 static struct gs_attachment *following(struct gs_accounts *accounts, struct gpuslice_region *region)
 {
@@ -207,8 +207,9 @@ static uint64_t following_number(_Atomic uint64_t *word)
     return before;
 }
 
-/* From here on changes are made once more in the attachment that follows. What stood before. What is lost comes first: of a
- * gain and its loss in between neither is in the copy, or the gain alone, and the loss is made once more. */
+/* From here on changes are repeated in the following attachment. Returns the bytes held until now. `lost` is read first: of
+ * an allocation and its release that happen in between, either neither is in the copy, or only the allocation is, and the
+ * release is repeated. */
 static uint64_t advance(struct gs_holding *holding)
 {
     uint64_t lost = following_number(&holding->lost);
@@ -233,12 +234,12 @@ static void write_holding(struct gs_accounts *accounts, struct gs_attachment *at
     write_card(&at->region->cards[card], holding);
 }
 
-/* Never the slot that was ours: a thread may be about to write there. */
+/* Always takes another slot than the previous one, in which a thread may be about to write. */
 static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
 {
     struct gs_attachment *old = gs_attached(accounts), *next = following(accounts, region);
     if (!claim(accounts, next, (uint64_t)(old->slot - old->region->slots)))
-        return; /* every slot is somebody's: the old one serves as well as it can */
+        return; /* every slot is taken: keep using the old one */
     atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
         write_holding(accounts, next, card);
@@ -246,7 +247,7 @@ static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
     atomic_store_explicit(&accounts->at, next, memory_order_release);
 }
 
-/* Nothing of ours is anywhere yet. */
+/* As attach(), before this process has a slot. */
 static void attach_empty(struct gs_accounts *accounts, struct gpuslice_region *region)
 {
     struct gs_attachment *next = following(accounts, region);
@@ -257,7 +258,8 @@ static void attach_empty(struct gs_accounts *accounts, struct gpuslice_region *r
 
 static bool is_ours(const struct gs_attachment *at) { return gs_load(&at->slot->owner) == at->owner; }
 
-/* The file that should be mapped now: the same, made whole, or the one in its place. */
+/* The region that should be mapped now: the current one, grown again if it was truncated, or that of the file which has
+ * replaced it. */
 static struct gpuslice_region *right_region(struct gs_accounts *accounts)
 {
     struct gpuslice_region *region = gs_attached(accounts)->region, *other;
@@ -272,12 +274,12 @@ static struct gpuslice_region *right_region(struct gs_accounts *accounts)
         accounts->moves++;
         accounts->file = file;
         return other;
-    default: /* or one we may not see, as after chroot */
+    default: /* includes a file that we cannot see, as after chroot */
         return region;
     }
 }
 
-static void mend(struct gs_accounts *accounts)
+static void repair(struct gs_accounts *accounts)
 {
     struct gpuslice_region *region = right_region(accounts);
     struct gs_attachment *at = gs_attached(accounts);
@@ -297,7 +299,7 @@ uint64_t gs_accounts_look(struct gs_accounts *accounts)
         !atomic_compare_exchange_strong_explicit(&accounts->looked_ns, &last, now, memory_order_relaxed, memory_order_relaxed))
         return now;
     gs_lock(&lock);
-    mend(accounts);
+    repair(accounts);
     gs_unlock(&lock);
     return now;
 }
@@ -306,7 +308,7 @@ void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *br
 {
     gs_lock(&lock);
     if (gs_attached(accounts) == broken)
-        mend(accounts);
+        repair(accounts);
     gs_unlock(&lock);
 }
 

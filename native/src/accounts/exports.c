@@ -12,7 +12,7 @@
 #include "system/at_fork.h"
 #include "system/os.h"
 
-/* A place in the file, from the highest bit: 01, container, card, maker, and where among the maker's own. */
+/* An offset in the file, from the highest bit: 01, container, card, maker, place among the maker's own. */
 #define CONTAINER_BITS 20
 #define CARD_BITS 4
 #define MAKER_BITS 14
@@ -26,9 +26,9 @@ _Static_assert(GPUSLICE_CARDS == 1u << CARD_BITS && CONTAINER_SHIFT + CONTAINER_
 #define PAGE_SHIFT 21 /* 2 MiB */
 #define ATTEMPTS 64
 #define MOST_LOCKS 4096
-#define NOT_KNOWN 1 /* for an inode: there were several */
+#define NOT_KNOWN 1 /* instead of an inode: there were several files */
 
-static int64_t next_place; /* of this process; under the caller's lock */
+static int64_t next_place; /* of this process; protected by the caller's lock */
 
 static void forget(void) { next_place = 0; }
 GS_AT_FORK(forget);
@@ -55,7 +55,7 @@ void gs_exports_are_of(struct gs_exports *exports, const char *folder)
 
 static bool find_path(char path[GPUSLICE_DRIVER_PATH_BYTES], int descriptor)
 {
-    char link[40] = "/proc/thread-self/fd/"; /* of a first thread that ended /proc/self shows no descriptors */
+    char link[40] = "/proc/thread-self/fd/"; /* /proc/self shows no descriptors once the main thread has ended */
     gs_append_number(link + sizeof "/proc/thread-self/fd/" - 1, (uint32_t)descriptor);
     long length = syscall(SYS_readlinkat, AT_FDCWD, link, path, GPUSLICE_DRIVER_PATH_BYTES - 1);
     if (length <= 0 || length >= GPUSLICE_DRIVER_PATH_BYTES - 1)
@@ -72,13 +72,14 @@ static uint64_t check_of(const struct gpuslice_driver_file *file)
     return check;
 }
 
-/* Zeros and what somebody wrote over it are not. */
+/* False for zeros, and if somebody overwrote it. */
 static bool is_written(const struct gpuslice_driver_file *file)
 {
     return gs_load(&file->inode) && gs_load(&file->check) == check_of(file);
 }
 
-/* A container whose descriptors are of several files has its own root to thank for that: what it leaves behind counts. */
+/* Descriptors are of several files only if root in the container arranged that. What such a container leaves open stays
+ * counted. */
 void gs_exports_show(const struct gs_exports *exports, struct gpuslice_region *region)
 {
     const struct gpuslice_driver_file *own = &exports->driver_file;
@@ -111,7 +112,7 @@ static bool is_the_file(struct gs_exports *exports, int descriptor)
     return gs_load(&own->inode) == file.st_ino && gs_load(&own->device) == file.st_dev;
 }
 
-/* -1 where it cannot be had, or is another by now. */
+/* -1 if it cannot be opened or is another file by now. */
 static int open_driver_file(const struct gpuslice_driver_file *file)
 {
     char path[GPUSLICE_DRIVER_PATH_BYTES];
@@ -125,9 +126,9 @@ static int open_driver_file(const struct gpuslice_driver_file *file)
     return (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
 }
 
-/* ---- one ---- */
+/* ---- one descriptor ---- */
 
-/* Nobody else's, for a moment alone: then to be shared. */
+/* Finds bytes that nobody has locked by locking them exclusively, then makes the lock a shared one. */
 static bool lock_anew(struct gs_bytes *bytes, int64_t base, int64_t pages, int descriptor)
 {
     struct gs_bytes other;
@@ -163,8 +164,7 @@ bool gs_export_made(struct gs_exports *exports, struct gpuslice_region *region, 
     return made;
 }
 
-/* Only the kernel's words about a descriptor tell which locks are its own:
- * "lock:\t1: OFDLCK ADVISORY  READ -1 00:06:123 FIRST LAST". */
+/* Only /proc shows which locks a descriptor itself holds: "lock:\t1: OFDLCK ADVISORY  READ -1 00:06:123 FIRST LAST". */
 uint64_t gs_export_size(int descriptor)
 {
     char path[48] = "/proc/thread-self/fdinfo/", text[2048], *at = text;
@@ -172,7 +172,7 @@ uint64_t gs_export_size(int descriptor)
     long length = gs_read_file(path, text, sizeof text - 1);
     text[length > 0 ? length : 0] = 0;
     while ((at = strstr(at, "OFDLCK"))) {
-        uint64_t numbers[2] = {0, 0}; /* the last two of the line */
+        uint64_t numbers[2] = {0, 0}; /* the last two numbers of the line */
         for (; *at && *at != '\n'; at++)
             if (*at == ' ' && at[1] >= '0' && at[1] <= '9') {
                 numbers[0] = numbers[1];
@@ -198,7 +198,7 @@ bool gs_export_is_open(const struct gs_exports *exports, struct gs_bytes bytes)
     return open;
 }
 
-/* ---- those that others left behind ---- */
+/* ---- descriptors left open by dead processes ---- */
 
 #define WORDS ((1u << MAKER_BITS) / 64)
 
@@ -212,8 +212,8 @@ static void note_the_living(uint64_t living[WORDS], const struct gpuslice_region
     }
 }
 
-/* The kernel tells of one lock within the bytes that it is asked about, not of the first: what lies on either side of it is
- * asked about in turn. */
+/* The kernel reports any one lock in the queried range, not necessarily the first, so the bytes on both sides of it are
+ * queried in turn. */
 static bool add_up(int file, uint32_t container, const uint64_t living[WORDS], uint64_t bytes[GPUSLICE_CARDS])
 {
     struct gs_bytes left[64] = {{FIRST_BYTE | (int64_t)container << CONTAINER_SHIFT, INT64_C(1) << CONTAINER_SHIFT}}, lock;
@@ -227,7 +227,7 @@ static bool add_up(int file, uint32_t container, const uint64_t living[WORDS], u
         if (held == GS_BYTE_FREE)
             continue;
         if (lock.first < within.first || lock.count <= 0 || lock.first + lock.count > end || count + 2 > 64)
-            return false; /* none of ours */
+            return false; /* not a lock of ours */
         uint32_t maker = (uint32_t)(lock.first >> MAKER_SHIFT) & ((1u << MAKER_BITS) - 1);
         if (!(living[maker / 64] >> maker % 64 & 1))
             bytes[lock.first >> CARD_SHIFT & (GPUSLICE_CARDS - 1)] += (uint64_t)lock.count << PAGE_SHIFT;
@@ -237,7 +237,7 @@ static bool add_up(int file, uint32_t container, const uint64_t living[WORDS], u
     return true;
 }
 
-/* By card. False where that cannot be found out. */
+/* In bytes per card. False if it cannot be found out. */
 static bool left_by_the_dead(uint32_t container, const struct gpuslice_region *region, const struct gpuslice_slot *mine,
                              uint64_t bytes[GPUSLICE_CARDS])
 {
@@ -245,7 +245,7 @@ static bool left_by_the_dead(uint32_t container, const struct gpuslice_region *r
     uint64_t living[WORDS];
     memset(bytes, 0, GPUSLICE_CARDS * sizeof *bytes);
     if (!is_written(&region->driver_file))
-        return true; /* no descriptor was ever made, or all of the region was written over */
+        return true; /* no descriptor was ever exported, or the whole region was overwritten */
     note_the_living(living, region, mine);
     int file = open_driver_file(&region->driver_file);
     bool known = file >= 0 && add_up(file, container, living, bytes);
@@ -263,9 +263,9 @@ static uint64_t imports_of(const struct gpuslice_region *region, const struct gp
     return imports;
 }
 
-/* The orphans are read before the slots, and whoever empties a slot takes it over before he adds to them: what is in the
- * orphans already is nobody's among the living. Locks lower the count and never raise it: where a card's file is the host's
- * own, another container could set some. */
+/* The orphaned bytes are read before the slots, and a process that empties a slot takes it over before it adds to them, so
+ * orphaned bytes never belong to a living process. Locks only lower the count and never raise it: where the driver's file is
+ * the host's own, another container could place locks too. */
 bool gs_orphans_settle(const struct gs_exports *exports, struct gpuslice_region *region, const struct gpuslice_slot *mine)
 {
     uint64_t orphaned[GPUSLICE_CARDS], kept[GPUSLICE_CARDS];

@@ -3,16 +3,16 @@
 #include "accounts/attach.h"
 #include "accounts/slots.h"
 
-/* How many, and above that how large they are together in steps of the driver's: one word, changed in one step. */
+/* The number of calls in the highest 16 bits and their total size in steps of 2 MiB below: one word, changed atomically. */
 #define STEP_BITS 21
-#define LARGEST_STEPS (UINT64_C(1) << 32) /* for what nobody knows: no card has it */
+#define LARGEST_STEPS (UINT64_C(1) << 32) /* for an unknown size: more than any card has */
 #define STEPS_OF_A_WORD ((UINT64_C(1) << 48) - 1)
 
 #define LONGEST_REST_NS UINT64_C(20000000)
 #define NAP_NS UINT64_C(20000)
 #define YIELDS 64u
 
-/* This thread's: it waits for nobody who may wait for it. */
+/* Calls in flight of this thread, which must not wait for a rest that waits for these calls. */
 static _Thread_local uint32_t flights_here __attribute__((tls_model("initial-exec")));
 
 static uint64_t word_of(uint64_t bytes)
@@ -56,7 +56,7 @@ void gs_rest_ends(struct gs_accounts *accounts, uint32_t card)
 {
     _Atomic uint32_t *count = &accounts->mine[card].rests;
     uint32_t before = atomic_load(count);
-    while (before && !atomic_compare_exchange_weak(count, &before, before - 1)) /* none where it began before a fork */
+    while (before && !atomic_compare_exchange_weak(count, &before, before - 1)) /* 0 if the rest began before a fork */
         ;
 }
 
@@ -66,13 +66,13 @@ void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_fligh
         return;
     struct gs_attachment *at = gs_attach_with_slot(accounts);
     atomic_fetch_add(&accounts->mine[card].in_flight[flight], word_of(bytes));
-    if (rests(accounts, card) && !flights_here) { /* looked at afterwards: who rests has seen this one, or is seen */
+    if (rests(accounts, card) && !flights_here) { /* checked after the call was published: either the resting thread sees the call, or we see the rest */
         atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));
         await_end(accounts, card, rests);
         atomic_fetch_add(&accounts->mine[card].in_flight[flight], word_of(bytes));
     }
     flights_here++;
-    if (at) /* others do not compare our slot with the driver's figure then */
+    if (at) /* tells others not to compare our slot with the driver's figure */
         atomic_fetch_add(&at->slot->in_flight[card], 1);
 }
 
@@ -85,7 +85,7 @@ void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight 
     struct gs_attachment *at = gs_attach_with_slot(accounts);
     atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));
     uint16_t shown = at ? atomic_fetch_sub(&at->slot->in_flight[card], 1) : 1;
-    if (shown == 0 || shown > UINT16_MAX / 2) /* somebody reset it meanwhile: as gs_subtract() */
+    if (shown == 0 || shown > UINT16_MAX / 2) /* somebody reset it meanwhile; as in gs_subtract() */
         atomic_fetch_add(&at->slot->in_flight[card], 1);
 }
 
@@ -95,9 +95,10 @@ uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card)
     return (uint16_t)((atomic_load(&holding->in_flight[GS_TAKING]) >> 48) + (atomic_load(&holding->in_flight[GS_GIVING]) >> 48));
 }
 
-/* What is gained or lost is written down between a flight's beginning and its end. So those that were taking when the
- * span began, or began since, are not among what was held for certain, nor are those that are giving at its end, or ended since;
- * and at the most all was held that was counted by the end, less what was given back before the span began. */
+/* `gained` and `lost` change between the begin and the end of a call in flight.
+ * Least: what was counted when the span began, less the allocations that were in flight then, less everything released by the
+ * end and less the releases that are in flight at the end.
+ * Most: everything counted by the end, less what was released before the span began. */
 void gs_span_begin(const struct gs_accounts *accounts, uint32_t card, struct gs_span *span)
 {
     const struct gs_holding *holding = &accounts->mine[card];

@@ -1,23 +1,24 @@
-/* Calls between our account and the driver. What a call takes is counted before the driver makes it, what it gives back is
- * counted until after the driver has let it go: meanwhile the driver may hold less than we count. */
+/* Driver calls in flight. An allocation is counted before the driver makes it, and freed memory is counted until after the
+ * driver has released it. During the call the driver may hold less than we count. */
 #ifndef GPUSLICE_IN_FLIGHT_H
 #define GPUSLICE_IN_FLIGHT_H
 
 #include "accounts/accounts.h"
 
-/* Before the bytes are reserved, or the driver is asked to free them. At most so many. */
+/* To be called before the bytes are reserved, or before the driver is asked to free them. `bytes` is an upper bound. */
 void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes);
-/* When account and driver say the same again. */
+/* To be called when the account and the driver agree again. */
 void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes);
-uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card); /* how many */
+uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card); /* their number */
 
-/* A moment without flights, in which no new one of this process begins: what is asked of the driver in it is exact. Where a
- * call stays with the driver, behind a kernel perhaps, it goes on without. No thread is held up for longer than that. */
+/* A rest: a moment in which this process has no calls in flight and starts none, so that the driver's figure matches the
+ * account. If a call takes longer than 20 ms, for example because it waits for a kernel, the rest begins without waiting for
+ * it. No thread is delayed for longer than that either. */
 void gs_rest_begins(struct gs_accounts *accounts, uint32_t card);
 void gs_rest_ends(struct gs_accounts *accounts, uint32_t card);
 
-/* A question to the driver takes time, in which other threads go on. What of our account it held at whatever moment in
- * between, at the least and at the most: as far apart as what was in flight then, and no farther. */
+/* A query to the driver takes time, during which other threads keep allocating. A span gives the least and the most of our
+ * account that the driver can have held at any moment of the query. They differ by no more than what was in flight. */
 struct gs_span {
     uint64_t lost, gained, taking;
 };

@@ -9,13 +9,13 @@
 #define OWNER_PID_BITS 22
 #define OWNER_START_BITS 26
 #define RING 64
-#define FIRST_LOCKED_BYTE (INT64_C(1) << 40) /* of slot 0, behind all that is in the file */
+#define FIRST_LOCKED_BYTE (INT64_C(1) << 40) /* of slot 0; far beyond the file's content */
 
-/* Between the last breath of a process and the driver's having taken back what it held: who just reads of it in /proc, say,
- * keeps its memory for that long, and its mappings of the driver's devices. */
+/* How long after a process has ended its memory may still be held: a reader of its /proc files, for example, keeps its
+ * address space, and with that its mappings of the driver's devices. */
 #define GONE_AFTER_NS UINT64_C(1000000000)
 
-static void *held_byte; /* this process's */
+static void *held_byte; /* by this process */
 
 void gs_raise_to(_Atomic uint64_t *word, uint64_t value)
 {
@@ -24,7 +24,7 @@ void gs_raise_to(_Atomic uint64_t *word, uint64_t value)
         ;
 }
 
-/* ---- whose ---- */
+/* ---- owners ---- */
 
 static uint64_t namespace_hash(uint64_t inode) { return (inode ^ inode >> 16 ^ inode >> 32) & 0xffff; }
 
@@ -47,8 +47,8 @@ uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpusli
     return high < GPUSLICE_SLOTS ? high : GPUSLICE_SLOTS;
 }
 
-/* What a claim writes beside the owner's word: where they differ, no process wrote them. A namespace's inode is a
- * number of 32 bits, so that bytes of ones are none. */
+/* Whether the fields match the owner word; if not, no process of ours wrote them. The inode of a namespace has 32 bits, so
+ * a slot overwritten with ones is detected. */
 static bool is_consistent(const struct gpuslice_slot *slot, uint64_t owner)
 {
     uint64_t pid = gs_load(&slot->pid), namespace = gs_load(&slot->pid_namespace);
@@ -64,8 +64,9 @@ static uint64_t seen_leaving(struct gpuslice_slot *slot, uint64_t now)
     return since;
 }
 
-/* While its lock is held a process is not gone, whatever /proc says of its number: a dead one's child may hold it, and so the
- * driver's devices; and /proc may show another namespace's processes, or a start by another namespace's clock. */
+/* While the slot's lock is held, its owner does not count as ended, whatever /proc shows for its pid. A child of a dead
+ * process may hold the lock, and with it the driver's devices; and /proc may belong to another pid namespace, or show start
+ * times by the clock of another time namespace. */
 static bool is_let_go(struct gpuslice_slot *slot, int64_t number, const char *path)
 {
     if (!gs_load(&slot->locked) || !path || gs_byte_is_held(path, FIRST_LOCKED_BYTE + number) != GS_BYTE_HELD)
@@ -74,7 +75,7 @@ static bool is_let_go(struct gpuslice_slot *slot, int64_t number, const char *pa
     return false;
 }
 
-/* A process that cannot be seen, as those of another pid namespace, holds its slot's lock while it is there. */
+/* For a process that we cannot see, such as one in another pid namespace: it holds its slot's lock while it exists. */
 static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *path)
 {
     uint64_t now = gs_coarse_ns(), since;
@@ -88,26 +89,26 @@ static bool is_unlocked(struct gpuslice_slot *slot, int64_t number, const char *
     return since && now - since > GONE_AFTER_NS;
 }
 
-/* Whether the program that took the slot is there, as far as /proc tells. */
-enum presence { ABSENT, PRESENT, UNTOLD };
+/* Whether the program that claimed the slot is running, as far as /proc shows. */
+enum presence { ABSENT, PRESENT, UNKNOWN };
 
-/* What could not be read, now or when the slot was taken (another user's stack, or no descriptor was left), tells nothing. */
+/* UNKNOWN if something could not be read now or when the slot was claimed: another user's stack, or no descriptor was free. */
 static enum presence presence_of(const struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace)
 {
     struct gs_process process = gs_process(owner_pid(owner));
     if (!process.alive)
         return ABSENT;
     if (process.start_time == 0 || gs_load(&slot->start_time) == 0)
-        return UNTOLD;
+        return UNKNOWN;
     if (owner_word(owner_pid(owner), process.start_time, namespace) != owner)
         return ABSENT;
-    /* The same process, but is it the same program? exec frees the card and keeps the pid. */
+    /* The same process, but is it still the same program? exec frees the card's memory and keeps the pid. */
     uint64_t stack = gs_load(&slot->start_stack);
-    return !stack || !process.start_stack ? UNTOLD : stack == process.start_stack ? PRESENT : ABSENT;
+    return !stack || !process.start_stack ? UNKNOWN : stack == process.start_stack ? PRESENT : ABSENT;
 }
 
-/* Whether the slot's owner is known to be gone. One that is just being claimed in another namespace may look as if nobody
- * had written it: its owner finds that out, and takes another. */
+/* Whether the slot's owner is known to have ended. A slot that is just being claimed in another namespace may look
+ * overwritten; its owner notices when it is taken away and claims another. */
 static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *slot, uint64_t owner, uint64_t namespace,
                          const char *path)
 {
@@ -115,7 +116,7 @@ static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *s
         return !is_consistent(slot, owner) || is_unlocked(slot, slot - region->slots, path);
     enum presence presence = presence_of(slot, owner, namespace);
     return presence == ABSENT   ? is_let_go(slot, slot - region->slots, path)
-           : presence == UNTOLD ? is_unlocked(slot, slot - region->slots, path)
+           : presence == UNKNOWN ? is_unlocked(slot, slot - region->slots, path)
                                 : false;
 }
 
@@ -125,7 +126,7 @@ static void empty(struct gpuslice_region *region, struct gpuslice_slot *slot)
 {
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
         struct gpuslice_usage *usage = &slot->usage[card];
-        /* First counted as orphaned, then forgotten: between the two it counts twice, never not at all. */
+        /* Counted as orphaned before it is removed here: in between it counts twice, rather than not at all. */
         uint64_t exported = gs_bounded(&usage->exported_bytes);
         if (exported)
             atomic_fetch_add(&region->cards[card].orphaned_bytes, exported);
@@ -153,8 +154,8 @@ uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_sl
         uint64_t owner = gs_load(&slot->owner);
         if (!owner || slot == mine || !is_abandoned(region, slot, owner, namespace, path))
             continue;
-        /* Taken over first: else a second sweeper could empty it again under a new owner. Die here, and the slot
-         * belongs to one more dead process. */
+        /* Taken over first: otherwise a second sweeper could empty it again when it already has a new owner. If we die
+         * here, the slot belongs to another dead process and is swept later. */
         if (owner != me && !atomic_compare_exchange_strong(&slot->owner, &owner, me))
             continue;
         empty(region, slot);
@@ -189,8 +190,8 @@ static void take_over(struct gpuslice_region *region, struct gpuslice_slot *slot
     atomic_store(&slot->start_stack, gs_stack_is_random() ? self.start_stack : 0);
 }
 
-/* The n-th slot to try. Where the file was damaged, those behind the last one come first, in a ring: a thread that was
- * held up for long in a slot of ours must not find it ours again. */
+/* The n-th slot to try. After damage the slots following the last one come first, in a ring: a thread that was suspended for
+ * long while it wrote to a former slot of ours must not find that slot ours again. */
 static uint64_t nth_after(uint64_t last, uint64_t n)
 {
     return n < RING && last < RING ? (last + 1 + n) % RING : n;
@@ -205,7 +206,7 @@ struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t las
         uint64_t owner = gs_load(&slot->owner);
         if (i == last)
             continue;
-        /* Our own word without our knowledge: from before exec. What it held is gone. */
+        /* A slot with our own owner word that we do not know of is from before exec; what it held is gone. */
         if (owner == me || (owner == 0 && atomic_compare_exchange_strong(&slot->owner, &owner, me))) {
             gs_raise_to(&region->slots_high, i + 1);
             take_over(region, slot);

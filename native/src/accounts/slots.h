@@ -1,4 +1,4 @@
-/* Whose slot is whose: claiming one, and emptying those of processes that are no more. */
+/* The owners of slots: claiming a slot, and emptying those of processes that have ended. */
 #ifndef GPUSLICE_SLOTS_H
 #define GPUSLICE_SLOTS_H
 
@@ -6,7 +6,7 @@
 
 #include "region.h"
 
-/* A counter above this was not written by us: no card has it, and sums stay clear of overflow. */
+/* No card has this much memory, so a counter above it was not written by us. Bounding counters keeps sums from overflowing. */
 #define GS_MOST_BYTES (UINT64_C(1) << 50)
 
 static inline uint64_t gs_load(const _Atomic uint64_t *word) { return atomic_load_explicit(word, memory_order_seq_cst); }
@@ -17,8 +17,8 @@ static inline uint64_t gs_bounded(const _Atomic uint64_t *word)
     return value < GS_MOST_BYTES ? value : GS_MOST_BYTES;
 }
 
-/* A counter that somebody else reset must not stay below zero, which is 16 EiB: what it lacked is put back. One step where
- * it lacks nothing, as a loop that compares would cost twice as much. */
+/* If somebody reset the counter, the subtraction wraps below zero (16 EiB), and what was missing is added back. Usually this
+ * is a single atomic operation; a compare-and-exchange loop would cost twice as much. */
 static inline void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
 {
     uint64_t before = atomic_fetch_sub(word, bytes);
@@ -27,20 +27,21 @@ static inline void gs_subtract(_Atomic uint64_t *word, uint64_t bytes)
 }
 void gs_raise_to(_Atomic uint64_t *word, uint64_t value);
 
-/* The word that a slot of this process bears. */
+/* The owner word of this process's slot. */
 uint64_t gs_slot_owner(void);
-/* [0, this) were ever taken; at least up to `mine`, whatever the file says. */
+/* Only slots [0, this) were ever taken. Includes `mine`, whatever the file says. */
 uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpuslice_slot *mine);
 
-/* One thread of a process at a time. NULL when none is free. `last` is the number of the slot that was ours until now,
- * which does not come again soon; GPUSLICE_SLOTS for none. */
+/* Claims a slot; NULL if none is free. `last` is the number of our previous slot, which is not reused soon, or
+ * GPUSLICE_SLOTS. Only one thread of a process may call this at a time. */
 struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last);
-/* Empties the slots of the dead; how many. `mine` stays. `path`: of the region's file, for what only its locks tell. */
+/* Empties the slots of ended processes, except `mine`, and returns their number. `path` is the region's file, whose locks
+ * show whether processes in other pid namespaces exist. */
 uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_slot *mine, const char *path);
-/* What is counted on a card for processes that are believed to be gone in a moment. */
+/* What is counted on a card for processes that seem to be ending. */
 uint64_t gs_slots_leaving(struct gpuslice_region *region, uint32_t card);
-/* Locks the slot's byte of the file for as long as this program's memory lasts. */
+/* Locks the slot's byte of the file for as long as this program's address space exists. */
 void gs_slot_lock(struct gpuslice_region *region, struct gpuslice_slot *slot, const char *path);
-void gs_slots_forget_lock(void); /* in a forked child: that lock is the parent's */
+void gs_slots_forget_lock(void); /* in a forked child: the lock is the parent's */
 
 #endif

@@ -21,7 +21,7 @@ static const struct {
 static const char *const file_names[LIBRARIES] = {"libcuda.so.1", "libnvidia-ml.so.1"};
 static const int not_found[LIBRARIES] = {CUDA_ERROR_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND};
 
-/* With any arguments: on our platforms the caller cleans up. */
+/* May be called with any arguments, since on our platforms the caller cleans up the stack. */
 static int cuda_not_found(void) { return not_found[CUDA]; }
 static int nvml_not_found(void) { return not_found[NVML]; }
 
@@ -37,7 +37,7 @@ bool gs_driver_has(enum gs_function function)
     return address && address != (void *)cuda_not_found && address != (void *)nvml_not_found;
 }
 
-/* libc's own, past every tool that stands before it, ours included. */
+/* libc's own dlsym, bypassing every library that overrides it, including this one. */
 static void *libc_dlsym(void *handle, const char *name)
 {
     static void *found;
@@ -53,10 +53,10 @@ static void *open_library(const char *path)
     return open ? open(path, RTLD_LAZY | RTLD_LOCAL) : NULL;
 }
 
-/* A program may close the driver that we found through its handle, and open it again: with a reference of ours it stays
- * where our pointers lead. `known`: a function that was found through the handle. What holds that is the driver, and the handle
- * perhaps another library's, with functions of the same names. A copy in another of dlmopen's namespaces goes with that: ours is
- * of the same file, in the program's own. */
+/* A program may close the driver that we found through its handle and open it again: a reference of our own keeps it loaded,
+ * so that our pointers stay valid. `known` is a function that was found through the handle. The object that contains it is the
+ * driver; the handle itself may be that of another library, with functions of the same names. If that object is a copy in another
+ * of dlmopen's namespaces, this opens the same file in the program's own namespace. */
 static void *hold_library(enum library library, void *handle, const void *known)
 {
     char path[4096];
@@ -84,7 +84,7 @@ static void bind(enum library library, void *handle, const void *known)
     }
 }
 
-/* Twice by two threads does no harm: both find the same. No lock to be held across dlopen, which has its own. */
+/* Two threads may both do this, with the same result. No lock is held across dlopen(), which has a lock of its own. */
 static void bind_once(enum library library, void *handle, const void *known)
 {
     static bool bound[LIBRARIES];

@@ -1,4 +1,4 @@
-/* The way to the driver's own functions. */
+/* Calling the driver's own functions. */
 #ifndef GPUSLICE_DRIVER_H
 #define GPUSLICE_DRIVER_H
 
@@ -17,20 +17,20 @@ enum gs_function {
     GS_FUNCTIONS
 };
 
-/* Each hook is exported under the driver's name, by the linker (src.mk); what we only borrow gets no symbol, just a type. */
+/* The linker exports each hook under the driver's name (src.mk). A function that is only borrowed gets a type and no symbol. */
 #define HOOK(library, symbol, name, since, stream, parameters)                                                        \
     GS_EXPORT int symbol parameters __asm__("gs_hook_" #symbol);                                                      \
     typedef int (*gs_type_##symbol) parameters;
 #define BORROW(library, symbol, parameters) typedef int (*gs_type_##symbol) parameters;
 #include "driver/hooks.def"
 
-/* The driver's function, or one that answers "not found". Valid once the driver is bound. */
+/* The driver's function, or one that returns "not found". Valid once the driver is bound. */
 extern void *gs_driver[GS_FUNCTIONS];
 #define DRIVER(symbol) ((gs_type_##symbol)__atomic_load_n(&gs_driver[GS_##symbol], __ATOMIC_RELAXED))
 bool gs_driver_has(enum gs_function function);
 
-/* Finds the driver's functions: in the library in which the program has found one of them by a handle of its own, else in the
- * one it would get. Once. */
+/* Looks up the driver's functions once: in the library in which the program found the function `known` by its own handle;
+ * without a handle, in the library that the program would get. */
 void gs_bind_cuda(void *handle, const void *known);
 void gs_bind_nvml(void *handle, const void *known);
 /* Any of its functions, hooked or not, once it is bound; NULL for what it lacks. */

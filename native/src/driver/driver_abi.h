@@ -1,4 +1,4 @@
-/* The part of the driver's binary interface that hooks look into. Builds need no CUDA toolkit; tests compare these
+/* The part of the driver's binary interface that hooks use. Builds need no CUDA toolkit; tests compare these
  * sizes and numbers with a real cuda.h where one is at hand. Handles stay opaque. */
 #ifndef GPUSLICE_DRIVER_ABI_H
 #define GPUSLICE_DRIVER_ABI_H
@@ -42,7 +42,7 @@ typedef struct {
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 };
 typedef struct {
     int type;
-    int id; /* of a locality domain: the device in the lowest byte */
+    int id; /* for a locality domain, the device is the lowest byte */
 } CUmemLocation;
 
 typedef struct {

@@ -12,7 +12,7 @@ enum default_stream { EITHER, LEGACY, OWN };
 struct hook {
     const char *symbol;
     const char *name;
-    void *address; /* NULL for what we only borrow */
+    void *address; /* NULL for a function that we call but do not intercept */
     int since;
     unsigned char library;
     unsigned char stream;
@@ -28,7 +28,7 @@ static uint32_t hashes[GS_FUNCTIONS];
 
 static void fill_hashes(void)
 {
-    if (!__atomic_load_n(&hashes[0], __ATOMIC_ACQUIRE)) /* twice by two threads, with the same */
+    if (!__atomic_load_n(&hashes[0], __ATOMIC_ACQUIRE)) /* two threads may both do it, with the same result */
         for (int i = GS_FUNCTIONS - 1; i >= 0; i--)
             __atomic_store_n(&hashes[i], gs_elf_hash(hooks[i].symbol), __ATOMIC_RELEASE);
 }
@@ -60,13 +60,14 @@ static bool suits(const struct hook *hook, const char *name, int version, bool o
            (hook->stream == EITHER || (hook->stream == OWN) == own_stream);
 }
 
-/* "cuMemAlloc_v2" is no name that the manual gives cuGetProcAddress, but some programs ask so. It says all by itself. */
+/* Some programs ask cuGetProcAddress for a symbol such as "cuMemAlloc_v2", although the manual wants the name without the
+ * suffix. The symbol alone identifies the variant. */
 static void *by_whole_symbol(const char *name)
 {
     int hook = gs_hook_named(name);
     for (int i = 0; i < GS_FUNCTIONS; i++)
         if (hook < 0 || (hooks[i].address && strcmp(hooks[i].name, name) == 0))
-            return NULL; /* a name: the version decides what it means */
+            return NULL; /* it is a name, whose meaning depends on the version */
     return hooks[hook].library == CUDA && gs_driver_has((enum gs_function)hook) ? hooks[hook].address : NULL;
 }
 
@@ -77,18 +78,18 @@ void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found
     for (int i = 0; i < GS_FUNCTIONS; i++)
         if (suits(&hooks[i], name, version, own_stream) && (!best || hooks[i].since >= best->since))
             best = &hooks[i];
-    /* Before there was a variant with the thread's own stream, its flag gets the legacy one. */
+    /* For versions before the variant with the per-thread stream existed, the flag selects the legacy variant. */
     if (!best && own_stream)
         return gs_hook_variant(name, version, flags & ~(uint64_t)CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, found);
     if (best && gs_driver[best - hooks] == found)
         return best->address;
-    for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose otherwise: whichever it is, its hook */
+    for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose another variant: use the hook of that one */
         if (hooks[i].address && hooks[i].library == CUDA && gs_driver[i] == found)
             return hooks[i].address;
     if (!best)
         return by_whole_symbol(name);
-    /* None of the symbols it exports. Up to the newest version we know, it is the variant of our list all the same;
-     * beyond, it may take other arguments: the program gets what it asked for. */
+    /* What the driver found is none of the symbols that it exports. Up to the newest version that we know, it is still the
+     * variant of our list. Beyond that version its arguments may differ, so the program gets the driver's function. */
     if (version > GS_NEWEST_KNOWN_VERSION)
         return NULL;
     if (!gs_driver_has((enum gs_function)(best - hooks)))
@@ -98,7 +99,7 @@ void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found
 
 /* ---- variants that are newer than this list ---- */
 
-/* What only asks or waits may pass. */
+/* A variant that only queries or waits takes no memory and may pass. */
 static bool only_asks(const char *name)
 {
     return strstr(name, "Info") || strstr(name, "TotalMem") || strstr(name, "Synchronize") || strstr(name, "ProcAddress");
@@ -112,7 +113,7 @@ static bool has_hook(const char *name, size_t length)
     return false;
 }
 
-/* "_v3", "_v3_ptsz": where the name ends; the whole length for a symbol without. */
+/* The length of the name without a suffix such as "_v3" or "_v3_ptsz". */
 static size_t base_length(const char *symbol)
 {
     for (const char *at = strstr(symbol, "_v"); at; at = strstr(at + 1, "_v")) {

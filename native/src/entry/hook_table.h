@@ -7,17 +7,17 @@
 /* The newest cuda.h this list of hooks was checked against. */
 #define GS_NEWEST_KNOWN_VERSION 13050
 
-/* A hook by the symbol's name; -1 if there is none. Starts with "cu" or "nvml" as a rule. */
+/* The hook of this symbol, e.g. "cuMemAlloc_v2"; -1 if there is none. */
 int gs_hook_named(const char *symbol);
 void *gs_hook_address(enum gs_function function);
-/* Whether an object has a variable of a hook's name. */
+/* Whether an object defines a variable that has a hook's name. */
 struct gs_elf_symbols;
 bool gs_hook_is_variable_in(const struct gs_elf_symbols *symbols);
-/* The hook for what cuGetProcAddress found: `found` is the driver's function for this name, version and flags. NULL
- * when the variant is none we know: then the program must get what the driver gave. */
+/* The hook for the function that cuGetProcAddress found for this name, version and flags. NULL if we do not know this
+ * variant: the program then gets the driver's function. */
 void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found);
-/* A variant that is newer than this library, of a function that it stands in front of: what it takes nobody would count,
- * so a program must not get it. By the symbol, or as cuGetProcAddress found it. */
+/* Whether this is a variant, newer than this library, of a function that we intercept: by its symbol, or as found by
+ * cuGetProcAddress. Nobody would count the memory that it takes, so a program must not get it. */
 bool gs_is_unknown_variant(const char *symbol);
 bool gs_is_unknown_form(const char *name, const void *found);
 

@@ -1,6 +1,6 @@
-/* A program reaches the driver through dlsym, dlvsym or cuGetProcAddress, or it is linked and reaches our exported
- * symbols first. Everything that is not the driver's goes to libc as if we were not there: the stubs below jump, so
- * that libc still sees its real caller, on whom RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
+/* A program finds the driver's functions through dlsym, dlvsym or cuGetProcAddress, or is linked against them and gets our
+ * exported symbols first. Every other lookup goes to libc as if we were not there: the stubs below jump instead of calling,
+ * so that libc sees the real caller, on which RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
 #define _GNU_SOURCE
 #include "entry/symbol_lookup.h"
 
@@ -19,7 +19,7 @@ typedef void *(*dlvsym_function)(void *, const char *, const char *);
 
 __attribute__((visibility("hidden"))) void *gs_libc_dlsym, *gs_libc_dlvsym, *gs_libc_dlopen;
 
-/* Stands for "not there": the stubs turn its address into NULL, and where libc lacks a function it answers so itself. */
+/* Means "not found": the stubs turn its address into NULL. Also called instead of a function that libc does not have. */
 __attribute__((visibility("hidden"))) void *gs_absent(void) { return NULL; }
 
 static void *find(void **where, const char *name)
@@ -52,7 +52,7 @@ bool gs_is_driver_name(const char *name)
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
 static const char *driver_of(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
 
-/* WSL's libcuda.so.1 looks up its functions in the one behind it. Our hook would lead back to it, and round again. */
+/* WSL's libcuda.so.1 looks up its functions in a second libcuda. If it got our hooks, it would call itself forever. */
 static bool is_driver(const void *caller)
 {
     return gs_elf_is_in(caller, "libcuda.so") || gs_elf_is_in(caller, "libnvidia-ml.so");
@@ -66,20 +66,21 @@ static void bind(const char *name, void *handle, const void *known)
         gs_bind_cuda(handle, known);
 }
 
-/* What stands in for the symbol, or NULL for libc's own answer. */
+/* What to return instead of libc's result, or NULL to leave that as it is. */
 static void *replacement(void *handle, const char *name, void *found, const void *caller)
 {
     int hook = gs_hook_named(name);
     if (hook < 0 && found && gs_is_unknown_variant(name) && !is_driver(caller) && gs_enter())
-        return (void *)gs_absent; /* newer than this library: nobody would count what it takes */
+        return (void *)gs_absent; /* newer than this library: nobody would count the memory that it takes */
     if (hook < 0 || !found || is_driver(caller))
         return NULL;
     void *address = gs_hook_address((enum gs_function)hook);
     const char *driver = driver_of(name);
     bool global = handle == RTLD_DEFAULT || found == address;
-    /* Our own symbols are visible to everybody. Where no driver is loaded they are not there, but perhaps a variable of that name. */
+    /* Our symbols are visible to the whole program. While no driver is loaded they must not be found, though a variable of the
+     * same name must. */
     if (global && !gs_elf_is_loaded(driver)) {
-        void *behind_us = gs_real_dlsym(RTLD_NEXT, name); /* finds nothing, and says so in dlerror() */
+        void *behind_us = gs_real_dlsym(RTLD_NEXT, name); /* usually finds nothing, and sets dlerror() */
         if (!behind_us || gs_elf_is_elsewhere(behind_us, driver))
             return behind_us ? behind_us : (void *)gs_absent;
     }
@@ -89,8 +90,8 @@ static void *replacement(void *handle, const char *name, void *found, const void
     return address;
 }
 
-/* A copy of the driver in another of dlmopen's namespaces. Our hooks lead to one copy alone, which is the program's own, so all other
- * functions have to be that one's, too: another copy does not know its contexts. */
+/* A copy of the driver in another of dlmopen's namespaces. Our hooks lead to a single copy, the one in the program's own namespace,
+ * so all other functions must come from that one, too: another copy does not know its contexts. */
 static void *of_one_copy(void *handle, const char *name, void *found)
 {
     const char *elsewhere = found ? gs_elf_path_elsewhere(found) : NULL;
@@ -100,8 +101,8 @@ static void *of_one_copy(void *handle, const char *name, void *found)
     return gs_driver_symbol(name);
 }
 
-/* Many a tool has functions of the driver's names, to trace calls or to do without a driver: who asks that tool for them must
- * get them, and what they call in the end is ours again. */
+/* Some tools define functions with the driver's names, to trace calls or to work without a driver. A program that asks such a
+ * tool for them must get the tool's functions, which in turn call ours. */
 static void *replacement_for(void *handle, const char *name, void *found, const void *caller)
 {
     int number = gs_hook_named(name);
@@ -112,9 +113,9 @@ static void *replacement_for(void *handle, const char *name, void *found, const 
     return hook ? hook : of_one_copy(handle, name, found);
 }
 
-/* RTLD_NEXT asks for what comes after the caller. From in front of us that is our own symbol, which libc finds by itself:
- * so another tool stands before us as it should. From behind us, as communication libraries look for what they wrap, it
- * would be the driver's. */
+/* RTLD_NEXT looks behind the caller. For a caller loaded before us, libc finds our symbol by itself, so that another tool in
+ * front of us works as it should. For a caller loaded after us, such as a communication library that looks for the function
+ * it wraps, libc would find the driver's. */
 static void *next(const char *name, const void *caller)
 {
     if (!gs_is_driver_name(name) || gs_hook_named(name) < 0 || !gs_elf_is_behind(caller))
@@ -122,7 +123,7 @@ static void *next(const char *name, const void *caller)
     return replacement(RTLD_DEFAULT, name, gs_real_dlsym(RTLD_NEXT, name), caller);
 }
 
-/* Asking for libc's own dlsym, by whatever handle or version, is the way around ours. Ours leads there too. */
+/* A program that looks up dlsym itself, by whatever handle or version, would bypass ours. It gets ours, which calls libc's. */
 static void *own_entry(const char *name)
 {
     return gs_text_equal(name, "dlsym")    ? (void *)dlsym
@@ -131,7 +132,7 @@ static void *own_entry(const char *name)
                                            : NULL;
 }
 
-/* Called by the stubs. The result: what to return, or NULL to go on to libc. */
+/* Called by the stubs. Returns what the stub returns, or NULL to continue in libc. */
 __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
 {
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
@@ -153,8 +154,8 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
     return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name, version), caller);
 }
 
-/* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours. Where limits hold, the flag is
- * taken off; elsewhere it stays. */
+/* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours, so the flag is removed where limits are
+ * in force. */
 __attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
@@ -230,7 +231,8 @@ __asm__(
 
 /* ---- cuGetProcAddress ---- */
 
-/* False: what the driver found is newer than this library. For the program it is not there, as in an older driver. */
+/* False if the function that the driver found is newer than this library. The program is told that it does not exist, as an
+ * older driver would. */
 static bool replace_function(const char *name, void **function, int version, uint64_t flags)
 {
     void *hook = name && *function ? gs_hook_variant(name, version, flags, *function) : NULL;

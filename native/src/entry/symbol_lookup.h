@@ -1,4 +1,4 @@
-/* libc's own lookups, past ours. */
+/* libc's own dlsym and dlopen, bypassing ours. */
 #ifndef GPUSLICE_SYMBOL_LOOKUP_H
 #define GPUSLICE_SYMBOL_LOOKUP_H
 

@@ -1,8 +1,9 @@
-/* Our functions come first wherever the dynamic linker looks up the driver's names, which is how linked programs are held. A
- * library that has *variables* of these names, into which it writes what it finds by dlsym, gets the address of our code
- * instead of its own variable's. So what was bound to a hook is bound anew wherever it would be a variable without us.
+/* Our functions come first wherever the dynamic linker looks up the driver's names; this is how linked programs are limited. But
+ * a library may define *variables* of these names, into which it writes what it finds by dlsym: it would get the address of our
+ * code instead of that of its variable. So every reference that was bound to a hook, and would be to a variable without us, is
+ * bound to the variable again.
  *
- * That is done when a library has been bound and none of its own code has run: see __gmon_start__ at the end. */
+ * This is done once a library has been bound and before any of its own code runs: see __gmon_start__ at the end. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -22,12 +23,12 @@ enum { POINTER = R_X86_64_64, SLOT = R_X86_64_GLOB_DAT, COPY = R_X86_64_COPY };
 enum { POINTER = R_AARCH64_ABS64, SLOT = R_AARCH64_GLOB_DAT, COPY = R_AARCH64_COPY };
 #endif
 
-/* ---- what is meant ---- */
+/* ---- which variable is meant ---- */
 
 struct variable {
     const char *name;
     const void *address;
-    size_t bytes; /* found: its size */
+    size_t bytes; /* its size, 0 if the address is no variable */
 };
 
 static int measure(struct dl_phdr_info *object, size_t size, void *context)
@@ -43,7 +44,7 @@ static int measure(struct dl_phdr_info *object, size_t size, void *context)
     return same;
 }
 
-/* What the linker would have found: in the program's own libraries, which are searched first, else in the object's. */
+/* What the linker would have found without us: in the program's own libraries, which are searched first, else in the object's. */
 static struct variable without_us(void *handle, const char *name)
 {
     struct variable variable = {.name = name, .address = gs_real_dlsym(RTLD_NEXT, name)};
@@ -54,11 +55,11 @@ static struct variable without_us(void *handle, const char *name)
     return variable;
 }
 
-/* ---- binding anew ---- */
+/* ---- binding again ---- */
 
 struct object {
-    int passed_over;  /* wanted: the one behind so many */
-    const void *code; /* wanted: the one that holds this */
+    int passed_over;  /* to find: how many objects come before it */
+    const void *code; /* to find: an address inside it */
     uintptr_t base;
     const ElfW(Dyn) * dynamic;
     char path[4096];
@@ -74,8 +75,8 @@ static void describe(struct object *object, const struct dl_phdr_info *info)
     object->path[length] = 0;
 }
 
-/* The linker has made most such places read-only when all was bound. This one stays writable, which asks no other thread to wait.
- * A page of 4, 16 or 64 KiB, whichever the kernel takes for the start of one. */
+/* The linker has made most such places read-only after binding. This one stays writable afterwards, so that no other thread has
+ * to wait. Pages have 4, 16 or 64 KiB: the kernel refuses an address that is not the start of one. */
 static void write_at(uintptr_t *place, uintptr_t value)
 {
     for (uintptr_t page = 4096; page <= 65536; page *= 4)
@@ -85,13 +86,13 @@ static void write_at(uintptr_t *place, uintptr_t value)
         }
 }
 
-/* The program's own copy of a library's variable: of a symbol without size the linker has copied nothing, and the variable may begin
- * with another value. */
+/* Fills the program's own copy of a library's variable: our function's symbol has no size, so the linker has copied nothing, while
+ * the variable may have an initial value. */
 static void copy(char *place, const struct variable *variable)
 {
     for (size_t i = 0; i < variable->bytes; i++)
         if (place[i])
-            return; /* written since */
+            return; /* the program has written to it since */
     for (size_t i = 0; i < variable->bytes; i++)
         place[i] = ((const char *)variable->address)[i];
 }
@@ -133,7 +134,7 @@ static void bind_object(const struct object *object, void *handle)
     }
 }
 
-/* Of an object that was opened: what it and the libraries that it needs have, which are its own to search. */
+/* For an object that was opened: variables are looked for in it and in the libraries that it needs. */
 static void bind_opened(const struct object *object)
 {
     void *handle = *object->path ? gs_real_dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
@@ -146,8 +147,8 @@ static void bind_opened(const struct object *object)
 
 /* ---- when ---- */
 
-static unsigned long long loaded_at_start; /* objects; 0 before anybody looked */
-static bool any; /* object seen so far has such variables: those that come later may mean them */
+static unsigned long long loaded_at_start; /* number of objects; 0 until they are counted */
+static bool any; /* some object seen so far has such variables, to which later objects may refer */
 
 static bool has_variables(const struct dl_phdr_info *info)
 {
@@ -173,7 +174,7 @@ static int describe_nth(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-/* What a program starts with is searched as a whole. */
+/* For all objects that the program starts with: variables are looked for in all of them. */
 static void bind_all_at_start(struct object *object)
 {
     gs_elf_each_object(look_at_start, NULL);
@@ -190,7 +191,7 @@ static int describe_opened(struct dl_phdr_info *info, size_t size, void *context
     (void)size;
     struct object *object = context;
     if (info->dlpi_adds == loaded_at_start)
-        return -1; /* nothing was opened: it is one of those that the program started with */
+        return -1; /* nothing was opened: the caller is one of the objects that the program started with */
     if (!gs_elf_holds(info, object->code))
         return 0;
     any |= has_variables(info);
@@ -198,19 +199,19 @@ static int describe_opened(struct dl_phdr_info *info, size_t size, void *context
     return 1;
 }
 
-/* The first call of every library and program that a compiler has linked with its own start files (_init in glibc's crti.o),
- * where there is a function of this name: meant for profilers. By then the object is bound, and so is all that it needs, whose
- * own code has run; its constructors come next. The linker's lock is held, so nobody closes anything. */
+/* If a function of this name exists, which is meant for profilers, every library and program that was linked with the compiler's
+ * start files calls it first (from _init in glibc's crti.o). By then the object and all that it needs are bound, what it needs
+ * has run its constructors, and its own constructors come next. The linker's lock is held, so no object can be closed. */
 __attribute__((visibility("default"))) void __gmon_start__(void)
 {
-    struct object object; /* without memset(), which a sanitizer may stand in front of */
+    struct object object; /* not zeroed: a sanitizer may override memset() */
     int saved = errno;
     object.code = __builtin_return_address(0);
     if (!loaded_at_start)
         bind_all_at_start(&object);
     else if (gs_elf_each_object(describe_opened, &object) == 1 && any)
         bind_opened(&object);
-    if (any) { /* what we looked up in vain is not the program's */
+    if (any) { /* our own failed lookups must not appear as the program's errors */
         char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
         if (forget_error)
             forget_error();

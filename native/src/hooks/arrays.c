@@ -1,4 +1,4 @@
-/* Arrays and mipmapped arrays: opaque, so their size is computed. Small ones share the driver's pages. */
+/* Arrays and mipmapped arrays. The driver does not report their size, so it is computed. Small arrays share pages. */
 #include "hooks/holders.h"
 #include "hooks/place.h"
 #include "policy/array_pages.h"
@@ -6,7 +6,7 @@
 #include "policy/reserve.h"
 #include "policy/start.h"
 
-/* Bytes of one channel; for formats that are no plain channels, of the whole texel over the channels they come with. */
+/* Bytes per channel; for formats without plain channels, the bytes of a texel divided by the number of channels. */
 static uint64_t channel_bytes(int format)
 {
     switch (format) {
@@ -21,8 +21,8 @@ static uint64_t channel_bytes(int format)
     case 0xc3 ... 0xc5:
     case 0xc9 ... 0xcb:
         return 2;
-    case 0x91 ... 0x9d: /* block compressed: one byte a texel at most */
-    case 0xb0:          /* NV12 and its kin: one and a half */
+    case 0x91 ... 0x9d: /* block compressed: at most one byte per texel */
+    case 0xb0:          /* NV12 */
         return 1;
     default:
         return 4;
@@ -45,9 +45,9 @@ static uint64_t smallest_power(uint64_t least, uint64_t most)
     return power;
 }
 
-/* Arrays are block-linear: of cells of 64 bytes by 8 rows. An array without depth is made of columns of up to 16 cells, as
- * few as its height needs; one with depth of stacks of up to 16 cells. As drivers tell of arrays whose memory is mapped
- * later (cuArrayGetMemoryRequirements), and as cards lose it: docs/reference/isolation.md. */
+/* Arrays are block-linear, in cells of 64 bytes by 8 rows. An array without depth consists of columns of up to 16 cells, as
+ * few as its height needs; an array with depth, of stacks of up to 16 cells. This agrees with what drivers report for arrays
+ * with deferred mapping (cuArrayGetMemoryRequirements) and with measurements: docs/reference/isolation.md. */
 #define CELL_BYTES 64u
 #define CELL_ROWS 8u
 #define MOST_CELLS 16u
@@ -77,9 +77,9 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int l
 
 struct request {
     struct gs_place place;
-    uint64_t bytes; /* 0: nothing is counted */
-    uint64_t reserved; /* 0: a small one joined a page that is there */
-    struct gs_array_part part; /* of a page, of a small one */
+    uint64_t bytes;            /* 0: nothing is counted */
+    uint64_t reserved;         /* 0: a small array that uses an existing page */
+    struct gs_array_part part; /* the part of a page that a small array uses */
 };
 
 static bool begin_small(struct request *request)
@@ -98,7 +98,7 @@ static bool begin_small(struct request *request)
     return true;
 }
 
-/* False: refused. Sparse arrays and those mapped later have no memory of their own. */
+/* False if refused. Sparse arrays and those with deferred mapping have no memory of their own. */
 static bool begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
     bool bare = shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING);
@@ -114,15 +114,15 @@ static bool begin(struct request *request, const CUDA_ARRAY3D_DESCRIPTOR *shape,
     return gs_reserve(request->place.card, request->bytes);
 }
 
-/* Beyond what any card takes (131,072 of any extent in NVIDIA's table of compute capabilities) it is for the driver to say what is
- * wrong with a shape. Should it take it all the same, that is undone. */
+/* For a shape beyond what any card supports (131,072 in each direction, by NVIDIA's table of compute capabilities) the driver
+ * reports what is wrong. If it creates the array nevertheless, that is destroyed. */
 static bool is_for_the_driver(const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
     enum { MOST_EXTENT = 131072 };
     return shape->Width > MOST_EXTENT || shape->Height > MOST_EXTENT || shape->Depth > MOST_EXTENT;
 }
 
-/* What was not made gives back its part, and the page if nobody joined it meanwhile. */
+/* The array was not created: returns its part of the page, and the page too if no other array uses it by now. */
 static void give_back(const struct request *request)
 {
     bool last = gs_array_page_leave(request->part);
@@ -204,7 +204,7 @@ int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTO
     do {                                                                                                               \
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(array);                                                                              \
-        gs_giving_begins(); /* with the tiles that were mapped into it */                                              \
+        gs_giving_begins(); /* includes the tiles that are mapped into it */                                           \
         struct gs_giving giving = gs_give((uint64_t)(uintptr_t)array);                                                 \
         int result = gs_gave(&giving, DRIVER(symbol)(array));                                                          \
         if (result == CUDA_SUCCESS)                                                                                    \

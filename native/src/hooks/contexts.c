@@ -1,5 +1,5 @@
-/* Contexts: reserved by the last measurement before the call, corrected by a new one after it, and undone if they do not
- * fit. */
+/* Contexts. Before the call, the size of the last measured context is reserved; after it, the new context is measured, and
+ * destroyed again if it does not fit. */
 #include "hooks/contexts.h"
 
 #include <string.h>
@@ -15,17 +15,17 @@
 #include "policy/throttle.h"
 #include "system/at_fork.h"
 
-#define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more between two readings was a neighbour */
-#define PROCESSOR_BYTES (UINT64_C(4) << 20) /* of a context, for each multiprocessor: seen from T4 to H100, rounded up */
+#define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more than this between two readings is a neighbour's */
+#define PROCESSOR_BYTES (UINT64_C(4) << 20) /* of a context per multiprocessor, rounded up: measured from T4 to H100 */
 #define FEW_PROCESSORS 64
 #define DEVICES 64
 enum { MULTIPROCESSOR_COUNT = 16 };
 
-/* One context at a time comes to life on a card: else two would measure each other. */
+/* Contexts are created one at a time on a card: otherwise each of two would be measured with the other. */
 static struct gs_lock birth_locks[GPUSLICE_CARDS + 1];
 static CUcontext primary_contexts[DEVICES];
-static struct gs_table greens; /* a green context as a current one → its device, plus one */
-/* What a tool calls when it is told of a new context, in the midst of its making, is not another birth. */
+static struct gs_table greens; /* the CUcontext of a green context → its device plus one */
+/* A tool that is notified of a new context during its creation may call us. That call must not take the lock again. */
 static _Thread_local bool giving_birth __attribute__((tls_model("initial-exec")));
 
 static struct gs_lock *begin_births(CUdevice device)
@@ -56,12 +56,12 @@ struct birth {
     struct gs_card *card;
     CUdevice device;
     struct gs_sight before;
-    uint64_t reserved, counted; /* counted: of this process */
+    uint64_t reserved, counted; /* counted: all that this process held, with the reservation */
     bool refused;
-    bool green; /* of no known size: a part of a context */
+    bool green; /* a part of a context, of unknown size */
 };
 
-/* What a context took when one was last made in this container; 0 unknown. */
+/* The size of the last context created in this container; 0 if unknown. */
 static uint64_t learned(const struct gs_card *card)
 {
     struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
@@ -69,7 +69,7 @@ static uint64_t learned(const struct gs_card *card)
     return bytes <= LARGEST_CONTEXT_BYTES ? bytes : 0;
 }
 
-/* Of a context that nothing tells the size of. */
+/* The size to assume for a context that cannot be measured. */
 static uint64_t expected(const struct gs_card *card, CUdevice device)
 {
     int processors = FEW_PROCESSORS;
@@ -108,13 +108,13 @@ static uint64_t by_difference(const struct birth *birth, const struct gs_sight *
     if (birth->green)
         return grown > 0 ? (uint64_t)grown : 0;
     bool plausible = grown > 0 && (uint64_t)grown <= LARGEST_CONTEXT_BYTES;
-    /* A neighbour that grew meanwhile only adds: once known, a context does not get larger. */
+    /* A neighbour that grew meanwhile only adds to the difference, so a known size is never replaced by a larger one. */
     bool believed = plausible && (!birth->reserved || (uint64_t)grown < birth->reserved);
     return believed ? (uint64_t)grown : expected(birth->card, birth->device);
 }
 
-/* Several processes came into NVML's list at once, and we do not know which of them is this one. All of them have just
- * made a context; the one that holds least has nothing else. */
+/* For when several processes have appeared in NVML's list at once and we do not know which of them is this one. All of them
+ * have just created a context, and the one that holds the least has nothing but its context. */
 static uint64_t least_of_the_new(const struct reading *before, const struct reading *after)
 {
     uint64_t least = 0;
@@ -134,7 +134,7 @@ static uint64_t context_bytes(const struct birth *birth, struct own *own)
         gs_watch_kernels();
     if (after.reading.listed && birth->before.reading.listed && after.reading.mine > birth->before.reading.mine)
         return after.reading.mine - birth->before.reading.mine;
-    /* In the accounts stand own->charged and the reservation, both of them for what is being measured. */
+    /* The account includes own->charged and the reservation, and both are for what is measured here. */
     if (after.reading.listed && gs_accounts_mine(&gs_accounts, own->card->index) == birth->counted) {
         uint64_t other = birth->counted - birth->reserved;
         return after.reading.mine > other ? after.reading.mine - other : 0;
@@ -143,7 +143,7 @@ static uint64_t context_bytes(const struct birth *birth, struct own *own)
     return bytes ? bytes : by_difference(birth, &after);
 }
 
-/* True if what was made fits under the limit. `key` is what it will be destroyed by. */
+/* True if the new context fits under the limit. `key` is the handle by which it will be destroyed. */
 static bool finish(struct birth *birth, bool made, const void *key)
 {
     if (!birth->card)
@@ -156,7 +156,7 @@ static bool finish(struct birth *birth, bool made, const void *key)
     uint64_t bytes = context_bytes(birth, own);
     gs_settle(birth->card, birth->reserved, 0);
     gs_context_made(birth->card, (uint64_t)(uintptr_t)key, bytes);
-    gs_measure(birth->card); /* what other threads were about is not the context's */
+    gs_measure(birth->card); /* excludes what other threads allocated meanwhile */
     gs_throttle_meet(birth->card);
     if (!birth->green)
         learn(birth->card, bytes);
@@ -164,7 +164,8 @@ static bool finish(struct birth *birth, bool made, const void *key)
     return !gs_over_limit(birth->card);
 }
 
-/* A context and, if it is named, all that was in it is gone. True if there are others on this card. */
+/* A context is gone, and with it, if `context` is given, everything that was allocated in it. True if this process has other
+ * contexts on the card. */
 static bool is_ended(struct gs_card *card, CUcontext context, const void *key)
 {
     if (!card || card->index >= GPUSLICE_CARDS)
@@ -232,8 +233,8 @@ int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsi
     CREATE(cuGreenCtxCreate, true, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
 }
 
-/* A green context is a part of the card's processors, on top of the primary context: what is allocated while it is current
- * is the primary context's, and goes with that. */
+/* A green context is a subset of the card's multiprocessors on top of the primary context. Memory that is allocated while it
+ * is current belongs to the primary context and is freed with that. */
 int cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     CUdevice device;
@@ -280,7 +281,8 @@ static struct gs_card *card_of_context(CUcontext context)
 int cuCtxDestroy(CUcontext context) { DESTROY(cuCtxDestroy); }
 int cuCtxDestroy_v2(CUcontext context) { DESTROY(cuCtxDestroy_v2); }
 
-/* Destroys with the last reference, which only the driver counts: afterwards it can tell whether the context lives. */
+/* Destroys the context with its last reference. Only the driver counts references, so it is asked afterwards whether the
+ * context still exists. */
 int cuCtxDetach(CUcontext context)
 {
     if (!gs_enter_cuda())
@@ -319,7 +321,7 @@ int cuGreenCtxDestroy(CUgreenCtx green)
     return result;
 }
 
-/* ---- primary contexts: made by the first to ask ---- */
+/* ---- primary contexts: created by the first call that retains them ---- */
 
 static bool is_active(CUdevice device)
 {
@@ -363,8 +365,8 @@ int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return result;
 }
 
-/* The runtime, and libraries that draw, have ways to the driver that no name leads to. What came of it is found when its
- * context is first used, and can be counted but not refused. */
+/* The CUDA runtime and graphics libraries can create contexts through private functions of the driver, which we do not
+ * intercept. Such a context is noticed when it is first used, and can be counted but not refused. */
 static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
 {
     if (is_active(device))
@@ -378,7 +380,7 @@ static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
     gs_add_piece(card, (uint64_t)(uintptr_t)context, 0, (int64_t)expected(card, device));
 }
 
-/* One that was reset may still be current. */
+/* A context may still be current after it was reset. */
 static bool is_alive(void)
 {
     size_t free_bytes, total;
@@ -408,7 +410,7 @@ static bool drop_green(struct gs_entry *green, void *device)
     return true;
 }
 
-/* The one that is gone, if it is. */
+/* The device's primary context if it no longer exists; else NULL. */
 static CUcontext primary_gone(CUdevice device)
 {
     uint64_t of_device = (uint64_t)device;

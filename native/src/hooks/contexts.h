@@ -3,7 +3,7 @@
 
 #include "policy/cards.h"
 
-/* A context is current that we did not see being made: it is taken into the accounts. */
+/* Adds to the accounts a current context that was created without a call that we intercept. */
 void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context);
 
 #endif

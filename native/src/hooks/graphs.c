@@ -1,6 +1,6 @@
-/* Graphs with memory nodes. The driver takes their memory when a graph is instantiated, uploaded or launched, and
- * keeps it for the next graph: what it tells to have reserved is charged. Before a call that may take memory, the
- * most it can take is reserved: on each device the sum of the graph's allocations there. */
+/* Graphs with memory nodes. The driver allocates their memory when a graph is instantiated, uploaded or launched, and
+ * keeps it for the next graph, so what it reports as reserved is charged. Before a call that may allocate, the most that it
+ * can take is reserved: on each device, the sum of the graph's allocations there. */
 #include "hooks/launches.h"
 #include "policy/pool_accounts.h"
 #include "policy/reserve.h"
@@ -12,8 +12,8 @@
 
 enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1, DEEPEST = 8 };
 
-static struct gs_table executables; /* → the devices it takes memory of, a bit each in `owner` */
-static struct gs_table parts;       /* executable and device → the most it takes there */
+static struct gs_table executables; /* executable graph → its devices, one bit each in `owner` */
+static struct gs_table parts;       /* executable graph and device → the most that it takes there */
 
 static void forget(void)
 {
@@ -24,7 +24,7 @@ GS_AT_FORK(forget);
 
 /* ---- adding nodes ---- */
 
-/* A node that was captured may not say where: then it is the current device. -1 for host memory. */
+/* The node's device; -1 for host memory. A captured node may not name a location, which means the current device. */
 static CUdevice device_of(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
     CUdevice device = -1;
@@ -44,7 +44,7 @@ static struct gs_card *see(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
     return card;
 }
 
-/* One that never fits is refused here, where the program still knows what it asked for. */
+/* An allocation that can never fit is refused when its node is added, where the program can still relate the error to it. */
 static bool never_fits(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
     struct gs_card *card = see(parameters);
@@ -95,7 +95,7 @@ int cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *befor
 /* ---- how much a graph may take ---- */
 
 struct demand {
-    uint64_t devices; /* a bit for each of which there is any */
+    uint64_t devices; /* one bit for each device with any demand */
     uint64_t bytes[DEVICES];
 };
 
@@ -106,7 +106,7 @@ static void add_demand(struct demand *demand, CUdevice device, uint64_t bytes)
         demand->bytes[device] = UINT64_MAX;
 }
 
-/* The next device after this one; DEVICES behind the last. -1 stands before the first. */
+/* The next device after this one; DEVICES after the last. Starts with -1. */
 static CUdevice next_device(uint64_t devices, CUdevice device)
 {
     uint64_t left = device < DEVICES - 1 ? devices >> (device + 1) << (device + 1) : 0;
@@ -154,7 +154,8 @@ static struct demand demand_of(CUgraph graph)
     return demand;
 }
 
-/* What is reserved for graphs already serves the next; what is in use does not, but for a graph's own repetition. */
+/* Memory that is already reserved for graphs serves the next graph, unless it is in use. A repeated launch of the same graph
+ * uses its own memory again. */
 static uint64_t missing(uint64_t bytes, CUdevice device, bool again)
 {
     uint64_t reserved = 0, used = 0;
@@ -167,7 +168,7 @@ static uint64_t missing(uint64_t bytes, CUdevice device, bool again)
 }
 
 struct step {
-    uint64_t devices; /* where something is reserved */
+    uint64_t devices; /* on which something is reserved */
     uint64_t reserved[DEVICES];
 };
 
@@ -178,7 +179,7 @@ static void finish(const struct step *step)
     }
 }
 
-/* False: refused on one of the devices, and on none is anything reserved. */
+/* False if one of the devices refused; then nothing stays reserved on any of them. */
 static bool begin(struct step *step, const struct demand *demand, bool again)
 {
     step->devices = 0;
@@ -197,7 +198,7 @@ static bool begin(struct step *step, const struct demand *demand, bool again)
 
 static uint64_t part_of(CUgraphExec graph, CUdevice device)
 {
-    return (uint64_t)(uintptr_t)graph << DEVICE_BITS | (uint64_t)device; /* addresses leave the highest bits free */
+    return (uint64_t)(uintptr_t)graph << DEVICE_BITS | (uint64_t)device; /* the highest bits of addresses are not used */
 }
 
 static void remember(CUgraphExec made, const struct demand *demand)
@@ -219,7 +220,7 @@ static void recall(CUgraphExec graph, uint64_t devices, struct demand *demand)
     }
 }
 
-/* Before the driver's call: afterwards another may be given the same address. */
+/* To be called before the driver's call, since afterwards another graph may get the same address. */
 static bool forget_graph(CUgraphExec graph)
 {
     struct gs_entry whole, part;

@@ -1,5 +1,5 @@
-/* What keeps physical memory alive without a mapping: a sparse array's tiles, a multicast group's members, what is bound
- * to a logical endpoint. Each is a pin: a reference that goes with its place or with its holder. */
+/* What keeps physical memory allocated without a mapping: tiles of a sparse array, members of a multicast group, memory
+ * bound to a logical endpoint. Each is a pin: a reference that ends when its place is reused or its holder is destroyed. */
 #include "hooks/holders.h"
 
 #include "hooks/physical.h"
@@ -7,10 +7,10 @@
 #include "policy/start.h"
 #include "system/at_fork.h"
 
-#define OFFSET_STEP_BITS 16 /* no offset into a group is finer, and so it fits an entry's `kind` */
+#define OFFSET_STEP_BITS 16 /* the granularity of offsets into a group; in these steps they fit into an entry's `kind` */
 #define AT_ONCE 64
 
-static struct gs_table pins; /* place → object; the holder is in `bytes` */
+static struct gs_table pins; /* place → object, in `owner`; `bytes` is the holder */
 static _Atomic uint64_t last_pin;
 static bool pins_exist;
 
@@ -30,12 +30,12 @@ static void pin(struct gs_entry place)
     if (!place.owner)
         return;
     gs_physical_hold(place.owner);
-    unpin_place(place.key); /* mapped anew: the old tile is free */
+    unpin_place(place.key); /* mapping a place again releases its old tile */
     gs_table_put(&pins, &place);
     __atomic_store_n(&pins_exist, true, __ATOMIC_RELAXED);
 }
 
-/* ---- letting go ---- */
+/* ---- releasing ---- */
 
 struct range {
     uint64_t holder, from, to; /* offsets in steps */
@@ -59,7 +59,7 @@ static bool gather(struct gs_entry *entry, void *context)
     return true;
 }
 
-/* Dropped outside the table's locks, since the last reference to a group lets go of its own members. */
+/* References are dropped outside the table's locks, since dropping the last reference to a group releases its own pins. */
 static void unpin_range(struct range range)
 {
     if (gs_likely(!__atomic_load_n(&pins_exist, __ATOMIC_RELAXED)))
@@ -88,6 +88,19 @@ static bool lend(struct gs_entry *entry, void *holder)
 
 void gs_lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 
+/* A call by which the driver may release memory, and what follows if it succeeds. */
+#define RELEASE(symbol, call, then)                                                                                    \
+    do {                                                                                                               \
+        if (!gs_enter_cuda())                                                                                          \
+            return DRIVER(symbol) call;                                                                                \
+        gs_giving_begins();                                                                                            \
+        int result = DRIVER(symbol) call;                                                                              \
+        if (result == CUDA_SUCCESS)                                                                                    \
+            then;                                                                                                      \
+        gs_giving_ends();                                                                                              \
+        return result;                                                                                                 \
+    } while (0)
+
 /* ---- sparse arrays ---- */
 
 static uint64_t mixed(uint64_t hash, uint64_t word) { return (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15) ^ hash >> 29; }
@@ -115,37 +128,25 @@ static void note_tile(const CUarrayMapInfo *info)
         unpin_place(tile_of(info));
 }
 
-static void note_tiles(int result, const CUarrayMapInfo *list, unsigned int count)
+static void note_tiles(const CUarrayMapInfo *list, unsigned int count)
 {
-    for (unsigned int i = 0; result == CUDA_SUCCESS && i < count; i++)
+    for (unsigned int i = 0; i < count; i++)
         note_tile(&list[i]);
 }
 
 int cuMemMapArrayAsync(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuMemMapArrayAsync)(list, count, stream);
-    gs_giving_begins();
-    int result = DRIVER(cuMemMapArrayAsync)(list, count, stream);
-    note_tiles(result, list, count);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuMemMapArrayAsync, (list, count, stream), note_tiles(list, count));
 }
 
 int cuMemMapArrayAsync_ptsz(CUarrayMapInfo *list, unsigned int count, CUstream stream)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
-    gs_giving_begins();
-    int result = DRIVER(cuMemMapArrayAsync_ptsz)(list, count, stream);
-    note_tiles(result, list, count);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuMemMapArrayAsync_ptsz, (list, count, stream), note_tiles(list, count));
 }
 
 /* ---- groups and endpoints ---- */
 
-/* Each device of a group binds memory of its own at the same offset. */
+/* Each device of a group binds its own memory at the same offset, so the offset alone does not identify a pin. */
 static void bind(uint64_t holder, uint32_t card, uint64_t offset, uint64_t object)
 {
     if (holder && object && gs_physical_is_lent(holder))
@@ -232,14 +233,8 @@ int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, 
 
 int cuMulticastUnbind(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset, size_t bytes)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
-    gs_giving_begins();
-    int result = DRIVER(cuMulticastUnbind)(group, device, group_offset, bytes);
-    if (result == CUDA_SUCCESS)
-        unbind(gs_physical_of_handle(group), device, group_offset, bytes);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuMulticastUnbind, (group, device, group_offset, bytes),
+            unbind(gs_physical_of_handle(group), device, group_offset, bytes));
 }
 
 static uint64_t holder_of(CUlogicalEndpointId endpoint) { return mixed(13, endpoint) | UINT64_C(1) << 63; }
@@ -267,24 +262,11 @@ int cuLogicalEndpointBindAddr(CUlogicalEndpointId endpoint, CUdevice device, uin
 
 int cuLogicalEndpointUnbind(CUlogicalEndpointId endpoint, CUdevice device, uint64_t offset, uint64_t bytes)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuLogicalEndpointUnbind)(endpoint, device, offset, bytes);
-    gs_giving_begins();
-    int result = DRIVER(cuLogicalEndpointUnbind)(endpoint, device, offset, bytes);
-    if (result == CUDA_SUCCESS)
-        unbind(holder_of(endpoint), device, offset, bytes);
-    gs_giving_ends();
-    return result;
+    RELEASE(cuLogicalEndpointUnbind, (endpoint, device, offset, bytes),
+            unbind(holder_of(endpoint), device, offset, bytes));
 }
 
 int cuLogicalEndpointDestroy(CUlogicalEndpointId endpoint)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuLogicalEndpointDestroy)(endpoint);
-    gs_giving_begins();
-    int result = DRIVER(cuLogicalEndpointDestroy)(endpoint);
-    if (result == CUDA_SUCCESS)
-        gs_unpin(holder_of(endpoint));
-    gs_giving_ends();
-    return result;
+    RELEASE(cuLogicalEndpointDestroy, (endpoint), gs_unpin(holder_of(endpoint)));
 }

@@ -3,9 +3,9 @@
 
 #include <stdint.h>
 
-/* Whatever was mapped into it or bound to it is kept by it no more. */
+/* Releases all memory that is mapped into this holder or bound to it. */
 void gs_unpin(uint64_t holder);
-/* The members of a group that other processes may have from now on: these keep them when it is gone here. */
+/* The group has been exported: other processes may keep its members after it is gone here. */
 void gs_lend_members(uint64_t group);
 
 #endif

@@ -1,4 +1,4 @@
-/* Other processes' memory opened here, and ours opened by others: counted once, where it was made. */
+/* Other processes' memory opened here, and ours opened by others. It is counted once, by the process that allocated it. */
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
 #include "policy/held.h"

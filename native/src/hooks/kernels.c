@@ -1,6 +1,6 @@
-/* Since 12.2 drivers load a kernel's code when it is first asked for or launched. Where NVML has a figure for this process, the next
- * measurement finds it; elsewhere what the card loses during that launch is taken for it. A neighbour may grow in the same
- * instant: no kernel brings more than so much, and all of a context no more than so much. */
+/* Since CUDA 12.2 the driver loads a kernel's code when the kernel is first looked up or launched. Where NVML has a figure for
+ * this process, the next measurement includes the code. Elsewhere, the memory that the card loses during that call is charged
+ * as code. Since a neighbour may grow at the same moment, that is limited per call and per context. */
 #include "hooks/kernels.h"
 
 #include <string.h>
@@ -11,14 +11,14 @@
 #include "system/at_fork.h"
 #include "system/table.h"
 
-#define LARGEST_CODE_BYTES (UINT64_C(64) << 20) /* of one first launch: code, and the local memory that it wants */
-#define MOST_CODE_BYTES (UINT64_C(1) << 30)     /* of a context */
+#define LARGEST_CODE_BYTES (UINT64_C(64) << 20) /* of one first launch: code, and the local memory that it needs */
+#define MOST_CODE_BYTES (UINT64_C(1) << 30)     /* in a context */
 
 bool gs_kernels_watched;
-CUfunction gs_kernels_seen[GS_KERNELS_AT_HAND]; /* those launched last, by a few bits of their address */
+CUfunction gs_kernels_seen[GS_KERNELS_AT_HAND]; /* a cache of those launched last, by a few bits of their address */
 
-static struct gs_table launched; /* all of them */
-static _Atomic bool measuring;   /* by one thread at a time: two would measure each other */
+static struct gs_table launched; /* all functions launched so far */
+static _Atomic bool measuring;   /* one thread at a time: otherwise each of two would be charged for both */
 
 static _Thread_local struct {
     struct gs_place place;
@@ -66,7 +66,7 @@ void gs_first_launch(CUfunction function)
         gs_code_may_come();
 }
 
-/* A key of its own beside the context's. */
+/* Handles are aligned, so this differs from the key of the context itself. */
 static uint64_t key_of_code(CUcontext context) { return (uint64_t)(uintptr_t)context + 3; }
 
 static void charge_code(void)
@@ -92,7 +92,7 @@ int gs_code_came(int result)
     return result;
 }
 
-/* ---- calls that may bring code before it is launched ---- */
+/* ---- calls that may load code before it is launched ---- */
 
 #define BRING(symbol, call)                                                                                            \
     do {                                                                                                               \

@@ -1,4 +1,4 @@
-/* Code that comes to the card with a kernel's first launch, where NVML has no figure for this process. */
+/* Kernel code that is loaded onto the card at the first launch, measured where NVML has no figure for this process. */
 #ifndef GPUSLICE_KERNELS_H
 #define GPUSLICE_KERNELS_H
 
@@ -20,14 +20,14 @@ static inline bool gs_may_be_first(CUfunction function)
            __atomic_load_n(&gs_kernels_seen[gs_kernel_place(function)], __ATOMIC_RELAXED) != function;
 }
 
-/* A context was made, and NVML does not tell what this process holds. */
+/* To be called when a context was created and NVML does not show what this process holds. */
 void gs_watch_kernels(void);
 
 void gs_code_may_come(void);
 int gs_code_came(int result);
-void gs_first_launch(CUfunction function); /* its code may come, unless it was launched before */
+void gs_first_launch(CUfunction function); /* code may be loaded, unless the function was launched before */
 
-/* Around the driver's call. */
+/* Wraps the driver's call. */
 #define WATCHED(function, call)                                                                                        \
     (gs_likely(!gs_may_be_first(function)) ? (call) : (gs_first_launch(function), gs_code_came(call)))
 

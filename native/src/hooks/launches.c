@@ -1,4 +1,4 @@
-/* Launches: a test of one flag where nothing is throttled. */
+/* Launches. Where nothing is throttled, they cost the test of one flag. */
 #include "hooks/launches.h"
 
 #include "hooks/kernels.h"
@@ -11,7 +11,7 @@ bool gs_launch_freely;
 
 enum { CU_STREAM_PER_THREAD = 2 };
 
-/* Each thread's default stream is another one, behind the same handle. */
+/* Every thread has its own default stream, with the same handle. */
 static uint64_t this_thread(void)
 {
     static _Atomic uint64_t last;
@@ -90,23 +90,6 @@ int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, uns
               stream, true, gs_work_key(function, BLOCKS));
 }
 
-/* ---- streams that go ---- */
-
-int cuStreamDestroy(CUstream stream)
-{
-    if (gs_enter_cuda() && gs_throttles())
-        gs_throttle_stream_ends(stream);
-    return DRIVER(cuStreamDestroy)(stream);
-}
-
-int cuStreamDestroy_v2(CUstream stream)
-{
-    if (gs_enter_cuda() && gs_throttles())
-        gs_throttle_stream_ends(stream);
-    return DRIVER(cuStreamDestroy_v2)(stream);
-}
-
-/* One launch on each of several devices. */
 #define MOST_DEVICES 64u
 
 int cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned int count, unsigned int flags)
@@ -133,4 +116,20 @@ int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream strea
 {
     THROTTLED(DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false,
               gs_work_key(function, (uint64_t)width * (uint64_t)height));
+}
+
+/* ---- destroying streams ---- */
+
+int cuStreamDestroy(CUstream stream)
+{
+    if (gs_enter_cuda() && gs_throttles())
+        gs_throttle_stream_ends(stream);
+    return DRIVER(cuStreamDestroy)(stream);
+}
+
+int cuStreamDestroy_v2(CUstream stream)
+{
+    if (gs_enter_cuda() && gs_throttles())
+        gs_throttle_stream_ends(stream);
+    return DRIVER(cuStreamDestroy_v2)(stream);
 }

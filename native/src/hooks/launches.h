@@ -1,10 +1,10 @@
-/* Around every launch: it waits where its container has used up its share of compute. */
+/* Wraps every launch, which waits if its container has used up its share of compute. */
 #ifndef GPUSLICE_LAUNCHES_H
 #define GPUSLICE_LAUNCHES_H
 
 #include "policy/throttle.h"
 
-/* True once the driver is bound and no card has a share: then a launch is a launch. */
+/* True once the driver is bound and no card has a compute share: launches then go straight to the driver. */
 extern bool gs_launch_freely;
 
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key);

@@ -1,4 +1,4 @@
-/* Linear memory: allocated and freed at once. */
+/* Linear memory, which is allocated and freed immediately. */
 #include "hooks/place.h"
 #include "policy/held.h"
 #include "policy/reserve.h"
@@ -9,7 +9,7 @@ enum { CONCURRENT_MANAGED_ACCESS = 89 };
 /* ---- allocating: reserve, call, then hold or give back ---- */
 
 struct request {
-    struct gs_place place; /* without a card nothing is counted */
+    struct gs_place place; /* nothing is counted without a card */
     uint64_t reserved;
     bool refused;
 };
@@ -57,7 +57,7 @@ int cuMemAlloc(unsigned int *address, unsigned int bytes)
     return result == CUDA_SUCCESS ? hold(&request, *address, bytes, 0) : give_back(&request, result);
 }
 
-/* Before Pascal, it is memory of the process's as any other. */
+/* On cards before Pascal, managed memory is ordinary memory of the process. */
 static uint32_t managed_kind(const struct gs_place *place)
 {
     int moves = 1;
@@ -65,7 +65,7 @@ static uint32_t managed_kind(const struct gs_place *place)
     return moves ? GS_MANAGED : 0;
 }
 
-/* It may live on the host and exceed the card. It counts in full: any of it can move here unasked. */
+/* Managed memory may be on the host and may exceed the card. All of it counts, since any of it may migrate to the card. */
 int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
 {
     struct request request = reserve_here(gs_round_up(bytes, GS_PAGE_BYTES));
@@ -75,7 +75,7 @@ int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
     return result == CUDA_SUCCESS ? hold(&request, *address, bytes, managed_kind(&request.place)) : give_back(&request, result);
 }
 
-/* The driver chooses the pitch: what no known card exceeds is reserved, what it took is settled. */
+/* The driver chooses the pitch. The widest pitch of all known cards is reserved, and the actual size is settled. */
 #define WIDEST_PITCH_STEP 512u
 
 static uint64_t pitched_bytes(uint64_t width, uint64_t height)
@@ -84,7 +84,7 @@ static uint64_t pitched_bytes(uint64_t width, uint64_t height)
     return height && row > UINT64_MAX / height ? UINT64_MAX : gs_round_up(row * height, GS_PAGE_BYTES);
 }
 
-/* A size that no number tells: it is for the driver to say what is wrong. Should it take it all the same, that is undone. */
+/* For a size that overflows, the driver reports what is wrong. If it allocates something nevertheless, that is freed. */
 static int of_no_size(int result, const CUdeviceptr *address)
 {
     if (result == CUDA_SUCCESS)

@@ -1,4 +1,4 @@
-/* What the container is shown: its share is the card, and it is alone on it. */
+/* What the container is shown: a card of the size of its share, which nobody else uses. */
 #include "hooks/place.h"
 #include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
@@ -10,7 +10,7 @@
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 enum { NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_NOT_SUPPORTED = 3 };
 
-/* The memory of a process that died is free again, also for those who only look. */
+/* Also a program that only queries must see that the memory of a dead process is free again. */
 static void sweep_sometimes(void)
 {
     static _Atomic uint64_t swept_ns;
@@ -25,7 +25,7 @@ struct share {
     uint64_t total, used, free;
 };
 
-/* At most what the card has, and free at most what the card has free. */
+/* The total is at most the card's, and the free memory at most what is free on the card. */
 static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t card_free)
 {
     struct share share = {.total = card->limit_bytes < card_total ? card->limit_bytes : card_total};
@@ -128,15 +128,15 @@ int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
         gs_accounts_sweep(&gs_accounts);
         struct share share = share_of(card, memory->total, UINT64_MAX);
         memory->total = share.total;
-        memory->reserved = 0; /* what the driver keeps for itself is not in a share */
+        memory->reserved = 0; /* the driver's reserved memory is not part of a share */
         memory->free = share.free;
         memory->used = share.used;
     }
     return result;
 }
 
-/* Other processes are nobody's business, and our own are not known here by the numbers NVML gives them: the table is
- * empty, as in any container. The driver still says whether the question was right. */
+/* Other containers' processes are hidden, and our own have other pids here than those that NVML reports, so the list is
+ * empty, as in any container. The driver still validates the arguments. */
 static int empty_list(nvmlDevice_t device, unsigned int *count)
 {
     char uuid[GPUSLICE_UUID_BYTES];
@@ -181,7 +181,7 @@ int nvmlDeviceGetProcessUtilization(nvmlDevice_t device, void *samples, unsigned
     return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
 }
 
-/* Both structures begin with their version; the count is the second and the third word. */
+/* Both structures start with their version. The count is the second word here, and the third in the function that follows. */
 int nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, void *info)
 {
     if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetProcessesUtilizationInfo))

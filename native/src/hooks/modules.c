@@ -1,5 +1,5 @@
-/* Modules, libraries and heaps: known only once they are there. What a kernel's code takes when it is first used, as
- * drivers load it since 12.2, is seen at the next measurement, where NVML names this process. */
+/* Modules, libraries and heaps, whose size is known only after they are loaded. Kernel code that the driver loads at its first
+ * use (since CUDA 12.2) is included in the next measurement, where NVML reports this process. */
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
 #include "policy/provisional.h"
@@ -9,7 +9,7 @@ struct load {
     struct gs_card *card;
     CUcontext context;
     struct gs_sight before;
-    int64_t grown, most; /* by difference; at most what a second look allows */
+    int64_t grown, most; /* the growth by difference, and its upper bound by the second measurement */
     bool measured, repeated;
 };
 
@@ -19,11 +19,11 @@ static bool begin(struct load *load)
     *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return false;
-    gs_look_at_card(load->card, &load->before, GS_MEMORY); /* for where NVML tells of no process, or no more */
+    gs_look_at_card(load->card, &load->before, GS_MEMORY); /* used where NVML does not report this process, or stops doing so */
     return true;
 }
 
-/* Whether what was loaded fits; it is charged. */
+/* Charges what was loaded. True if it fits. */
 static bool fits(struct load *load, uint64_t key)
 {
     struct gs_sight after;
@@ -32,17 +32,18 @@ static bool fits(struct load *load, uint64_t key)
         gs_look_at_card(load->card, &after, GS_MEMORY);
         load->grown = gs_grown(&load->before, &after);
         load->grown = load->grown < load->most ? load->grown : load->most;
-        load->before = after; /* the state that an undoing starts from */
+        load->before = after; /* the state before it is possibly unloaded again */
         gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, load->grown);
     }
     return !gs_over_limit(load->card);
 }
 
-/* After it was undone. Perhaps a neighbour grew in the same instant: what the card got back now is a second opinion, and
- * if by that it fits, it is loaded once more. */
+/* To be called after it was unloaded because it did not fit. A neighbour may have grown at the same moment: what the card gains
+ * by unloading is a second measurement, and if the module fits by that, it is loaded once more. */
 static bool again(struct load *load, uint64_t key)
 {
     struct gs_sight after;
+    bool fits = false;
     if (load->measured) {
         gs_measure(load->card);
     } else {
@@ -51,14 +52,13 @@ static bool again(struct load *load, uint64_t key)
         int64_t returned = -gs_grown(&load->before, &after);
         load->most = returned < load->grown ? (returned > 0 ? returned : 0) : load->grown;
         load->before = after;
-        if (!load->repeated && load->most < load->grown &&
-            gs_used(load->card) + (uint64_t)load->most <= load->card->limit_bytes) {
-            load->repeated = true;
-            return true;
-        }
+        fits = !load->repeated && load->most < load->grown &&
+               gs_used(load->card) + (uint64_t)load->most <= load->card->limit_bytes;
     }
-    gs_refuse(load->card);
-    return false;
+    load->repeated = true;
+    if (!fits)
+        gs_refuse(load->card);
+    return fits;
 }
 
 #define LOAD(symbol, call, key, undo)                                                                                  \
@@ -117,7 +117,7 @@ enum { STACK, PRINTF_BUFFER, MALLOC_HEAP };
 
 static uint64_t key_of_limit(CUcontext context, int limit) { return (uint64_t)(uintptr_t)context * 16 + (uint64_t)limit * 2 + 1; }
 
-/* Those two are as large as the program says, so it is known before. */
+/* These two heaps have the size that the program sets, so that it is known in advance. */
 static bool can_fit(struct gs_card *card, int limit, uint64_t before, uint64_t value)
 {
     bool sized = limit == PRINTF_BUFFER || limit == MALLOC_HEAP;

@@ -1,4 +1,4 @@
-/* Physical memory behind virtual addresses. It lives while any handle or any mapping does, so references are counted:
+/* Physical memory behind virtual addresses. It stays allocated while it has a handle or a mapping, so references are counted:
  * releasing the handle of mapped memory frees nothing. */
 #define _GNU_SOURCE
 #include "hooks/physical.h"
@@ -16,10 +16,10 @@
 #include "policy/start.h"
 #include "system/at_fork.h"
 
-static struct gs_table handles;  /* handle → references by it, object */
-static struct gs_table mappings; /* address → length, object */
-static struct gs_table objects;  /* object → what it is charged; its owner is the handle that it was made with */
-static struct gs_table references; /* object → how many */
+static struct gs_table handles;    /* handle → the references that it holds, in `bytes`, and the object, in `owner` */
+static struct gs_table mappings;   /* address → the length, in `bytes`, and the object, in `owner` */
+static struct gs_table objects;    /* object → the charged bytes, and the handle that it was created with, in `owner` */
+static struct gs_table references; /* object → the number of its references */
 static _Atomic uint64_t last_object;
 
 static void forget(void)
@@ -74,7 +74,7 @@ void gs_physical_drop(uint64_t object)
     if (gs_table_count(&references, object, -1) != 1 || !gs_table_take(&objects, object, &entry))
         return;
     gs_table_take_of(&handles, entry.owner, object);
-    if (entry.kind == GS_GROUP) /* one that other processes may have keeps its members */
+    if (entry.kind == GS_GROUP) /* an exported group keeps its members: another process may have it */
         gs_unpin(object);
     if ((entry.kind & 0xff) == GS_GROUP)
         return;
@@ -106,7 +106,7 @@ static bool made_with(uint64_t object, CUmemGenericAllocationHandle handle)
     return gs_table_get(&objects, object, &entry) && entry.owner == handle;
 }
 
-/* While the memory lives, a program can go on with the handle that it has given back, where the driver lets it. */
+/* While the memory exists, the driver may let a program keep using a handle that it has released. */
 int cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct gs_entry entry;
@@ -139,7 +139,7 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
     return result;
 }
 
-/* A range may hold several mappings, each of them whole. */
+/* A range may consist of several mappings, but includes no part of one. */
 int cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct gs_entry entry;
@@ -156,7 +156,7 @@ int cuMemUnmap(CUdeviceptr address, size_t bytes)
     return result;
 }
 
-/* The mapping that holds an address need not start there. */
+/* The address may be anywhere in a mapping, so all mappings are searched. */
 struct search {
     uint64_t address, object, end;
 };
@@ -198,8 +198,8 @@ int cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr
     return result;
 }
 
-/* What was imported has its maker to count it, who may let go of it while the descriptor that is made here keeps it. So it
- * counts here too. */
+/* Imported memory is counted by its maker. But the maker may release it while a descriptor that is exported here keeps it, so
+ * it is counted here too. */
 static bool count_imported(const struct gs_entry *object)
 {
     struct gs_card *card = NULL;
@@ -211,7 +211,7 @@ static bool count_imported(const struct gs_entry *object)
     return true;
 }
 
-/* False: nobody would count what the descriptor keeps. */
+/* False if nobody would count the memory that the descriptor keeps. */
 static bool mark_exported(uint64_t object, int descriptor)
 {
     struct gs_entry entry;
@@ -226,7 +226,7 @@ static bool mark_exported(uint64_t object, int descriptor)
     bool first = !(entry.kind & GS_EXPORTED);
     if ((entry.kind & 0xff) == GS_IMPORT ? first && !count_imported(&entry) : (entry.kind & 0xff) != GS_LINEAR)
         return (entry.kind & 0xff) != GS_IMPORT;
-    if (entry.kind & GS_LENT) { /* beyond the group's time now */
+    if (entry.kind & GS_LENT) { /* it is now exported by itself, so it stays exported when it leaves the group */
         entry.kind &= ~(uint32_t)GS_LENT;
         gs_table_put(&objects, &entry);
     }
@@ -287,8 +287,8 @@ int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* Counted where it was made. That it is open here keeps it counted when its maker goes. The card is the one it lies on:
- * no context need be current, and one of another card may be. */
+/* Counted by its maker; being open here keeps it counted after the maker has ended. The card is found from the memory itself:
+ * possibly no context is current, or one of another card. */
 int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     CUmemAllocationProp properties = {0};
@@ -298,7 +298,7 @@ int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *s
         return result;
     bool known = DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) == CUDA_SUCCESS;
     struct gs_card *card = known ? card_of(&properties) : NULL;
-    if (!card) /* a group, say, which lies on none */
+    if (!card) /* a group, for example, is on no card */
         card = gs_current_place().card;
     if (card && gs_borrowed_too_much(card)) {
         DRIVER(cuMemRelease)(*handle);

@@ -4,7 +4,7 @@
 
 #include "policy/cards.h"
 
-struct gs_place gs_current_place(void); /* card NULL without a current context */
+struct gs_place gs_current_place(void); /* `card` is NULL without a current context */
 struct gs_place gs_stream_place(CUstream stream);
 void gs_contexts_changed(void);
 

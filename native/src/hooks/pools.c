@@ -1,4 +1,5 @@
-/* Stream-ordered memory comes out of pools: reserved is what a pool may grow by, charged what it grew by. */
+/* Stream-ordered memory comes from pools. Before an allocation the possible growth of the pool is reserved; afterwards its
+ * actual growth is charged. */
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
@@ -10,9 +11,9 @@
 
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
-/* From the look at a pool's room until it is known whether what came fits: in between a second thread would be given the
- * same room, so that the driver grows the pool unasked, or take of what is about to be undone, and keep it there. */
-static struct gs_lock locks[GPUSLICE_CARDS + 1]; /* the last for a card that found no place in the region */
+/* Held from checking a pool's free room until it is known whether the allocation fits. Without it a second thread could be
+ * promised the same room, so that the pool grows without a reservation, or could use memory that is about to be undone. */
+static struct gs_lock locks[GPUSLICE_CARDS + 1]; /* the last one is for cards without an entry in the region */
 
 static void forget(void)
 {
@@ -37,26 +38,33 @@ static bool capturing(CUstream stream, bool own_stream)
     return result == CUDA_SUCCESS && status != 0;
 }
 
-/* A pool with room need not grow. One without grows by whole steps; where there is no room for a step, by what is asked:
- * should it take more all the same, that is undone. */
+/* A pool with enough free room does not grow. Otherwise it grows by whole steps. If a step does not fit under the limit, only
+ * the requested bytes are reserved; should the pool grow by more, the allocation is undone. The answer may take seconds, so
+ * the lock is not held meanwhile: threads whose pools have room need it. */
 static bool reserve_growth(struct request *request)
 {
     struct gs_card *card = request->place.card;
-    gs_lock(&locks[card->index]);
-    if (request->bytes <= gs_pool_idle_bytes(request->pool))
-        return true;
-    uint64_t step = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
-    gs_measure_sometimes(card);
-    request->reserved = gs_reserve_quietly(card, step)                     ? step
-                        : least < step && gs_reserve_quietly(card, least) ? least
-                                                                          : 0;
-    if (request->reserved) {
-        gs_pool_promise(request->pool, request->reserved);
-        return true;
+    uint64_t growth = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
+    for (;;) {
+        gs_lock(&locks[card->index]);
+        if (request->bytes <= gs_pool_idle_bytes(request->pool))
+            return true;
+        gs_measure_sometimes(card);
+        if (gs_take_room_at_once(card, growth)) {
+            request->reserved = growth;
+            gs_pool_promise(request->pool, growth);
+            return true;
+        }
+        gs_unlock(&locks[card->index]);
+        while (!gs_reserve_quietly(card, growth)) {
+            if (growth == least) {
+                gs_refuse(card);
+                return false;
+            }
+            growth = least;
+        }
+        gs_settle(card, growth, 0);
     }
-    gs_refuse(card);
-    gs_unlock(&locks[card->index]);
-    return false;
 }
 
 static bool begin(struct request *request, CUstream stream, bool own_stream)
@@ -64,7 +72,7 @@ static bool begin(struct request *request, CUstream stream, bool own_stream)
     request->place = gs_stream_place(stream);
     if (!request->place.card || !request->bytes)
         return true;
-    if (capturing(stream, own_stream)) { /* becomes a node of a graph: counted when that gets its memory */
+    if (capturing(stream, own_stream)) { /* becomes a graph node, counted when the graph gets its memory */
         gs_graph_memory_seen(request->place.device, request->place.card);
         return true;
     }
@@ -72,7 +80,7 @@ static bool begin(struct request *request, CUstream stream, bool own_stream)
         return true;
     enum gs_pool_owner owner = gs_pool_owner(request->pool, &request->place.card);
     request->counted = owner == GS_POOL_OURS;
-    if (owner == GS_POOL_UNKNOWN) { /* more than we can follow: what they give would be nobody's */
+    if (owner == GS_POOL_UNKNOWN) { /* more pools than we can track: nobody would count the memory of this one */
         gs_refuse(request->place.card);
         return false;
     }
@@ -171,8 +179,8 @@ int cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, int typ
     return result;
 }
 
-/* The blocks that were opened here of an imported pool stay its maker's until the pool is closed here, even if freed, and until
- * they are freed, even if it is closed. */
+/* Blocks of an imported pool that were opened here keep the maker's memory allocated until they are freed and the pool is
+ * destroyed here. */
 int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *data)
 {
     int device = -1;
@@ -235,7 +243,7 @@ int cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
     return result;
 }
 
-/* ---- points at which pools give back, and a program goes on ---- */
+/* ---- synchronization, at which pools release memory ---- */
 
 #define WAIT(symbol, call)                                                                                             \
     do {                                                                                                               \

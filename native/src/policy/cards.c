@@ -121,13 +121,25 @@ struct gs_card *gs_card_of_device(CUdevice device)
 
 void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
 
-bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
+typedef bool (*way_to_reserve)(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
+
+static bool take_room(way_to_reserve reserve, struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
 {
     gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
-    bool taken = gs_accounts_reserve(&gs_accounts, card->index, bytes, limit_bytes);
+    bool taken = reserve(&gs_accounts, card->index, bytes, limit_bytes);
     if (!taken)
         gs_flight_ends(&gs_accounts, card->index, GS_TAKING, bytes);
     return taken;
+}
+
+bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
+{
+    return take_room(gs_accounts_reserve, card, bytes, limit_bytes);
+}
+
+bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes)
+{
+    return take_room(gs_accounts_reserve_at_once, card, bytes, card->limit_bytes);
 }
 
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now)

@@ -55,6 +55,7 @@ static inline uint64_t gs_round_up(uint64_t bytes, uint64_t step) /* UINT64_MAX 
 void gs_refuse(struct gs_card *card); /* counts it */
 /* Room for these bytes under that limit, for a call that is in flight from then on, until it is settled. */
 bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes);
+bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes); /* under its own limit, waiting for nobody */
 /* The call is over: `reserved` bytes were reserved, `taken` of them (or more) were taken. */
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
 /* What is counted anyway changes from so much to so much. */

@@ -2,7 +2,7 @@
 
 #include "system/elf.h"
 
-/* The linker gives these names to where the section begins and ends. */
+/* The linker defines these symbols as the start and the end of the section. */
 extern void (*const __start_gs_at_fork[])(void) __attribute__((visibility("hidden")));
 extern void (*const __stop_gs_at_fork[])(void) __attribute__((visibility("hidden")));
 
@@ -12,8 +12,9 @@ static void forget_everything(void)
         (*forget)();
 }
 
-/* In glibc pthread_atfork() is linked into its caller and leads to a function of libc's that musl lacks: a library
- * that named it could not be loaded there, and musl ends a program whose preloaded library lacks a symbol. */
+/* glibc links pthread_atfork() statically into its caller, and it calls a libc function that musl does not have. A library
+ * that refers to that function cannot be loaded under musl, which ends a program whose preloaded library misses a
+ * symbol. So both functions are looked up at run time. */
 void gs_watch_forks(void)
 {
     int (*glibc)(void *, void *, void (*)(void), void *) =
@@ -21,7 +22,7 @@ void gs_watch_forks(void)
     int (*other)(void *, void *, void (*)(void)) =
         (int (*)(void *, void *, void (*)(void)))gs_elf_function("pthread_atfork");
     if (glibc)
-        glibc(NULL, NULL, forget_everything, NULL); /* of no library that could be unloaded */
+        glibc(NULL, NULL, forget_everything, NULL); /* NULL: not tied to a library that could be unloaded */
     else if (other)
         other(NULL, NULL, forget_everything);
 }

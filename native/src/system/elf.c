@@ -86,7 +86,7 @@ bool gs_elf_is_loaded(const char *file_name)
     return gs_elf_each_object(compare_file_name, (void *)file_name) == 1;
 }
 
-/* A copy under another name says in its file what it is. */
+/* A copy of the library under another file name still has its SONAME. */
 static bool is_named(const struct dl_phdr_info *object, const char *file_name)
 {
     const char *names = NULL;

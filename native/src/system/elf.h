@@ -1,4 +1,5 @@
-/* What the dynamic linker has loaded, read from its own tables: the way to the real dlsym that needs no dlsym. */
+/* The objects that the dynamic linker has loaded, read from its own tables. This is how libc's dlsym is found without
+ * calling dlsym. */
 #ifndef GPUSLICE_ELF_H
 #define GPUSLICE_ELF_H
 
@@ -8,23 +9,23 @@
 /* The first definition of a function in a loaded object other than this library; NULL if there is none. */
 void *gs_elf_function(const char *name);
 
-/* The path this library was loaded from, as the dynamic linker spells it. */
+/* The path this library was loaded from, as recorded by the dynamic linker. */
 bool gs_elf_own_path(char *path, size_t room);
 
-/* The path of the object that holds this address; false where none does, or the room is too small. */
+/* The path of the object that contains this address; false if no object does, or if `room` is too small. */
 bool gs_elf_path_of(const void *address, char *path, size_t room);
 /* The same where it lies in another of dlmopen's namespaces, whose objects we do not see; NULL for one that we see. As long as that
  * is loaded. */
 const char *gs_elf_path_elsewhere(const void *address);
 
-/* Whether an object whose file name begins so is loaded, e.g. "libcuda.so". */
+/* Whether an object whose file name starts with this prefix, e.g. "libcuda.so", is loaded. */
 bool gs_elf_is_loaded(const char *file_name);
 
-/* Whether this address lies in an object that was loaded after this library. */
+/* Whether this address is in an object that was loaded after this library. */
 bool gs_elf_is_behind(const void *address);
 
-/* Whether this address lies in an object whose file name, or the one that it bears in itself, begins so; and whether it lies
- * in another. Neither, where it is in none that we see: of another of dlmopen's namespaces, say. */
+/* Whether this address is in an object whose file name or SONAME starts with this prefix; and whether it is in an object
+ * of another name. Both are false for an object that we cannot see, such as one in another dlmopen() namespace. */
 bool gs_elf_is_in(const void *address, const char *file_name);
 bool gs_elf_is_elsewhere(const void *address, const char *file_name);
 

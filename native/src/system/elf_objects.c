@@ -23,7 +23,7 @@ const ElfW(Dyn) * gs_elf_dynamic(const struct dl_phdr_info *object)
     return NULL;
 }
 
-/* glibc leaves absolute addresses in the section, musl and the vdso relative ones. */
+/* glibc relocates the addresses in the dynamic section; musl and the vdso leave them relative. */
 const void *gs_elf_pointer(uintptr_t base, const ElfW(Dyn) * entry)
 {
     uintptr_t at = entry->d_un.d_ptr;
@@ -61,7 +61,7 @@ uint32_t gs_elf_hash(const char *name)
     return hash;
 }
 
-/* The filter of the table says of most names at once that they are not there. */
+/* The table's Bloom filter quickly excludes most names that the object does not define. */
 static bool may_define(const uint32_t *header, uint32_t hash)
 {
     const ElfW(Addr) *filter = (const ElfW(Addr) *)(header + 4);
@@ -123,8 +123,8 @@ bool gs_elf_is_libc(const char *path)
 
 typedef int (*iterate_function)(gs_elf_visit, void *);
 
-/* glibc's loader exports its list to debuggers, from the first program on and libc among the first of it, before anything that
- * may be unloaded under our eyes. musl has no such name. */
+/* glibc's loader exports the list of objects for debuggers. It starts with the program, and libc comes before any object
+ * that could be unloaded while we read the list. musl does not have this symbol. */
 extern struct r_debug _r_debug __attribute__((weak));
 
 static iterate_function find_iterate(void)
@@ -137,7 +137,8 @@ static iterate_function find_iterate(void)
     return found ? (iterate_function)found : dl_iterate_phdr;
 }
 
-/* libc's own too: a tool in front of it looks that up by dlsym, which is us, or shows what was loaded when it started. */
+/* This must also be libc's own function: a tool that overrides it either looks up the original by dlsym, which leads back
+ * to us, or reports the objects that were loaded when it started. */
 int gs_elf_each_object(gs_elf_visit visit, void *context)
 {
     static iterate_function libc;

@@ -1,4 +1,4 @@
-/* What stands in each loaded object. For sources that define _GNU_SOURCE. */
+/* The dynamic section and the symbols of each loaded object. A source file that includes this must define _GNU_SOURCE. */
 #ifndef GPUSLICE_ELF_OBJECTS_H
 #define GPUSLICE_ELF_OBJECTS_H
 
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 typedef int (*gs_elf_visit)(struct dl_phdr_info *, size_t, void *);
-/* In the order in which they were loaded, until a visit returns other than 0. Nothing may be loaded or looked up meanwhile. */
+/* Visits the objects in load order until a visit returns nonzero. A visit must not load anything or look up a symbol. */
 int gs_elf_each_object(gs_elf_visit visit, void *context);
 
 struct gs_elf_symbols {
@@ -24,10 +24,11 @@ const ElfW(Dyn) * gs_elf_dynamic(const struct dl_phdr_info *object);
 const void *gs_elf_pointer(uintptr_t base, const ElfW(Dyn) * entry);
 bool gs_elf_symbols(uintptr_t base, const ElfW(Dyn) * dynamic, struct gs_elf_symbols *symbols);
 uint32_t gs_elf_hash(const char *name);
-/* Its definition of the name, of this type (STT_FUNC, STT_OBJECT); NULL without one. */
+/* The object's definition of this name and type (STT_FUNC, STT_OBJECT); NULL if it has none. */
 const ElfW(Sym) * gs_elf_symbol(const struct gs_elf_symbols *symbols, const char *name, uint32_t hash, int type);
 const void *gs_elf_function_in(uintptr_t base, const ElfW(Dyn) * dynamic, const char *name);
-/* libc's own, not another preload library's: a program's tool that overrides dlsym would answer with our own hooks. */
+/* Whether this is libc itself rather than another preloaded library: a tool that overrides dlsym would return our own
+ * hooks. */
 bool gs_elf_is_libc(const char *path);
 
 #endif

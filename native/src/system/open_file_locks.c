@@ -10,9 +10,9 @@
 
 #include "system/os.h"
 
-enum { OFD_GETLK = 36, OFD_SETLK = 37 }; /* of fcntl.h, where libc declares them */
+enum { OFD_GETLK = 36, OFD_SETLK = 37 }; /* from fcntl.h, which not every libc has them in */
 
-/* The kernel's own structure, which is libc's on 64-bit platforms. */
+/* On 64-bit platforms libc's structure is the kernel's. */
 static struct flock lock_of(struct gs_bytes bytes, short type)
 {
     struct flock lock;
@@ -43,7 +43,7 @@ enum gs_held_byte gs_find_lock(int descriptor, struct gs_bytes within, struct gs
     return !known ? GS_BYTE_UNKNOWN : lock.l_type == F_UNLCK ? GS_BYTE_FREE : GS_BYTE_HELD;
 }
 
-/* ---- whether a process is there, by a lock on a file of ours ---- */
+/* ---- whether a process exists, shown by its lock on a byte of our file ---- */
 
 static int open_region(const char *path)
 {
@@ -76,6 +76,6 @@ void *gs_hold_byte(const char *path, int64_t byte)
         return NULL;
     if (gs_byte_is_held(path, byte) == GS_BYTE_HELD)
         return address;
-    gs_unmap(address, 1); /* overlayfs maps the file below it, which does not bear our lock */
+    gs_unmap(address, 1); /* on overlayfs the mapping is of the underlying file, which does not have our lock */
     return NULL;
 }

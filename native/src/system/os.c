@@ -17,9 +17,8 @@
 #include "system/at_fork.h"
 #include "system/elf.h"
 
-/* Of linux/futex.h, which not every libc brings. */
-enum { ADDR_NO_RANDOMIZE = 0x0040000 }; /* of linux/personality.h */
-enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
+enum { ADDR_NO_RANDOMIZE = 0x0040000 };                      /* from linux/personality.h */
+enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 }; /* from linux/futex.h; not every libc has these headers */
 
 static int open_file(const char *path, int flags)
 {
@@ -56,19 +55,19 @@ long gs_read_file(const char *path, char *buffer, size_t room)
     return result;
 }
 
-/* The kernel's own structure is libc's on our platforms. In glibc before 2.33 there is no function of this name. */
+/* On our platforms libc's structure is the kernel's. glibc before 2.33 does not export fstat(). */
 static bool describe(int file, struct stat *found) { return syscall(SYS_fstat, file, found) == 0; }
 
-/* A name that somebody put there for another file's sake must not make us open that file to everybody. */
+/* A link that somebody put there must not make us open up the permissions of the file that it leads to. */
 static bool is_plain(const struct stat *found) { return S_ISREG(found->st_mode) && found->st_nlink <= 1; }
 
-/* A page of a file that is mapped and has no place on a full disk would be our host's end when it is touched. */
+/* Touching a mapped page for which a full disk has no block would end the host program with SIGBUS. */
 static bool has_room(int file, size_t bytes)
 {
     return syscall(SYS_fallocate, file, 0, (off_t)0, (off_t)bytes) == 0 || (errno != ENOSPC && errno != EDQUOT);
 }
 
-/* Who writes beyond RLIMIT_FSIZE is not only refused: SIGXFSZ ends the program. */
+/* A program that writes beyond RLIMIT_FSIZE is not only refused: SIGXFSZ ends it. */
 bool gs_may_write(size_t bytes)
 {
     int saved = errno;
@@ -83,14 +82,14 @@ static bool reaches(int file, const struct stat *found, size_t bytes)
     return (uint64_t)found->st_size >= bytes || (gs_may_write(bytes) && syscall(SYS_ftruncate, file, bytes) == 0);
 }
 
-/* O_CREAT is for what is not there: in a folder that everybody may write the kernel refuses it for another user's file
- * (fs.protected_regular, which systemd sets), even to root. */
+/* O_CREAT only for a file that does not exist: in a world-writable folder the kernel refuses it for another user's file, even
+ * to root (fs.protected_regular, which systemd sets). */
 static int open_or_make(const char *path, int flags)
 {
     int file = open_file(path, flags);
     if (file < 0 && errno == ENOENT)
         file = open_file(path, flags | O_CREAT | O_EXCL);
-    return file < 0 && errno == EEXIST ? open_file(path, flags) : file; /* somebody was quicker */
+    return file < 0 && errno == EEXIST ? open_file(path, flags) : file; /* created by somebody else meanwhile */
 }
 
 void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
@@ -101,7 +100,7 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
     int file = open_or_make(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (file >= 0 && describe(file, &found) && is_plain(&found)) {
         if (found.st_size == 0)
-            syscall(SYS_fchmod, file, 0666); /* other users of the container count here too, whatever our umask */
+            syscall(SYS_fchmod, file, 0666); /* the container's other users write here too, whatever our umask */
         if (reaches(file, &found, bytes) && has_room(file, bytes))
             address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         *identity = (struct gs_file){found.st_dev, found.st_ino};
@@ -158,8 +157,8 @@ typedef int (*clock_function)(clockid_t, struct timespec *);
 
 static int ask_kernel(clockid_t clock, struct timespec *now) { return (int)syscall(SYS_clock_gettime, clock, now); }
 
-/* libc's or the vdso's own, which answer without entering the kernel and leave errno alone. By name it would be a symbol
- * of GLIBC_2.17 on x86-64, and an older loader starts no program with a library that wants one. */
+/* libc's or the vdso's function, which does not enter the kernel and preserves errno. It is looked up at run time: linked
+ * by name it would require GLIBC_2.17 on x86-64, and an older loader would refuse to start the program. */
 static clock_function find_clock(void)
 {
     static clock_function found;
@@ -181,18 +180,18 @@ static uint64_t clock_ns(clockid_t clock)
 
 /* ---- time namespaces ---- */
 
-/* In one of its own a container's clocks are ahead of the host's or behind (time_namespaces(7)). What the region, claims and
- * figures say is compared with the agent's time and with neighbours', so it is the host's. */
+/* In a time namespace of its own, a container's clocks differ from the host's by an offset (time_namespaces(7)). Times in the
+ * region, the claims and the figures are compared with those of the agent and of neighbours, so they are the host's. */
 static struct {
     _Atomic bool known;
     int64_t monotonic_ns, boottime_ns;
 } shifted;
 
-/* A child may be born into another one. */
+/* A child may start in another time namespace. */
 static void forget_shift(void) { atomic_store(&shifted.known, false); }
 GS_AT_FORK(forget_shift);
 
-/* Of a line of two numbers, seconds and nanoseconds, behind a clock's name; 0 where there is none. */
+/* The offset from the line of a clock: its name, seconds, nanoseconds. 0 if there is no such line. */
 static int64_t shift_of(const char *text, const char *clock)
 {
     const char *at = strstr(text, clock);
@@ -208,7 +207,7 @@ static int64_t shift_of(const char *text, const char *clock)
     return parts[0] * 1000000000 + parts[1];
 }
 
-/* The file speaks of the namespace in which children will be born: mostly, and not always, our own. */
+/* /proc/self/timens_offsets shows the namespace for children, which is usually but not always our own. */
 static bool is_own_namespace(void)
 {
     struct stat own, of_children;
@@ -240,7 +239,7 @@ uint64_t gs_monotonic_ns(void) { return host_ns(CLOCK_MONOTONIC); }
 uint64_t gs_realtime_us(void) { return clock_ns(CLOCK_REALTIME) / 1000; }
 uint64_t gs_coarse_ns(void) { return host_ns(CLOCK_MONOTONIC_COARSE); }
 
-/* When a process began, as the host sees it, in clock ticks of a hundredth of a second. */
+/* The start time of a process as the host sees it, in clock ticks of 10 ms. */
 static uint64_t host_ticks(uint64_t ticks)
 {
     if (!atomic_load_explicit(&shifted.known, memory_order_acquire))
@@ -252,7 +251,7 @@ void gs_sleep_ns(uint64_t ns)
 {
     int saved = errno;
     struct timespec time = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-    /* Not nanosleep(): that is a cancellation point, and the host did not call one. A signal ends the sleep early. */
+    /* Not nanosleep(): it is a cancellation point, which the host program does not expect here. A signal ends the sleep early. */
     syscall(SYS_nanosleep, &time, NULL);
     errno = saved;
 }
@@ -278,7 +277,7 @@ char *gs_append_number(char *at, uint32_t number)
     return at;
 }
 
-/* The n-th blank-separated field of text as a number, the first being 0. */
+/* The n-th field of the text, separated by blanks and counted from 0, as a number. */
 static uint64_t field(const char *text, int n)
 {
     while (n-- > 0) {
@@ -301,21 +300,22 @@ static bool exists(uint32_t pid)
     return found;
 }
 
-/* Of ourselves by that name: /proc may be another namespace's, where our number is somebody else's. */
+/* Our own state is read from /proc/self: /proc may belong to another pid namespace, in which our pid is another process. */
 struct gs_process gs_process(uint32_t pid)
 {
     char path[32] = "/proc/self/stat", text[1024];
     if (pid != gs_pid())
         memcpy(gs_append_number(path + 6, pid), "/stat", 6);
     long bytes = gs_read_file(path, text, sizeof text - 1);
-    if (bytes <= 0) /* gone, or /proc hides other users' processes: then it must count as alive */
+    if (bytes <= 0) /* it has ended, or /proc hides other users' processes, which must count as alive */
         return (struct gs_process){.alive = exists(pid)};
     text[bytes] = 0;
-    /* The name may hold blanks and brackets: fields begin behind the last bracket, with the state as field 3. */
+    /* The program's name may contain blanks and brackets: the other fields start after the last bracket, with field 3, the
+     * state. */
     const char *behind = strrchr(text, ')');
     if (!behind || behind[1] != ' ')
         return (struct gs_process){.alive = true};
-    /* A zombie whose threads go on is a process whose first thread has left it: it holds its memory still. */
+    /* A zombie with threads is a process whose main thread has ended: it still holds its memory. */
     char state = behind[2];
     bool alive = state == 'Z' ? field(behind + 2, 20 - 3) > 1 : state != 'X' && state != 'x';
     uint64_t stack = field(behind + 2, 28 - 3);
@@ -324,7 +324,7 @@ struct gs_process gs_process(uint32_t pid)
                                .start_stack = stack > 1 ? stack : 0};
 }
 
-/* Not under a debugger, say, or where the machine has it off. */
+/* It is not under a debugger, for example, or where the machine has address randomization turned off. */
 bool gs_stack_is_random(void)
 {
     char machine = '2';

@@ -14,8 +14,8 @@ static uint64_t hash_of(uint64_t key)
     return key ^ key >> 29;
 }
 
-/* For as long as one entry takes. So who waits looks again by himself: to know of anybody who has to be woken, giving it back
- * would cost as much as taking it. */
+/* The shard is held only while one entry is changed, so a waiting thread polls. To know whether a thread must be woken,
+ * releasing the shard would cost as much as taking it. */
 static void enter(struct gs_shard *shard)
 {
     for (uint32_t round = 0; atomic_exchange_explicit(&shard->taken, true, memory_order_acquire); round++)
@@ -29,7 +29,7 @@ static void leave(struct gs_shard *shard) { atomic_store_explicit(&shard->taken,
 
 static struct gs_shard *shard_of(struct gs_table *table, uint64_t hash) { return &table->shards[hash >> 58]; }
 
-/* The place of the key, or the free place where it would go. */
+/* The index of the key, or the free index where it would be stored. */
 static uint32_t place_of(const struct gs_shard *shard, uint64_t key)
 {
     uint32_t at = (uint32_t)hash_of(key) & (shard->room - 1);
@@ -47,7 +47,7 @@ static bool grow(struct gs_shard *shard)
     for (uint32_t i = 0; i < shard->room; i++)
         if (shard->entries[i].key)
             larger.entries[place_of(&larger, shard->entries[i].key)] = shard->entries[i];
-    /* In this order: a child forked in between must not find entries that are mapped no more. */
+    /* In this order: a child that is forked in between must not find entries that are no longer mapped. */
     struct gs_shard old = {.entries = shard->entries, .room = shard->room};
     shard->entries = larger.entries;
     shard->room = larger.room;
@@ -66,7 +66,7 @@ static bool put(struct gs_shard *shard, const struct gs_entry *entry)
     return true;
 }
 
-/* Closes the gap, so that no search ever stops short of an entry: no tombstones to wade through later. */
+/* Moves later entries into the gap, so that no search stops before it reaches an entry, without tombstones. */
 static void remove_at(struct gs_shard *shard, uint32_t gap)
 {
     uint32_t mask = shard->room - 1;
@@ -149,7 +149,7 @@ static void sift(struct gs_shard *shard, bool (*drop)(struct gs_entry *, void *)
     uint32_t at = 0;
     while (at < shard->room)
         if (shard->entries[at].key && drop(&shard->entries[at], context))
-            remove_at(shard, at); /* another may have moved here: look again */
+            remove_at(shard, at); /* another entry may have moved here: look at this index again */
         else
             at++;
 }

@@ -1,5 +1,5 @@
-/* What this process was given, by address or handle: O(1) at any number of live entries, many threads at once.
- * Memory comes straight from the kernel: the host's malloc may be anything, and may be what called us. */
+/* A hash table, by address or handle, of what the driver gave this process: O(1), for many threads at once. Its memory
+ * comes directly from the kernel: the host's malloc may be any implementation, and may be what called us. */
 #ifndef GPUSLICE_TABLE_H
 #define GPUSLICE_TABLE_H
 
@@ -11,7 +11,7 @@
 struct gs_entry {
     uint64_t key;   /* never 0 */
     uint64_t bytes; /* charged */
-    uint64_t owner; /* a context, a pool or an object, as the kind says */
+    uint64_t owner; /* a context, a pool or an object, depending on `kind` */
     uint32_t kind;
     uint32_t card;
 };
@@ -27,15 +27,16 @@ struct gs_table {
     struct gs_shard shards[GS_SHARDS];
 };
 
-/* False without memory to write it down. An entry with the same key is replaced. */
+/* False if there is no memory for the entry. An entry with the same key is replaced. */
 bool gs_table_put(struct gs_table *table, const struct gs_entry *entry);
 bool gs_table_get(struct gs_table *table, uint64_t key, struct gs_entry *entry);
 bool gs_table_take(struct gs_table *table, uint64_t key, struct gs_entry *entry);
-/* Only if it is that owner's. */
+/* Removes the entry if it has this owner. */
 void gs_table_take_of(struct gs_table *table, uint64_t key, uint64_t owner);
-/* Adds to `bytes` of the entry, made with 0 if need be, and removes it when it gets to 0. The value before. */
+/* Adds to the entry's `bytes`, starting from 0 if there is no entry, and removes the entry when it reaches 0. Returns the
+ * value before. */
 uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by);
-/* Removes the entries the callback returns true for. It must not use the table. */
+/* Removes the entries for which the callback returns true. The callback must not use the table. */
 void gs_table_sift(struct gs_table *table, bool (*drop)(struct gs_entry *entry, void *context), void *context);
 void gs_table_forget(struct gs_table *table); /* in a forked child: everything, locks included */
 

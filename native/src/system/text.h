@@ -1,5 +1,5 @@
-/* Comparing names without libc: in the way from dlsym to libc's dlsym nothing may be called that somebody else, who
- * is still looking up his symbols by dlsym, stands in front of. */
+/* Comparing names without libc. On the way from our dlsym to libc's, no function may be called that another preloaded
+ * library overrides: that library may be looking up the original by dlsym at this moment. */
 #ifndef GPUSLICE_TEXT_H
 #define GPUSLICE_TEXT_H
 

@@ -238,8 +238,18 @@ class Machine:
         self.set_gauge(card, lost=1)
 
     def restore(self, card: int) -> None:
-        """The card is back, as after a reset."""
-        self.set_gauge(card, lost=0)
+        """The card is back, as after a reset: to who opens NVML from now on."""
+        self.set_gauge(card, lost=0, resets=self._state.cards[card].resets + 1)
+
+    def unload_driver(self) -> None:
+        """NVML cannot be opened any more; who has it open keeps it, as the kernel keeps a module in use."""
+        self._state.driver_unloaded = 1
+
+    def load_driver(self, version: str = "") -> None:
+        """The module is back, of another `version` where one is given: no library in memory fits it then."""
+        self._state.driver_unloaded = 0
+        if version:
+            self._state.driver_version = version.encode()
 
     def fail(self, card: int, error: int) -> None:
         """Every context on the card gets this CUresult from now on; 0 ends it."""

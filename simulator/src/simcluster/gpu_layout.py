@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 10
+LAYOUT_VERSION: Final = 11
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -75,7 +75,7 @@ class Card(ctypes.Structure):
         *_fields(u32, "max_sm_clock_mhz max_memory_clock_mhz max_video_clock_mhz"),
         *_fields(u32, "persistence ecc compute_mode display_active display_mode"),
         *_fields(u32, "pcie_generation pcie_width pcie_max_generation pcie_max_width nvlink_count"),
-        *_fields(u32, "lost failing refused_with"),
+        *_fields(u32, "lost resets failing refused_with"),
         ("refused_call", char * 60),
         *_fields(u32, "gpu_percent memory_percent encoder_percent decoder_percent"),
         *_fields(u32, "retired_pending remap_pending remap_failure recovery_action"),
@@ -163,7 +163,7 @@ class State(ctypes.Structure):
     _fields_ = [
         ("magic", u64),
         ("layout_bytes", u64),
-        *_fields(u32, "layout_version card_count cuda_version process_high"),
+        *_fields(u32, "layout_version card_count cuda_version process_high driver_unloaded padding"),
         ("driver_version", char * 32),
         ("nvml_version", char * 32),
         *_fields(u64, "created_ns granularity_bytes pool_chunk_bytes"),

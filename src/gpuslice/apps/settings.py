@@ -27,7 +27,7 @@ import click
 import msgspec
 
 from gpuslice.apps.command_line import nearest
-from gpuslice.core.errors import GpusliceError, words_of
+from gpuslice.core.errors import GpusliceError, without_login, words_of
 from gpuslice.core.errors import shown as printable_value
 from gpuslice.core.nesting import checked_depth
 
@@ -108,7 +108,7 @@ OtlpEndpoint = Annotated[
         "OpenTelemetry collector that gets traces by OTLP over HTTP, such as http://collector:4318; none "
         "when empty.",
         env=("OTEL_EXPORTER_OTLP_ENDPOINT",),
-        pattern="^(https?://.+)?$",
+        pattern="^(https?://[^/@]+(/.*)?)?$",  # who we are stands in a header
     ),
 ]
 OtlpHeaders = Annotated[
@@ -148,9 +148,10 @@ def describe(settings: type[Settings]) -> list[SettingInfo]:
 
 def shown(settings: Settings) -> dict[str, Any]:
     """The settings in force, for ``/debug/state``: secrets hidden."""
+    in_force = {info.name: (info.secret, getattr(settings, info.name)) for info in describe(type(settings))}
     return {
-        info.name: "…" if info.secret and getattr(settings, info.name) else getattr(settings, info.name)
-        for info in describe(type(settings))
+        name: "…" if secret and value else without_login(value) if isinstance(value, str) else value
+        for name, (secret, value) in in_force.items()
     }
 
 

@@ -1,15 +1,15 @@
-"""What admission decides about a pod: what is changed of it, or a denial that names the field.
+"""What admission decides about a pod: the changes, or a denial that names the field.
 
-Deciding about a `PodForm` makes another one; `form.difference` tells the two apart as JSON Patch. Deciding
-twice is the same as once, so that a webhook may be asked again.
+A decision about a `PodForm` is another `PodForm`; `form.difference` gives the JSON Patch between them.
+Deciding twice has the same result as once, so a webhook may be called again.
 
-**Why the environment is cleaned, and seldom written.** kubelet puts the pod's own variables behind those of
+**Why the environment is cleaned, and rarely written.** kubelet puts the pod's own variables after those of
 the device plugin (``kubelet_pods.go``), so a pod's own ``NVIDIA_VISIBLE_DEVICES`` would win. The plugin's
-values are exact: they come from the device ids that kubelet gave this very container. A value taken from the
-pod's annotations is not, while a card is exchanged: kubelet reads annotations when it begins to sync the pod,
-before the agent corrects them. So a pod's own entries are removed and the plugin's stand. Only where they
-could come in unseen, through ``envFrom``, are entries written, because an explicit entry beats ``envFrom``;
-with `EnvSource.ALWAYS` everywhere, for device plugins that guess the card from amounts.
+values are exact, since they come from the device ids that kubelet gave to this container. A value taken from
+the pod's annotations is not exact while cards are exchanged: kubelet reads annotations when it begins to sync
+the pod, before the agent corrects them. So a pod's own entries are removed, and the plugin's apply. Entries
+are written only where some could come in through ``envFrom``, because an explicit entry wins over
+``envFrom``; and everywhere with `EnvSource.ALWAYS`, for device plugins that guess the card from amounts.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from gpuslice.core.request import names_in
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
 GATE = {"name": GATE_POD_GROUP}
-NO_CARDS = "void"  # what the container runtime's hook takes for "no GPU, as if there were none"
+NO_CARDS = "void"  # the container runtime's hook treats it as "no GPU"
 
 
 class EnvSource(StrEnum):
     """When the pod's annotations are written into its environment."""
 
-    HIDDEN = "hidden"  # only in containers with envFrom, which could carry the names unseen
+    HIDDEN = "hidden"  # only in containers with envFrom, which could set the names
     ALWAYS = "always"
     NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """What a cluster's owner may decide. `scheduler`, `runtime_class`: what pods get that left them open.
+    """What a cluster's owner may decide. `scheduler`, `runtime_class`: given to pods that leave them open.
 
     "" gives them none.
 
     `writers`: users who may change a pod's placement annotations; empty means everybody. `names`: those that
-    nodes offer, which pods that ask in others get. `gate_groups`: members of pod groups get a scheduling
-    gate, which the extender takes off.
+    nodes offer, given to pods that ask in others. `gate_groups`: members of pod groups get a scheduling gate,
+    which the extender removes.
     """
 
     scheduler: str = ""
@@ -88,16 +88,16 @@ class User:
     groups: Collection[str] = ()
 
     def may_write(self, rules: AdmissionRules) -> bool:
-        """Masters of the cluster may mend by hand what its writers wrote."""
+        """Cluster administrators may correct by hand what its writers wrote."""
         return not rules.writers or self.name in rules.writers or MASTERS in self.groups
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer about one pod: `denial` is why not, "" when it may be; `warnings` go to its author."""
+    """The answer about one pod: `denial` is why not, "" if it is allowed; `warnings` go to its author."""
 
     denial: str = ""
-    pod: PodForm | None = None  # as it shall be
+    pod: PodForm | None = None  # as it should be
     warnings: tuple[str, ...] = ()
 
 
@@ -105,7 +105,7 @@ class Verdict:
 
 
 def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
-    """How a new pod shall be; a denial only where its request can never be given."""
+    """What a new pod should be; a denial only if its request can never be given."""
     if not pod.concerns_us:
         return Verdict(pod=pod)
     try:
@@ -123,7 +123,7 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         scheduler=scheduler,
         runtime_class=pod.runtime_class or rules.runtime_class,
     )
-    ours = scheduler in ("", rules.scheduler or DEFAULT_SCHEDULER)  # another may see to its groups itself
+    ours = scheduler in ("", rules.scheduler or DEFAULT_SCHEDULER)  # another may handle its groups itself
     gated = GATE in pod.gates or pod.in_group or pod.node
     if group is not None and rules.gate_groups and ours and not gated:
         changed = replace(changed, gates=(*pod.gates, GATE))
@@ -131,7 +131,7 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
 
 
 def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
-    """Whether a new pod may be as it is after all mutation."""
+    """Whether a new pod is allowed as it is after all mutation."""
     if not pod.concerns_us:
         return Verdict(pod=pod)
     try:
@@ -145,7 +145,7 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
 
 
 def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRules) -> Verdict:
-    """Whether a pod may be changed so. Only what changes is looked at: old pods can be cleaned up."""
+    """Whether this change of a pod is allowed. Only changes are examined: old pods can be cleaned up."""
     if new.terminating or not old.concerns_us:
         return Verdict(pod=new)
     for label in (each for each in CARDS_NAMES if old.labels.get(each) != new.labels.get(each)):
@@ -168,7 +168,7 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
 def _check_resources(pod: PodForm) -> None:
     for each in pod.containers:
         for name in set(AMOUNT_NAMES) & each.requests.keys():
-            # the API server says the same of every extended resource, but in other words
+            # the API server says the same about every extended resource, but in other words
             asked, limit = each.requests[name], each.limits.get(name)
             if limit is None or whole_number(asked) != whole_number(limit):
                 shown = "absent" if limit is None else f'"{limit}"'
@@ -184,7 +184,7 @@ def _check_resources(pod: PodForm) -> None:
 # -- environment -----------------------------------------------------------------------------------------
 
 RESERVED = (ENV_VISIBLE, ENV_INDEX, ENV_POD_UNITS, ENV_CONTAINER_UNITS, ENV_CARD_UNITS)
-"""Variables that say which card a container has: kubelet's device plugin sets them, nobody else."""
+"""Variables that say which card a container has: only kubelet's device plugin sets them."""
 
 _FROM_ANNOTATION = {
     ENV_VISIBLE: ANN_VISIBLE,
@@ -210,7 +210,7 @@ def _container(container: ContainerForm, request: Request, rules: AdmissionRules
 
 
 def in_names(amounts: Mapping[str, Any], names: ResourceNames) -> Mapping[str, Any]:
-    """The same amounts as the nodes offer them."""
+    """The same amounts under the names that nodes offer."""
     given = names_in(amounts)
     other = {given.memory: names.memory, given.compute: names.compute}
     return {other.get(name, name): amount for name, amount in amounts.items()}
@@ -219,7 +219,7 @@ def in_names(amounts: Mapping[str, Any], names: ResourceNames) -> Mapping[str, A
 def _written(
     container: ContainerForm, request: Request, rules: AdmissionRules
 ) -> Iterator[Mapping[str, Any]]:
-    """The entries that must be there, in front of the author's so that those may refer to them."""
+    """The entries that must exist, before the author's so that those may refer to them."""
     if not container.asks:
         other_plugins_devices = any("/" in name for name in container.limits.keys() - set(AMOUNT_NAMES))
         if rules.hide_cards and not other_plugins_devices:
@@ -236,7 +236,7 @@ def _written(
 
 
 def from_annotation(name: str, annotation: str) -> dict[str, Any]:
-    """A variable with the value of one of the pod's own annotations, spelt as the API server stores it."""
+    """A variable with the value of one of the pod's own annotations, in the API server's form."""
     path = f"metadata.annotations['{annotation}']"
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 

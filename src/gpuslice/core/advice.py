@@ -92,8 +92,8 @@ def advise(
 ) -> Advice:
     """`peaks` by uid of the pod. Who asks for too little comes first, then who could give back most.
 
-    `now_s`: since the epoch, for the age of what was measured. `claims`: who has what of nodes of claims. No
-    card of these is emptied: kube-scheduler, which places their pods, does not look at cards in use.
+    `now_s`: since the epoch, for the age of what was measured. `claims`: what each pod holds on nodes with
+    claims. No card of these is emptied: kube-scheduler, which places their pods, ignores cards in use.
     """
     resizes, young = [], 0
     for uid, peak in peaks.items():

@@ -1,12 +1,12 @@
 """The contract's annotations and ConfigMap, written and read.
 
-Written: the vendor's first protocol (``ALIYUN_COM_GPU_MEM_*``) and beside it
+Written: the vendor's first protocol (``ALIYUN_COM_GPU_MEM_*``), and
 ``scheduler.framework.gpushare.allocation``, which the public command-line tools prefer and which alone can
-show a pod whose containers sit on different cards.
+show a pod whose containers are on different cards.
 
-Read: the amounts are what the pod asks for, where that is known, since a bound pod's request cannot be
-changed and annotations can. Where the allocation says as much it wins over the first protocol, because it is
-more exact; else the first protocol, because it is what every extender and device plugin writes.
+Read: the amounts are what the pod asks for, if that is known, since a bound pod's request cannot be changed
+and annotations can. If the allocation has the same amount, it wins over the first protocol because it is more
+exact; else the first protocol wins, because every extender and device plugin writes it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PLACEMENT_ANNOTATIONS = (
 """Every pod annotation that a placement writes and that a withdrawn one removes."""
 
 NOT_ALWAYS_WRITTEN = (ANN_CORE, ANN_MEANT)
-"""Those of them that not every placement writes: a Binding, which takes none away, would leave them."""
+"""Those that not every placement writes, so that a Binding, which removes nothing, would leave them."""
 
 Table = dict[str, dict[str, int]]
 """{"<container>": {"<card>": amount}}, the shape of the allocation and of the core annotation."""
@@ -69,7 +69,7 @@ _TABLE = msgspec.json.Decoder(dict[str, dict[str, int]])
 MOST_CARDS = 128
 """Of one node: NVIDIA's driver takes 32 (NV_MAX_DEVICES, nvlimits.h), 16 cards of 7 MIG devices would be 112.
 
-Each card of the node that has most costs every node: the extender's arrays are as wide.
+The node with the most cards determines the width of the extender's arrays for every node.
 """
 
 
@@ -85,10 +85,10 @@ _GPUS = msgspec.json.Decoder(list[_GpuRecord])
 
 
 def placement_annotations(placement: Placement, request: Request, node: Node, now_ns: int) -> dict[str, str]:
-    """The annotations that tell everybody where a pod was placed; `now_ns` since the epoch.
+    """The annotations that say where a pod was placed; `now_ns` since the epoch.
 
     ``_DEV`` is the size of the (first) chosen card, not the node's average, so that a container's share of
-    *its* card comes out right on nodes with different cards.
+    *its* card is right on nodes with different cards.
     """
     cards = {gpu.index: gpu for gpu in node.cards}
     written = {
@@ -154,9 +154,9 @@ def per_card(name: str, text: str) -> dict[int, int]:
 def decode_placement(
     annotations: Mapping[str, str], node_name: str, request: Request | None = None
 ) -> Placement | None:
-    """Where the annotations say that a pod sits on `node_name`; None when they do not say.
+    """Where the annotations place a pod on `node_name`; None if they do not say.
 
-    Memory and compute are the request's, as the vendor's inspect command counts; where that is not known, the
+    Memory and compute are the request's, as in the vendor's inspect command; if that is unknown, the
     annotations'. Raises `ContractError` naming the annotation that cannot be read.
     """
     if ANN_INDEX not in annotations:
@@ -178,7 +178,7 @@ def decode_placement(
 
 
 def decode_meant(annotations: Mapping[str, str], node_name: str, request: Request) -> Placement | None:
-    """The cards that are meant for a pod that was taken off its card; None when nothing readable tells."""
+    """The cards that are meant for a pod that was taken off its card; None if nothing readable says so."""
     if ANN_MEANT not in annotations:
         return None
     try:
@@ -220,9 +220,9 @@ def decode_cards(text: str) -> tuple[Card, ...]:
 
 
 def decode_unhealthy(data: Mapping[str, str] | None) -> tuple[frozenset[int], str]:
-    """The cards that ConfigMap ``unhealthy-gpu-<node>`` takes out of use, and what could not be read of it.
+    """The cards that ConfigMap ``unhealthy-gpu-<node>`` takes out of use, and what in it could not be read.
 
-    An empty or unreadable entry takes no card away: a typing error must not stop card 0.
+    An empty or unreadable entry takes no card out of use: a typing error must not stop card 0.
     """
     parts = [part.strip() for part in (data or {}).get("gpus", "").split(",")]
     cards = frozenset(int(part) for part in parts if _is_card(part))
@@ -246,13 +246,13 @@ def _is_card(text: str) -> bool:
 
 
 def _exact_allocation(annotations: Mapping[str, str], units: int) -> dict[int, int] | None:
-    """Units per card by the allocation, if it can be read and says the same amount."""
+    """Units per card by the allocation, if it can be read and has the same amount."""
     if ANN_ALLOCATION not in annotations:
         return None
     try:
         amounts = per_card(ANN_ALLOCATION, annotations[ANN_ALLOCATION])
     except ContractError:
-        return None  # the first protocol stands on its own
+        return None  # only the first protocol is left
     return amounts if sum(amounts.values()) == units else None
 
 
@@ -276,13 +276,13 @@ def _placement(
 
 
 def encode_tiers(tiers: Mapping[str, Tier]) -> str | None:
-    """By container, what holds its limits where that is not what its node says; None for no annotation."""
+    """By container, what enforces its limits if that differs from its node; None for no annotation."""
     words = {name: tier.word for name, tier in sorted(tiers.items())}
     return msgspec.json.encode(words).decode() if words else None
 
 
 def decode_tiers(annotations: Mapping[str, str]) -> dict[str, Tier]:
-    """What cannot be read says nothing: the node's tier holds."""
+    """What cannot be read counts as absent: the node's tier applies."""
     try:
         words = msgspec.json.decode(annotations.get(ANN_TIERS, "{}"), type=dict[str, str])
     except msgspec.MsgspecError:

@@ -1,7 +1,7 @@
-"""Who holds a card's memory and time: processes to containers, and the rest that belongs to nobody.
+"""Who uses a card's memory and time: processes are attributed to containers, the rest to nobody.
 
-For every card the containers' memory and the unattributed rest add up to what the driver says is in use. A
-figure that could not be read is None and stays absent: it is never counted as 0.
+For every card, the containers' memory and the unattributed rest add up to what the driver reports as used. A
+value that could not be read is None and stays absent: it never counts as 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class ContainerKey(NamedTuple):
-    """A container of a pod. One pod may have several on one card.
+    """A container of a pod. A pod may have several on one card.
 
     A tuple, since it is the key of everything: thousands of them are looked up, many times a second.
     """
@@ -29,21 +29,21 @@ class Stranger(StrEnum):
     """Why a process belongs to no container that we know."""
 
     HOST = "host"  # outside any container
-    UNKNOWN_CONTAINER = "unknown_container"  # in one that no pod of this node names
-    GONE = "gone"  # the driver lists it, the system does not any more
+    UNKNOWN_CONTAINER = "unknown_container"  # in a container that no pod of this node names
+    GONE = "gone"  # listed by the driver, but no longer by the system
     DRIVER = "driver"  # memory in use that no process holds: the driver's own
-    UNKNOWN = "unknown"  # what is left when the memory of some process cannot be read
+    UNKNOWN = "unknown"  # what remains if the memory of some process cannot be read
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """One process on one card. Figures are None where the driver does not say; ratios are 0…1."""
+    """One process on one card. Values are None if the driver does not report them; ratios are 0…1."""
 
     pid: int
     uuid: str
     memory_bytes: int | None = None
     sm_ratio: float | None = None
-    memory_ratio: float | None = None  # of the time, memory was read or written
+    memory_ratio: float | None = None  # the fraction of time in which memory was read or written
     encoder_ratio: float | None = None
     decoder_ratio: float | None = None
 
@@ -61,7 +61,7 @@ _IDLE = Usage(0, 0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CardUsage:
-    """One card divided. `owners` has every container with a process there or an allocation of it."""
+    """The attribution of one card. `owners`: every container with a process or an allocation there."""
 
     uuid: str
     owners: dict[ContainerKey, Usage]
@@ -78,10 +78,10 @@ def divide(
     owner_of: Mapping[int, Owner],
     allocated: Iterable[ContainerKey] = (),
 ) -> CardUsage:
-    """Give each process on card `uuid` to its owner (a pid not in `owner_of` is gone).
+    """Attribute each process on card `uuid` to its owner (a pid that is not in `owner_of` is gone).
 
-    `used_bytes` is the card's own figure. A container of `allocated` without a process uses 0, not nothing:
-    it could be asked, and it holds none.
+    `used_bytes` is the card's own value. A container of `allocated` without a process uses 0 rather than
+    None: its processes are known, and there are none.
     """
     groups: dict[Owner, list[ProcessReading]] = defaultdict(list)
     for process in processes:
@@ -94,21 +94,21 @@ def divide(
             strangers[owner] = _sum(members)
         else:
             owners[owner] = _sum(members)
-    if used_bytes is not None:  # what is in use beyond all this, so that the sum is the card's figure
+    if used_bytes is not None:  # what is in use in addition, so that the sum is the card's value
         parts = [usage.memory_bytes for usage in (*owners.values(), *strangers.values())]
         rest = used_bytes - sum(part for part in parts if part is not None)
-        # it is the driver's own only when the memory of every process is known
+        # it is the driver's own only if the memory of every process is known
         strangers[Stranger.UNKNOWN if None in parts else Stranger.DRIVER] = Usage(rest, None, 0)
     return CardUsage(uuid, owners, strangers)
 
 
 def _sum(members: list[ProcessReading]) -> Usage:
-    """Unknown is contagious for memory: a partial sum would claim a container uses less than it does.
+    """For memory, one unknown makes the sum unknown: a partial sum would show less than is used.
 
-    Time is not: the driver lists only the processes that were busy, so a missing figure means idle once
-    any process of the card has one.
+    For time it does not: the driver lists only processes that were busy, so a missing value means idle if any
+    process of the card has one.
     """
-    if len(members) == 1:  # nearly all
+    if len(members) == 1:  # the usual case
         only = members[0]
         return Usage(only.memory_bytes, None if only.sm_ratio is None else min(1.0, only.sm_ratio), 1)
     memory = [member.memory_bytes for member in members]

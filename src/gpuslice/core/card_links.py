@@ -1,8 +1,8 @@
-"""How near the cards of one node are to each other, and which of them belong together.
+"""How close the cards of one node are to each other, and which of them belong together.
 
-A pod of several cards works on all of them at once, and its slowest link sets the pace. So it gets cards that
-are joined as well as any that fit; among those that are, how full they are decides as for everybody else.
-Where all cards are alike there is nothing to choose, and nothing is written, kept or computed.
+A pod with several cards uses all of them at once, and its slowest link sets the pace. So it gets cards that
+are joined as well as possible; among equally good ones the usual rules decide. If all cards are alike, there
+is nothing to choose, and nothing is written, stored or computed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpuslice.core.errors import ContractError
 
 
 class Link(IntEnum):
-    """How two cards reach each other; a higher one is faster. With the words of ``nvidia-smi topo -m``."""
+    """How two cards reach each other; a higher value is faster. With the words of ``nvidia-smi topo -m``."""
 
     SYSTEM = 0  # SYS: through both CPUs
     NUMA = 1  # NODE, PHB: through one CPU
-    SWITCH = 2  # PXB, PIX: through PCI switches alone
+    SWITCH = 2  # PXB, PIX: only through PCI switches
     NVLINK = 3  # NV#
 
     @property
@@ -38,11 +38,11 @@ _WORDS = {
 }
 
 CardLinks: TypeAlias = tuple[tuple[int, ...], ...]
-"""The link of each card to each, in index order; to itself `NVLINK`. Empty where all are alike or unknown."""
+"""The link of each card to each, in index order; `NVLINK` to itself. Empty if all are alike or unknown."""
 
 
 def card_links(pairs: Sequence[Sequence[Link]]) -> CardLinks:
-    """Of the links of each card to those after it; empty where all are alike."""
+    """From the links of each card to those after it; empty if all are alike."""
     count = len(pairs) + 1
     if len({link for row in pairs for link in row}) <= 1:
         return ()
@@ -59,7 +59,7 @@ def encode_links(links: CardLinks) -> str:
 
 
 def decode_links(text: str, count: int) -> CardLinks:
-    """The same back, for a node of so many cards. Raises `ContractError`."""
+    """The reverse, for a node with this many cards. Raises `ContractError`."""
     rows = text.split(",") if text else []
     digits = {str(int(link)) for link in Link}
     lengths = [len(row) for row in rows]
@@ -70,10 +70,10 @@ def decode_links(text: str, count: int) -> CardLinks:
 
 
 def closest(links: CardLinks, slots: Sequence[int], count: int) -> list[int]:
-    """`count` of these cards, the best joined; of equally good ones those of which the last comes first.
+    """`count` of these cards, the best joined; of equally good sets the one whose last card comes first.
 
-    Grown from each card in turn by the card that is nearest to all that are taken: as good as any where links
-    form groups within groups, as switches and CPUs do, without a look at all combinations.
+    Grown from each card in turn by the card nearest to all that are taken. Where links form nested groups, as
+    switches and CPUs do, this is as good as examining all combinations.
     """
     if not links or not 1 < count < len(slots):
         return list(slots[:count])
@@ -101,11 +101,11 @@ def _quality(links: CardLinks, slots: Sequence[int]) -> tuple[int, int]:
 
 
 def weakest_link(links: CardLinks, slots: Sequence[int]) -> Link | None:
-    """The slowest link among these cards; None where there is but one, or nothing to tell them apart."""
+    """The slowest link among these cards; None if there is only one, or no difference."""
     return Link(_quality(links, slots)[0]) if links and len(slots) > 1 else None
 
 
-@lru_cache(maxsize=1 << 16)  # nodes are of few kinds, and have few cards
+@lru_cache(maxsize=1 << 16)  # nodes are of few kinds and have few cards
 def links_lost(links: CardLinks, fitting: int, count: int) -> int:
     """How much slower the weakest link is on the cards that are set in `fitting` than on an empty node."""
     slots = [slot for slot in range(len(links)) if fitting >> slot & 1]

@@ -1,9 +1,9 @@
 """Unchanged manifests as claims: what a pod's containers ask for, in the name of a ResourceClaimTemplate.
 
 A policy of the API server, or our webhook before Kubernetes 1.36, turns ``aliyun.com/gpu-mem: 4`` of a new
-pod into a reference to a template. It cannot make one, so the name says what must be in it:
-``gpuslice-4c25.2`` is of a pod with two containers on one card, 4 units and 25 percent, and 2 units;
-``gpuslice-8-x2`` of one with 8 units on two cards.
+pod into a reference to a template. It cannot create the template, so the name says what must be in it:
+``gpuslice-4c25.2`` is for a pod with two containers on one card, 4 units and 25 percent, and 2 units;
+``gpuslice-8-x2`` is for one with 8 units on two cards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MOST_REQUESTS = 32  # of one claim
 
 @dataclass(frozen=True, slots=True)
 class ClaimShape:
-    """What each asking container wants, units and percent, and on how many cards."""
+    """What each asking container wants, in units and percent, and on how many cards."""
 
     containers: tuple[tuple[int, int], ...]
     card_count: int = 1
@@ -47,7 +47,8 @@ class ClaimShape:
 def claim_shape(template: str) -> ClaimShape | None:
     """What a template of this name is for; None for names that are not ours.
 
-    Raises `InvalidRequestError` for what can never be given, in the words of the same request without claims.
+    Raises `InvalidRequestError` for what can never be given, with the message for the same request without
+    claims.
     """
     named = _NAME.fullmatch(template)
     if named is None:
@@ -61,7 +62,7 @@ def claim_shape(template: str) -> ClaimShape | None:
             limits[GPU_CORE] = part["compute"]
         specs.append(ContainerSpec(f"#{index}", index, limits))
     for spec in specs:
-        if whole_number(spec.limits[GPU_MEM]) == 0:  # no pod is given a claim for nothing
+        if whole_number(spec.limits[GPU_MEM]) == 0:  # no pod gets a claim for nothing
             raise InvalidRequestError(f'container "{spec.name}": limits["{GPU_MEM}"]', "0", RIGHT_UNITS)
     request = pod_request(specs, {GPU_COUNT: named["count"]} if named["count"] else {})
     assert request is not None  # every container asks for memory
@@ -76,10 +77,10 @@ def claim_shape(template: str) -> ClaimShape | None:
 
 
 def as_claims(pod: PodForm) -> PodForm:
-    """The pod with one claim in place of what its containers ask for, as the chart's policy makes it.
+    """The pod with one claim instead of what its containers ask for, as the chart's policy makes it.
 
-    Pods are left as they are whose init containers ask, because a claim is held for the pod's life, or that
-    have claims of their own. Raises `InvalidRequestError` for what can never be given.
+    Pods with asking init containers are left as they are, because a claim is held for the pod's life; so are
+    pods with claims of their own. Raises `InvalidRequestError` for what can never be given.
     """
     asking = [each for each in pod.containers if each.asks]
     if not asking or pod.claims or MIRROR in pod.annotations:
@@ -93,7 +94,7 @@ def as_claims(pod: PodForm) -> PodForm:
         parts.append(f"{whole_number(each.limits.get(names.memory, 0))}{compute}")
     count = f"-x{pod.labels[names.cards]}" if names.cards in pod.labels else ""
     template = f"{TEMPLATE_PREFIX}{'.'.join(parts)}{count}"
-    claim_shape(template)  # says at once what else an event would say later
+    claim_shape(template)  # reports immediately what an event would otherwise report later
     uses = {each.index: {"name": CLAIM_NAME, "request": f"c{at}"} for at, each in enumerate(asking)}
     containers = tuple(
         replace(
@@ -124,7 +125,7 @@ def template_spec(shape: ClaimShape, unit: str) -> dict[str, Any]:
     devices: dict[str, Any] = {"requests": requests}
     if len(requests) > 1 or shape.card_count > 1:
         names = [each["name"] for each in requests]
-        # kube-scheduler 1.34 gives a request of several devices the same one several times, unless told
+        # otherwise kube-scheduler 1.34 gives a request for several devices the same one several times
         rule = "matchAttribute" if shape.card_count == 1 else "distinctAttribute"
         devices["constraints"] = [{"requests": names, rule: f"{CLAIM_DRIVER}/uuid"}]
     return {"spec": {"devices": devices}}

@@ -1,6 +1,6 @@
-"""Nodes and pods of claims as tables know nodes and pods: what is offered, and who holds what.
+"""Nodes and pods with claims in the form of other nodes and pods: what is offered, and who holds what.
 
-The truth is in the ResourceClaims; so nothing of it is written on pods, where anybody could write it too.
+The truth is in the ResourceClaims. Nothing of it is written on pods, where anybody could write it too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuslice.core.units import card_units
 
 
 def cards_of_claims(labels: Mapping[str, str], annotations: Mapping[str, str]) -> tuple[Card, ...]:
-    """The cards of a node whose label says claims; none of other nodes, and of one that tells of none."""
+    """The cards of a node whose label says claims; none for other nodes, or if it does not list any."""
     if not rules_of(labels).claims or NODE_GPUS not in annotations:
         return ()
     try:
@@ -29,21 +29,21 @@ def cards_of_claims(labels: Mapping[str, str], annotations: Mapping[str, str]) -
 
 
 def amounts_of(cards: Iterable[Card]) -> dict[str, str]:
-    """What the node would say that it offers, if it offered them as an extended resource."""
+    """What the node would report if it offered its cards as an extended resource."""
     cards = tuple(cards)
     return {VENDOR_NAMES.memory: str(sum(card.units for card in cards)), VENDOR_NAMES.cards: str(len(cards))}
 
 
 def unit_of(cards: Iterable[Card]) -> str:
-    """What the cards are counted in."""
+    """The unit in which the cards are counted."""
     in_mib = any(card.memory_mib and card.units > card_units(card.memory_mib, "GiB") for card in cards)
     return "MiB" if in_mib else "GiB"
 
 
 def wanted(parts: Iterable[tuple[int, int, int]], *, together: bool) -> Request | None:
-    """What a claim asks for, as if its pod asked for that; `parts`: units, percent and cards of each request.
+    """What a claim asks for, as if its pod asked for that; `parts`: units, percent and cards per request.
 
-    `together`: a constraint keeps the requests on one card. Without one the largest stands for all.
+    `together`: a constraint keeps the requests on one card. Otherwise the largest counts for all.
     """
     parts = [part for part in parts if part[0] and part[2]]
     if not parts:

@@ -1,8 +1,8 @@
-"""Claims of dynamic resource allocation: what a node's cards look like there, and what a claim was given.
+"""Claims of dynamic resource allocation: how a node's cards appear there, and what a claim was given.
 
 A card is one device that many claims may share. Its memory is given out in units of ``aliyun.com/gpu-mem``,
-so that a claim of 4Gi has the very limit of a pod that asks for 4 of them. Source of the rules about fields:
-``ResourceSlice`` of resource.k8s.io/v1.
+so that a claim of 4Gi has exactly the limit of a pod that asks for 4 of them. Source of the rules about
+fields: ``ResourceSlice`` of resource.k8s.io/v1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuslice.core.request import WHOLE_CORE_PERCENT
 from gpuslice.core.units import MIB, UNIT_MIB
 
 MOST_DEVICES = 64
-"""Of one ResourceSlice in which devices may have taints."""
+"""In one ResourceSlice whose devices may have taints."""
 LONGEST_ATTRIBUTE = 64
 _SUFFIX = {"GiB": "Gi", "MiB": "Mi"}
 _DEVICE = re.compile(r"gpu-(\d{1,4})")
@@ -45,7 +45,7 @@ class ClaimedSlice:
 
 @dataclass(frozen=True, slots=True)
 class ClaimAllocation:
-    """What a claim was given of the cards of one node."""
+    """What a claim was given on the cards of one node."""
 
     uid: str
     namespace: str
@@ -64,7 +64,7 @@ class ClaimAllocation:
 
 
 class ResultLike(Protocol):
-    """One device of an allocated claim, decoded by whichever adapter."""
+    """One device of an allocated claim, as decoded by any adapter."""
 
     @property
     def request(self) -> str: ...
@@ -85,7 +85,7 @@ class ResultLike(Protocol):
 def claimed_slices(
     results: Iterable[ResultLike], pool: str, cards: Sequence[Card], unit: str
 ) -> tuple[ClaimedSlice, ...]:
-    """What of an allocation is of this driver and of the node whose pool is `pool`.
+    """The part of an allocation that is of this driver and of the node whose pool is `pool`.
 
     Raises `ContractError` for a device that the node does not have, or an amount that is not whole units.
     """
@@ -120,7 +120,7 @@ def claimed_slices(
 
 
 def memory_quantity(units: int, unit: str) -> str:
-    """So many units as an amount of capacity ``memory``."""
+    """This many units as an amount of capacity ``memory``."""
     return f"{units}{_SUFFIX[unit]}"
 
 
@@ -138,7 +138,7 @@ def units_held(allocations: Iterable[ClaimAllocation]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class CardLocation:
-    """Where a card sits in its machine; "" and None where that is not known."""
+    """Where a card is in its machine; "" and None if unknown."""
 
     pcie_root: str = ""
     numa_node: int | None = None
@@ -146,9 +146,9 @@ class CardLocation:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """How the cards of one node are offered. `unhealthy`: why cards are not to be given out, by index.
+    """How the cards of one node are offered. `unhealthy`: why cards must not be given out, by index.
 
-    `links`: how two cards reach each other, by their uuids, as far as that is known.
+    `links`: how two cards reach each other, by their uuids, as far as known.
     """
 
     node: str
@@ -163,9 +163,9 @@ class Pool:
     links: Mapping[frozenset[str], Link] = field(default_factory=dict)
 
     def devices(self, held: Mapping[int, int], *, spread: bool = False) -> list[dict[str, Any]]:
-        """The devices in the order in which kube-scheduler is to take them: it takes the first that fits.
+        """The devices in the order in which kube-scheduler should take them: it takes the first that fits.
 
-        The fullest card first makes that the tightest fit, and the emptiest first spreads pods.
+        The fullest card first gives the tightest fit; the emptiest first spreads pods.
         """
         order = sorted(self.cards, key=lambda card: (card.units - held.get(card.index, 0), card.index))
         if spread:
@@ -177,7 +177,7 @@ class Pool:
                 "allowMultipleAllocations": True,
                 "attributes": self._attributes(card),
                 "capacity": {
-                    # who names no amount of memory wants a card
+                    # a request without an amount of memory means a whole card
                     CLAIM_MEMORY: _capacity(card.units, default=card.units, suffix=_SUFFIX[self.unit]),
                     CLAIM_SLOTS: _capacity(self.slots, default=1),
                 },
@@ -185,7 +185,7 @@ class Pool:
             if self.divides_compute:
                 device["capacity"][CLAIM_COMPUTE] = _capacity(WHOLE_CORE_PERCENT, default=0)
             if (reason := self.unhealthy.get(card.index)) is not None:
-                value = re.sub(r"[^A-Za-z0-9_.-]+", "-", reason)[:63].strip("-_.")  # as a label's
+                value = re.sub(r"[^A-Za-z0-9_.-]+", "-", reason)[:63].strip("-_.")  # a label value
                 device["taints"] = [{"key": CLAIM_TAINT, "value": value, "effect": "NoSchedule"}]
             devices.append(device)
         return devices
@@ -211,7 +211,7 @@ class Pool:
             for each in self.cards
             if each is card or self.links.get(frozenset((card.uuid, each.uuid))) is Link.NVLINK
         ]
-        # Itself among them, so that `matchAttribute` holds for cards of which each reaches each.
+        # Includes the card itself, so that `matchAttribute` holds for cards that all reach each other.
         peers = ",".join(map(str, joined))
         if len(joined) > 1 and len(peers) <= LONGEST_ATTRIBUTE:
             found["nvlinkPeers"] = {"string": peers}
@@ -219,7 +219,7 @@ class Pool:
 
 
 def same_devices(ours: Any, theirs: Any) -> bool:
-    """Whether two lists of devices say the same; the API server spells 1024Gi as 1Ti, and dates taints."""
+    """Whether two lists of devices are equivalent; the API server writes 1024Gi as 1Ti, and dates taints."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         theirs = {name: value for name, value in theirs.items() if name != "timeAdded"}
         return ours.keys() == theirs.keys() and all(same_devices(ours[name], theirs[name]) for name in ours)
@@ -238,13 +238,13 @@ def device_name(card: Card) -> str:
 
 
 def device_index(name: str) -> int | None:
-    """Which card a device is; None for a name that no card has."""
+    """Which card a device is; None for a name that is no card's."""
     named = _DEVICE.fullmatch(name)
     return int(named[1]) if named else None
 
 
 def semantic_version(text: str) -> str:
-    """A driver's version as ResourceSlices take it: three numbers without leading zeros; "" for others."""
+    """A driver's version as in ResourceSlices: three numbers without leading zeros; "" for others."""
     parts = text.split(".")
     if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdecimal() for part in parts):
         return ""
@@ -252,8 +252,10 @@ def semantic_version(text: str) -> str:
 
 
 def _capacity(most: int, *, default: int, suffix: str = "") -> dict[str, Any]:
-    """Its range begins at none, though a claim of nothing is refused when it is prepared: kube-scheduler
-    looks for room for admin access as well, so who only watches a full card has to ask for nothing of it.
+    """Its range starts at zero, although a claim for nothing is refused when it is prepared.
+
+    kube-scheduler requires room for admin access too, so whoever only monitors a full card must be able to
+    ask for nothing.
     """
     valid = {"min": "0", "max": f"{most}{suffix}", "step": f"1{suffix}"}
     policy = {"default": f"{default}{suffix}", "validRange": valid}

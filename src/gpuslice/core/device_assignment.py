@@ -1,4 +1,4 @@
-"""Who holds which device ids, as kubelet lists it."""
+"""Who holds which device ids, as listed by kubelet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceAssignment:
-    """The device ids of one container. kubelet names the pod without its uid, so a name may be used again."""
+    """The device ids of one container. kubelet names the pod without its uid, so a name may be reused."""
 
     namespace: str
     pod: str
@@ -27,9 +27,10 @@ Receiver = tuple[str, str]
 def still_true(
     assignments: Iterable[DeviceAssignment], given: Mapping[frozenset[str], Receiver | None]
 ) -> tuple[DeviceAssignment, ...]:
-    """Those that stand after later grants. `given`: ids, and to whom as far as that is known.
+    """The assignments that are still true after later grants. `given`: ids, and to whom if known.
 
-    kubelet gives only what is free, so whoever had such ids had ended. The name may be a new pod's by then.
+    kubelet gives only what is free, so whoever had such ids before has ended. The name may be a new pod's by
+    then.
     """
 
     def ended(each: DeviceAssignment, ids: frozenset[str], receiver: Receiver | None) -> bool:
@@ -41,17 +42,17 @@ def still_true(
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The assignment that a set of device ids belongs to. `exact`: the sets are equal."""
+    """The assignment to which a set of device ids belongs. `exact`: the sets are equal."""
 
     assignment: DeviceAssignment
     exact: bool
 
 
 def holder_of(ids: frozenset[str], assignments: Iterable[DeviceAssignment]) -> Match | None:
-    """The container that these ids were given to; None when kubelet lists nobody with any of them.
+    """The container to which these ids were given; None if kubelet lists nobody with any of them.
 
-    kubelet lists no ordinary init containers, but the pod's app containers use its ids again: where no
-    set is equal, the one that shares the most ids belongs to the same pod.
+    kubelet does not list ordinary init containers, but the pod's app containers reuse its ids: if no set is
+    equal, the one that shares the most ids belongs to the same pod.
     """
     matches = [Match(each, each.ids == ids) for each in assignments if each.ids & ids]
     return max(matches, key=lambda match: (match.exact, len(match.assignment.ids & ids)), default=None)

@@ -1,6 +1,9 @@
 """One class for each reaction of a caller."""
 
+import re
+
 LONGEST_VALUE = 200
+_LOGIN = re.compile(r"//[^/]*@")
 
 
 class GpusliceError(Exception):
@@ -8,7 +11,7 @@ class GpusliceError(Exception):
 
 
 def words_of(error: Exception) -> str:
-    """Why it failed, on one line: without the number and path of the system, or the frame of a parser."""
+    """Why it failed, on one line, without the system's error number and path, or a parser's position."""
     if isinstance(error, UnicodeDecodeError):
         return "it is no text"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -16,13 +19,19 @@ def words_of(error: Exception) -> str:
 
 
 def shown(value: object) -> str:
-    """What somebody wrote, for logs, events and terminals: no longer than a line, and nothing they obey."""
-    text = str(value)
+    """What somebody wrote, for logs, events and terminals: at most a line, without control characters, and
+    without a URL's password."""
+    text = without_login(str(value))
     return printable(text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…")
 
 
+def without_login(text: str) -> str:
+    """With "…" for the user and password of a URL."""
+    return _LOGIN.sub("//…@", text)
+
+
 def printable(text: str) -> str:
-    """As ps(1) shows other users' commands: nothing in it ends a line or speaks to a terminal."""
+    """Text as ps(1) shows other users' commands: nothing in it ends a line or controls a terminal."""
     return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
@@ -35,8 +44,8 @@ class FieldError(GpusliceError):
 
 
 class InvalidRequestError(FieldError):
-    """A pod asks for something that can never be given; tell its author."""
+    """A pod asks for something that can never be given; its author must be told."""
 
 
 class ContractError(FieldError):
-    """An annotation, ConfigMap or payload of the contract cannot be read; leave it out and say so."""
+    """An annotation, ConfigMap or payload of the contract cannot be read; ignore and report it."""

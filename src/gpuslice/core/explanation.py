@@ -220,7 +220,7 @@ def obstacle(node: Place, wish: Wish) -> str:
 
 
 def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:
-    """What is under way for a waiting pod that a node was nominated for."""
+    """What is in progress for a waiting pod with a nominated node."""
     allocations = ledger.allocations(pod.nominated) if pod.nominated else None
     if allocations is None or pod.request is None:
         return

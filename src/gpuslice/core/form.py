@@ -1,4 +1,4 @@
-"""A pod as its author wrote it, as a plain value, and the JSON Patch that makes one such value another."""
+"""A pod as its author wrote it, as a plain value, and the JSON Patch from one such value to another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gpuslice.core.model import ContainerKind, Request
 from gpuslice.core.request import ContainerSpec, asked_names, pod_request
 
-MIRROR = "kubernetes.io/config.mirror"  # a static pod's image in the API: kubelet compares it, hands off
+MIRROR = "kubernetes.io/config.mirror"  # a static pod's mirror: kubelet compares it
 
 Env = tuple[Mapping[str, Any], ...]
 

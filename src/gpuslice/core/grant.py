@@ -1,7 +1,7 @@
 """What a container gets for the device ids that kubelet gave it: environment and limits per card.
 
-The ids carry the card (``<uuid>-_-<n>``), so kubelet's own device assignments are the truth about which card
-a container sits on; nothing is guessed from amounts.
+The ids carry the card (``<uuid>-_-<n>``), so kubelet's own device assignments are the truth about a
+container's card; nothing is guessed from amounts.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Grant:
 
 
 def units_per_card(device_ids: Iterable[str]) -> dict[str, int]:
-    """How many units of each card uuid the ids stand for. Raises `GrantError` for an id that is not ours."""
+    """How many units of each card uuid the ids represent. Raises `GrantError` for an id that is not ours."""
     try:
         return dict(Counter(card_of_device_id(identifier) for identifier in device_ids))
     except ValueError as error:
@@ -68,8 +68,8 @@ def container_grant(
 ) -> Grant:
     """What a container with these device ids gets on `node`.
 
-    `pod_units` is what the whole pod holds where it is known, else the container's own amount stands in.
-    Raises `GrantError` when there are no ids or one names a card that the node does not have.
+    `pod_units` is what the whole pod holds, if known; otherwise the container's own amount is used. Raises
+    `GrantError` if there are no ids or one names a card that the node does not have.
     """
     units = units_per_card(device_ids)
     if not units:
@@ -87,16 +87,16 @@ def grant_of_units(
     compute_percent: int = 0,
     isolation: bool = True,
 ) -> Grant:
-    """What a container gets that has so many units of each card uuid. Arguments as for `container_grant`."""
+    """What a container gets with so many units of each card uuid. Arguments as for `container_grant`."""
     limits = tuple(_limits(units, node, compute_percent))
     held = sum(limit.units for limit in limits)
     environment = {
         ENV_VISIBLE: ",".join(limit.card.uuid for limit in limits),
         ENV_INDEX: ",".join(str(limit.card.index) for limit in limits),
-        # amounts are plain integers in one unit, since applications divide one by the other
+        # plain integers in the same unit, since applications divide one by the other
         ENV_POD_UNITS: str(held if pod_units is None else pod_units),
-        # of several cards the amount on *one*, as the vendor does; should kubelet have spread the units
-        # unevenly the smallest, which holds on each of them
+        # with several cards the amount on *one*, like the vendor; if kubelet spread the units unevenly, the
+        # smallest, which every card has
         ENV_CONTAINER_UNITS: str(min(limit.units for limit in limits)),
         ENV_CARD_UNITS: str(limits[0].card.units),
     }
@@ -106,7 +106,7 @@ def grant_of_units(
 
 
 def placement_of_devices(device_ids: Iterable[str], node: Node, compute_percent: int = 0) -> Placement:
-    """Where device ids sit on `node`: what a reconciler compares the annotations with."""
+    """Where device ids are on `node`: what a reconciler compares the annotations with."""
     limits = _limits(units_per_card(device_ids), node, compute_percent)
     return Placement(
         node.name, tuple(CardSlice(each.card.index, each.units, each.compute_percent) for each in limits)

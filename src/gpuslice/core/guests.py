@@ -1,6 +1,6 @@
-"""Pods without cards on nodes with cards: what they take of CPU and memory, cards there cannot have.
+"""Pods without cards on nodes with cards: the CPU and memory that they take is lost to the cards there.
 
-A policy learns of those that come and go, as of all pods, so that it expects more of them.
+A policy learns from those that come and go, as from all pods, and so expects more of them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Guests:
-    """Tells a listener of each once."""
+    """Reports each of them to a listener once."""
 
     def __init__(self) -> None:
         self._shapes: dict[str, Shape] = {}  # by uid
 
     def came(self, pod: Pod, listener: Listener | None) -> None:
-        """To a node with cards. Who comes with each node is left out: more pods bring no more of them."""
+        """A pod came to a node with cards. Those that come with each node never become more: ignored."""
         if listener is None or not pod.host or pod.comes_with_node or pod.uid in self._shapes:
             return
         self._shapes[pod.uid] = shape = Shape(0, 0, pod.host.cpu_milli, pod.host.memory_mib)
@@ -29,7 +29,7 @@ class Guests:
         listener.placed(shape)
 
     def went(self, uid: str, listener: Listener | None) -> None:
-        """Gone for good; who is no guest is fine."""
+        """A pod is gone for good; others than guests are ignored."""
         shape = self._shapes.pop(uid, None)
         if shape is not None and listener is not None:
             listener.departed(shape)

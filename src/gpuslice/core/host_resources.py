@@ -1,8 +1,8 @@
-"""CPU and memory: what pods ask for and what nodes have of it, beside their cards.
+"""CPU and memory that pods ask for and nodes have, besides cards.
 
-For a policy only: cards on a node whose CPU is gone are worth nothing, so a pod should not eat the last cores
-beside free cards. Whether CPU and memory suffice is kube-scheduler's to say, and nothing is refused for want
-of them here.
+Used only by policies: cards on a node without free CPU are worth nothing, so a pod should not take the last
+cores next to free cards. Whether CPU and memory suffice is for kube-scheduler to say; nothing is refused for
+lack of them here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuslice.core.units import MIB
 
 
 class HostResources(msgspec.Struct, frozen=True, gc=False):
-    """Amounts of CPU and memory; 0 where nothing is asked for, or nothing is known."""
+    """Amounts of CPU and memory; 0 if nothing is asked for or known."""
 
     cpu_milli: int = 0
     memory_mib: int = 0
@@ -29,7 +29,7 @@ class HostResources(msgspec.Struct, frozen=True, gc=False):
     def holds(
         self, host_used: HostResources, coming: Iterable[HostResources], going: Iterable[HostResources]
     ) -> bool:
-        """Whether so much is enough once some pods have come and others gone; what is not known is enough."""
+        """Whether this suffices after some pods have come and others gone; unknown amounts suffice."""
         cpu, memory = host_used.cpu_milli, host_used.memory_mib
         for sign, amounts in ((1, coming), (-1, going)):
             for each in amounts:
@@ -69,7 +69,7 @@ class PodAmountsLike(Protocol):
 def pod_host_resources(spec: PodAmountsLike) -> HostResources:
     """What a pod asks for, as kube-scheduler counts it (``PodRequests`` of k8s.io/component-helpers).
 
-    What it asks for as a whole wins over the sum of its containers; its runtime class may cost some more.
+    A request of the whole pod wins over the sum of its containers; its runtime class may add some overhead.
     """
     asked = _of_containers(spec)
     whole = spec.resources.requests if spec.resources is not None else None
@@ -85,8 +85,8 @@ def pod_host_resources(spec: PodAmountsLike) -> HostResources:
 
 
 def _of_containers(spec: PodAmountsLike) -> HostResources:
-    """At their peak: apps beside sidecars, or an init container beside those before it."""
-    if len(spec.containers) == 1 and not spec.init_containers:  # as most pods
+    """At their peak: apps next to sidecars, or an init container next to the sidecars before it."""
+    if len(spec.containers) == 1 and not spec.init_containers:  # like most pods
         return _asked(spec.containers[0])
     apps = sidecars = largest = NO_HOST_RESOURCES
     for each in spec.containers:
@@ -100,7 +100,7 @@ def _of_containers(spec: PodAmountsLike) -> HostResources:
 
 
 def node_host_resources(allocatable: Mapping[str, str | int | float] | None) -> HostResources:
-    """What a node has to give."""
+    """What a node can give."""
     return _host_amounts((allocatable or {}).get("cpu", 0), (allocatable or {}).get("memory", 0))
 
 
@@ -108,14 +108,14 @@ NOWHERE = ("", NO_HOST_RESOURCES)
 
 
 class HostUsage:
-    """Who eats how much of which node's CPU and memory."""
+    """How much CPU and memory of which node each pod uses."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, HostResources]] = {}
         self._used: dict[str, tuple[int, int, int]] = {}  # by node: CPU, memory, number of pods
 
     def put(self, uid: str, node: str, host: HostResources) -> set[str]:
-        """Count a pod on `node` alone from now on, nowhere when that is ""; the nodes that this changes."""
+        """Count a pod on `node` alone from now on, nowhere if that is ""; the nodes that this changes."""
         before, after = self._of.get(uid, NOWHERE), (node, host) if node and host else NOWHERE
         if before == after:
             return set()
@@ -144,7 +144,7 @@ def _asked(container: ContainerAmountsLike) -> HostResources:
     return _host_amounts(requests.get("cpu", 0), requests.get("memory", 0))
 
 
-@lru_cache(maxsize=4096)  # clusters have few different amounts, on very many pods
+@lru_cache(maxsize=4096)  # clusters have few different amounts, in very many pods
 def _host_amounts(cpu: str | int | float, memory: str | int | float) -> HostResources:
     return HostResources(scaled(cpu, 1000) or 0, (scaled(memory, 1) or 0) // MIB)
 

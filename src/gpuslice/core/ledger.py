@@ -1,21 +1,21 @@
-"""Who holds what on which card: kept from events alone, and the same as if rebuilt from them at any time.
+"""Which pod holds what on which card: derived from events alone, so that it can be rebuilt at any time.
 
-The API server's objects are the only truth. The ledger adds one thing that they do not know yet: a placement
-that was *assumed* because a binding is on its way. All methods are synchronous and none fails half way, so
-that nothing is ever seen between two of them.
+The API server's objects are the only truth. The ledger adds one thing that they do not show yet: a placement
+that was *assumed* because its binding is in flight. All methods are synchronous and none fails half way, so
+that no intermediate state is ever visible.
 
-What is counted against a card:
+What counts against a card:
 
 * a bound pod's placement as its annotations say, until the pod is finished or gone; also while it terminates,
   because its containers still run;
-* an assumed placement until the API server shows the pod bound, or says no (`forget`);
-* a planned placement, of a pod that waits with its node nominated, until it is assumed, given up, or makes
-  way for a pod that finds no other room (`make_way`): a plan is no promise, unless it was made as one;
+* an assumed placement until the API server shows the pod bound, or refuses (`forget`);
+* a planned placement, of a waiting pod with a nominated node, until it is assumed, given up, or gives way to
+  a pod without other room (`make_way`): a plan is no promise, unless it was made as one;
 * a bound pod that no annotation places (nodeName set by hand, another scheduler, a corrupt value) counts
-  against **every** card of its node: it may sit on any of them, and to promise the same memory twice is worse
-  than to leave some idle until the agent has written where it sits.
+  against **every** card of its node: it may be on any of them, and promising the same memory twice is worse
+  than leaving some idle until the agent has written where it is.
 
-One change costs what changed: a pod touches its own node's only, and the node's row of the fleet arrays is
+A change costs only what changed: a pod affects only its own node, and the node's row in the fleet's arrays is
 computed again when somebody next asks (`flush`).
 """
 
@@ -38,11 +38,11 @@ from gpuslice.core.shape import Shape
 if TYPE_CHECKING:
     from gpuslice.core.policy.fleet import Fleet
 
-REMEMBERED_GONE = 10_000  # uids of pods that ended: a late event must not bring one back
+REMEMBERED_GONE = 10_000  # uids of pods that ended, so that a late event does not revive one
 
 
 class Listener(Protocol):
-    """Hears of pods, each of these once for a pod: a policy that learns what to expect."""
+    """Called once for each of these events of a pod: a policy that learns what to expect."""
 
     def arrived(self, shape: Shape) -> None: ...
     def placed(self, shape: Shape) -> None: ...
@@ -50,7 +50,7 @@ class Listener(Protocol):
 
 
 def shape_of(request: Request) -> Shape:
-    """What placement sees of a request."""
+    """What placement considers of a request."""
     return Shape(
         units=request.units_per_card,
         cards=request.card_count,
@@ -61,35 +61,35 @@ def shape_of(request: Request) -> Shape:
 
 
 class Ledger:
-    """Who has what of a cluster. `fleet` holds the same as arrays, up to date after `flush`."""
+    """Which pods hold what in a cluster. `fleet` has the same as arrays, up to date after `flush`."""
 
     def __init__(self, listener: Listener | None = None) -> None:
         self._host_usage = HostUsage()
         self.listener = listener
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
         self.compute_required: set[str] = set()  # nodes that take only pods that ask for compute
-        self.tiers: dict[str, Tier] = {}  # of each node, what holds limits there
-        self.avoided: set[str] = set()  # nodes that a taint keeps for those who have no other
+        self.tiers: dict[str, Tier] = {}  # what enforces limits on each node
+        self.avoided: set[str] = set()  # nodes with a taint that keeps away pods that have a choice
         self.replicas = Replicas()
         self.reservations = Reservations()
-        self.nominated: dict[str, str] = {}  # uid → node, of waiting pods whose status names one
+        self.nominated: dict[str, str] = {}  # uid → node, by the status of waiting pods
         self._nodes: dict[str, NodeAllocations] = {}
         self._where: dict[str, str] = {}  # uid → node name of its allocation
-        self._assumed: dict[str, None] = {}  # uids of allocations that are assumed, in order
+        self._assumed: dict[str, None] = {}  # uids of assumed allocations, in order
         self._planned: dict[str, None] = {}  # and of those that are only planned
-        self._kept: set[str] = set()  # of these, those that do not make way
+        self._kept: set[str] = set()  # planned ones that do not give way
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._guests = Guests()
         self._gone: OrderedDict[str, None] = OrderedDict()
-        # nodes whose row is not what their allocations say, in order of change
+        # nodes whose row is out of date, in order of change
         self._stale: dict[str, None] = {}
 
     @cached_property
     def fleet(self) -> Fleet:
-        """The arrays. Who looks at single nodes, as the command line does, goes without them and NumPy."""
+        """The arrays. Code that needs single nodes, such as the command line, does without them and NumPy."""
         from gpuslice.core.policy.fleet import Fleet
 
-        return Fleet(host_limits=False)  # CPU and memory are kube-scheduler's to refuse for
+        return Fleet(host_limits=False)  # CPU and memory are checked by kube-scheduler
 
     # -- what happened -----------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class Ledger:
         if pod.uid in self._gone or (before is not None and 0 < pod.version < before.version):
             return
         if namesake is not None and namesake.uid != pod.uid:
-            self.remove_pod(namesake.uid)  # names are unique: the old pod is gone, seen or not
+            self.remove_pod(namesake.uid)  # names are unique: the old pod is gone, whether or not we saw it
         if pod.finished:
             self.remove_pod(pod.uid)
         elif pod.request is not None or pod.placement is not None or pod.problem:
@@ -110,7 +110,7 @@ class Ledger:
             if now == held:
                 return
             if held is not None and now is not None and held.takes_as_much_as(now):
-                self._write_down(now)  # the row of its node stays as it is
+                self._write_down(now)  # the row of its node stays valid
             else:
                 self._drop(pod.uid)
                 if now is not None:
@@ -161,9 +161,9 @@ class Ledger:
     # -- what we decide ----------------------------------------------------------------------------------
 
     def assume(self, pod: Pod, placement: Placement) -> Refusal | None:
-        """Hold `placement` for `pod` from now on; a Refusal when there is no room for it.
+        """Hold `placement` for `pod` from now on; a Refusal if there is no room for it.
 
-        The pod's earlier allocation, if any, makes way: nobody is ever placed twice.
+        The pod's earlier allocation, if any, is replaced: no pod is ever placed twice.
         """
         if pod.uid in self._gone:
             return Refusal("The pod is finished or gone", never=True)
@@ -174,7 +174,7 @@ class Ledger:
         return refusal
 
     def plan(self, pod: Pod, placement: Placement, *, makes_way: bool = True) -> Refusal | None:
-        """Hold `placement` for a waiting pod that holds nothing, for the time being."""
+        """Hold `placement` temporarily for a waiting pod that holds nothing."""
         if pod.uid in self._gone or self.allocation(pod.uid) is not None:
             return Refusal("The pod is gone, or has its cards already")
         allocation = Allocation(pod, placement.node, placement, assumed=True, planned=True)
@@ -194,9 +194,9 @@ class Ledger:
         return len(self._planned)
 
     def make_way(self, request: Request, priority: int, only_on: str = "") -> bool:
-        """Give up plans where `request` then fits, of pods that are not more important than `priority`.
+        """Give up plans of pods that are not more important than `priority`, where `request` then fits.
 
-        On any node, or on one. False when no plan is in its way.
+        On any node, or on one. False if no plan is in its way.
         """
         in_the_way: dict[str, list[str]] = {}
         for uid in [uid for uid in self._planned if uid not in self._kept]:
@@ -214,13 +214,13 @@ class Ledger:
         return bool(made)
 
     def forget(self, uid: str) -> None:
-        """The API server has said no to an assumed placement. What is bound is not touched."""
+        """The API server has refused an assumed placement. A bound one is not affected."""
         allocation = self.allocation(uid)
         if allocation is not None and allocation.assumed:
             self._drop(uid)
 
     def assumed(self) -> list[Allocation]:
-        """Placements that the API server has not shown bound yet, oldest first."""
+        """Placements that the API server has not shown as bound yet, oldest first."""
         return [self._nodes[self._where[uid]].by_uid[uid] for uid in self._assumed]
 
     # -- what is asked -----------------------------------------------------------------------------------
@@ -235,26 +235,26 @@ class Ledger:
         return self.pods.get(uid) if uid is not None else None
 
     def waiting_after(self, uid: str) -> Iterator[str]:
-        """The uids of the pods that wait and came after this one; kube-scheduler mostly takes them up so."""
+        """The uids of waiting pods that came after this one, which is usually kube-scheduler's order."""
         pods = iter(self.pods.values())
         next((pod for pod in pods if pod.uid == uid), None)
         return (pod.uid for pod in pods if not pod.node and pod.request is not None)
 
     def state(self, node_name: str) -> NodeState | None:
-        """One node as it stands; None when it is not known."""
+        """The current state of one node; None if it is not known."""
         allocations = self._nodes.get(node_name)
         return allocations.state() if allocations is not None and allocations.node is not None else None
 
     def allocations(self, node_name: str) -> NodeAllocations | None:
-        """A node's allocations, to be read only."""
+        """A node's allocations, for reading only."""
         return self._nodes.get(node_name)
 
     def host_used(self, node_name: str) -> HostResources:
-        """CPU and memory of a node that its pods ask for."""
+        """CPU and memory that the pods of a node ask for."""
         return self._host_usage.used(node_name)
 
     def host_used_without_cards(self, node_name: str) -> HostResources:
-        """CPU and memory of a node that pods eat which hold no card."""
+        """CPU and memory that a node's pods without cards ask for."""
         all_of_it, allocations = self._host_usage.used(node_name), self._nodes.get(node_name)
         held = allocations.by_uid.values() if allocations is not None else ()
         mine = [allocation.pod.host for allocation in held]
@@ -264,7 +264,7 @@ class Ledger:
         )
 
     def rows_below(self, tier: Tier) -> list[int]:
-        """The rows of the nodes with cards that hold limits by less than this."""
+        """The rows of nodes with cards whose limits are enforced by less than this."""
         row_of = self.fleet.row_of
         return [row_of[name] for name, found in self.tiers.items() if found < tier and name in row_of]
 
@@ -277,7 +277,7 @@ class Ledger:
         return sum(allocations.node is not None for allocations in self._nodes.values())
 
     def flush(self) -> Fleet:
-        """The fleet arrays, brought up to date with what changed since the last call."""
+        """The fleet arrays, updated with what has changed since the last call."""
         for name in self._stale:
             allocations = self._nodes.get(name)
             if allocations is None or allocations.node is None or not allocations.node.divides_cards:
@@ -288,11 +288,11 @@ class Ledger:
         return self.fleet
 
     def snapshot(self) -> dict[str, NodeState]:
-        """Every known node as it stands: for tests and small clusters, the whole world is copied."""
+        """The state of every known node. Copies everything: for tests and small clusters."""
         return {name: self._nodes[name].state() for name in self.node_names()}
 
     def overcommitted(self) -> Iterator[tuple[str, int, int, int]]:
-        """Node, card, allocated units and the card's units wherever more is allocated than there is."""
+        """Node, card, allocated units and the card's units wherever more is allocated than exists."""
         for name in self.node_names():
             allocations = self._nodes[name]
             used = allocations.used()
@@ -334,7 +334,7 @@ class Ledger:
         self._stale[allocation.node] = None
         if self._planned and not allocation.assumed:
             allocations = self._nodes[allocation.node]
-            if allocations.crowded:  # a pod that we did not expect took the room: plans give way
+            if allocations.crowded:  # an unexpected pod took the room: plans give way
                 for uid in [uid for uid, each in allocations.by_uid.items() if each.planned]:
                     self._drop(uid)
 
@@ -364,7 +364,7 @@ class Ledger:
         return True
 
     def _use_host(self, uid: str, node: str, host: HostResources) -> None:
-        """A pod uses CPU and memory of this node and of no other; of none without `node`."""
+        """A pod uses CPU and memory of this node and of no other; of none if `node` is ""."""
         for name in self._host_usage.put(uid, node, host):
             if name in self._nodes:
                 self._stale[name] = None
@@ -386,7 +386,7 @@ class Ledger:
     # -- room --------------------------------------------------------------------------------------------
 
     def _replace(self, before: Allocation | None, after: Allocation) -> Refusal | None:
-        """Hold `after` instead of `before` if there is room for it without that."""
+        """Hold `after` instead of `before`, if there is room for it without that."""
         pod, placement = after.pod, after.placement
         assert placement is not None
         self._drop(pod.uid)

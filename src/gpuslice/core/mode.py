@@ -1,4 +1,4 @@
-"""How a node's labels want its cards given out: read the same way by the agent, the extender and `doctor`."""
+"""How a node's labels say its cards are given out: read the same way by agent, extender and `doctor`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SCHEDULES = frozenset({"cgpu", "share", CORE_MEM, "default"})
 class ComputePolicy(StrEnum):
     """What a container's percentage of compute means: label ``gpuslice.io/compute-policy``."""
 
-    CAP = "cap"  # the most it may use, as the vendor has it
-    FAIR = "fair"  # what it is due; what nobody uses is lent
-    OFF = "off"  # it is counted by the scheduler and not enforced
+    CAP = "cap"  # the most it may use, as in the vendor's system
+    FAIR = "fair"  # what it is entitled to; what nobody uses is lent
+    OFF = "off"  # counted by the scheduler and not enforced
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the node's labels want its cards given out. `divides_compute`: compute is shared out as well."""
+    """How the node's labels say its cards are given out. `divides_compute`: compute is divided as well."""
 
     mode: NodeMode = NodeMode.SHARED
     divides_compute: bool = False
@@ -38,7 +38,7 @@ class Rules:
 
     @property
     def limits_compute(self) -> bool:
-        """Whether containers may have a share of compute that the library keeps."""
+        """Whether containers may have a share of compute that the library enforces."""
         policy = self.compute_policy
         return policy is ComputePolicy.FAIR or (self.divides_compute and policy is ComputePolicy.CAP)
 
@@ -48,7 +48,7 @@ class Rules:
 
     @property
     def shared(self) -> bool:
-        """Whether parts of cards are given out as the extended resource."""
+        """Whether parts of cards are given out as an extended resource."""
         return self.mode in (NodeMode.SHARED, NodeMode.SHARED_WITHOUT_ISOLATION)
 
     @property
@@ -58,7 +58,7 @@ class Rules:
 
 
 def wants_agent(labels: Mapping[str, str], shared_label: str) -> bool:
-    """Whether an agent is to run there, as the chart's DaemonSets choose: by one label, or by ACK's alone."""
+    """Whether the chart's DaemonSets run an agent there: by one label, or by ACK's alone."""
     switch, schedule = labels.get(shared_label), labels.get(LABEL_SCHEDULE)
     return switch == "true" or (switch != "false" and schedule in SCHEDULES and schedule != "default")
 
@@ -66,15 +66,15 @@ def wants_agent(labels: Mapping[str, str], shared_label: str) -> bool:
 def rules_of(labels: Mapping[str, str]) -> Rules:
     """The rules by our label (``gpuslice.io/mode``) and the vendor's: ``cgpu``, ``ack.node.gpu.schedule``.
 
-    Ours says it all and wins; a value that is none of the modes counts as absent. The old isolation switch
-    wins over the new label, because it is the more particular one. A node without any of the labels is
-    shared: somebody started the agent there.
+    Ours is complete and wins; a value that is not a mode counts as absent. The old isolation switch wins over
+    the new label, because it is more specific. A node without any of the labels is shared, since somebody
+    started the agent there.
     """
     schedule = labels.get(LABEL_SCHEDULE, "")
     own = labels.get(LABEL_MODE, "")
     text = labels.get(LABEL_COMPUTE_POLICY, "")
     policy = ComputePolicy(text) if text in list(ComputePolicy) else ComputePolicy.CAP
-    if own == NodeMode.CLAIMS:  # a claim says itself whether it wants compute
+    if own == NodeMode.CLAIMS:  # a claim itself says whether it wants compute
         return Rules(NodeMode.CLAIMS, policy is not ComputePolicy.OFF, policy)
     if own in list(NodeMode):
         return Rules(NodeMode(own), schedule == CORE_MEM, policy)

@@ -1,6 +1,6 @@
-"""The values that everything speaks of: cards, nodes, requests, placements, refusals, pods.
+"""The common values: cards, nodes, requests, placements, refusals, pods.
 
-All are frozen; a change makes a new one. Units are steps of ``aliyun.com/gpu-mem`` (see `units`).
+All are frozen; a change creates a new one. Units are steps of ``aliyun.com/gpu-mem`` (see `units`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gpuslice.core.pod_group import PodGroup
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One physical card. `index` is its minor number: gaps are allowed and it is the same number everywhere.
+    """One physical card. `index` is its minor number, which is the same everywhere and may have gaps.
 
-    Where only node status tells of the cards, `uuid` is "" and `memory_mib` 0: not known.
+    If only the node status shows the cards, `uuid` is "" and `memory_mib` 0, for unknown.
     """
 
     index: int
@@ -29,12 +29,12 @@ class Card:
 
 
 class Tier(IntEnum):
-    """What holds a node's limits; a higher one is harder to get past."""
+    """What enforces a node's limits; a higher tier is harder to bypass."""
 
     NONE = 0
-    WATCHDOG = 1  # the agent, which acts within seconds where the driver's figures pass the limit
+    WATCHDOG = 1  # the agent, which acts within seconds when the driver's figures exceed the limit
     LIBRARY = 2  # libgpuslice in every program that the loader starts, and the watchdog
-    DRIVER = 3  # the driver itself; no driver that is known to do so yet
+    DRIVER = 3  # the driver itself; no driver is known to do so yet
 
     @property
     def word(self) -> str:
@@ -42,7 +42,7 @@ class Tier(IntEnum):
 
 
 TIERS = {tier.word: tier for tier in Tier}
-"""By the words of annotations and labels."""
+"""By the words used in annotations and labels."""
 
 
 class NodeMode(StrEnum):
@@ -51,42 +51,42 @@ class NodeMode(StrEnum):
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
     SHARED_WITHOUT_ISOLATION = "shared-without-isolation"
-    CLAIMS = "claims"  # parts of cards, by claims of dynamic resource allocation alone
+    CLAIMS = "claims"  # parts of cards, only by claims of dynamic resource allocation
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as placement sees it: its cards in index order and what is not to be used of them.
+    """A node as placement sees it: its cards in index order, and which of them must not be used.
 
-    `shared`: false where its labels say that cards are given out whole; none is to be used then, and who
-    holds a part of one keeps it. `problem`: what of the node could not be read, in words; its cards are then
-    what could be.
+    `shared`: false if its labels say that cards are given out whole; none is used then, and pods that hold a
+    part of one keep it. `problem`: what could not be read of the node, in words; its cards are those that
+    could.
     """
 
     name: str
     cards: tuple[Card, ...]
     unhealthy: frozenset[int] = frozenset()
     shared: bool = True
-    packing: str = ""  # binpack or spread where the node's label says so, else the policy decides
-    compute_percent: int = 0  # of each card; 0 where the node does not divide compute
-    compute_required: bool = False  # every pod here has to ask for compute as well as memory
+    packing: str = ""  # binpack or spread if the node's label says so; otherwise the policy decides
+    compute_percent: int = 0  # of each card; 0 if the node does not divide compute
+    compute_required: bool = False  # every pod here must ask for compute as well as memory
     avoided: bool = False  # a taint asks pods to go elsewhere if they can
     zone: str = ""
-    host: HostResources = NO_HOST_RESOURCES  # CPU and memory that it has to give
+    host: HostResources = NO_HOST_RESOURCES  # CPU and memory of the node
     problem: str = ""
-    names: ResourceNames = VENDOR_NAMES  # in which it offers its cards
-    tier: Tier = Tier.NONE  # what holds the limits of containers that start there
-    links: CardLinks = ()  # between its cards, where they are not alike
-    kubelet_away: bool = False  # none of its cards is to be used until kubelet is back
+    names: ResourceNames = VENDOR_NAMES  # the names under which it offers its cards
+    tier: Tier = Tier.NONE  # what enforces the limits of containers that start there
+    links: CardLinks = ()  # between its cards, if they differ
+    kubelet_away: bool = False  # none of its cards may be used until kubelet is back
 
     @property
     def divides_cards(self) -> bool:
-        """Whether parts of cards are to be had here at all."""
+        """Whether parts of cards are available here at all."""
         return self.shared and bool(self.cards)
 
 
 class ContainerKind(StrEnum):
-    """kubelet counts the three differently, see `request`."""
+    """kubelet counts the three kinds differently, see `request`."""
 
     APP = "app"
     INIT = "init"
@@ -95,7 +95,7 @@ class ContainerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """What one container asks for. `index` is its place in its own list of the pod spec."""
+    """What one container asks for. `index` is its position in its own list of the pod spec."""
 
     name: str
     index: int
@@ -106,16 +106,16 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a pod holds at its peak: `units` in all, spread evenly over `gpu_count` cards of one node."""
+    """What a pod holds at its peak: `units` in total, spread evenly over `gpu_count` cards of one node."""
 
     units: int
     card_count: int = 1
     compute_percent: int = 0
-    containers: tuple[ContainerRequest, ...] = ()  # those that ask for units, in the order they start
-    app_containers: int = 1  # how many app containers the pod has, asking or not
-    host: HostResources = NO_HOST_RESOURCES  # CPU and memory beside it
-    names: ResourceNames = VENDOR_NAMES  # in which it asks: a node that offers others does not hold it
-    min_tier: Tier = Tier.NONE  # the weakest that holds its limits well enough for its owner
+    containers: tuple[ContainerRequest, ...] = ()  # those that ask for units, in starting order
+    app_containers: int = 1  # the number of app containers, whether they ask or not
+    host: HostResources = NO_HOST_RESOURCES  # CPU and memory in addition
+    names: ResourceNames = VENDOR_NAMES  # the names that it uses: a node that offers others cannot hold it
+    min_tier: Tier = Tier.NONE  # the weakest tier that its owner accepts
 
     @property
     def units_per_card(self) -> int:
@@ -148,7 +148,7 @@ class Refusal:
     """Why a node cannot hold a request.
 
     `reason` is the vendor's short text, equal on all nodes so that kube-scheduler can count them; `detail`
-    tells what was asked of this node and the most that would fit. `never`: not even an empty node holds it.
+    says what was asked of this node and the most that would fit. `never`: not even an empty node holds it.
     """
 
     reason: str
@@ -163,7 +163,7 @@ class Refusal:
 class Pod:
     """A pod as the ledger sees it.
 
-    `placement` is what its annotations say, None when they say nothing; `problem` is why they cannot be read.
+    `placement` is what its annotations say, None if they say nothing; `problem` is why they cannot be read.
     `finished`: phase Succeeded or Failed, so its containers are gone. `terminating` pods still hold memory.
     `request` is None for a pod that asks for nothing of ours, and for one whose request is wrong (`problem`).
     """
@@ -180,16 +180,14 @@ class Pod:
     terminating: bool = False
     problem: str = ""
     priority: int = 0  # kube-scheduler's: a higher one may evict a lower one
-    group: PodGroup | None = None  # by its labels; kube-scheduler's own pod groups are not meant
+    group: PodGroup | None = None  # by its labels; not kube-scheduler's own pod groups
     gates: tuple[str, ...] = ()  # scheduling gates that are still on it
-    host: HostResources = (
-        NO_HOST_RESOURCES  # CPU and memory that it asks for, also of a pod that wants no card
-    )
+    host: HostResources = NO_HOST_RESOURCES  # CPU and memory that it asks for, even without cards
     stale: tuple[str, ...] = ()  # annotations of another placement that a Binding would not overwrite
     nominated: str = ""  # the node that its scheduler tries first (status.nominatedNodeName)
     replica_of: str = ""  # uid of the owner whose pods its scheduler spreads over nodes
-    comes_with_node: bool = False  # as those of a DaemonSet: nobody chose the node
-    version: int = 0  # resourceVersion as a number, 0 when it is none: a smaller one is older news
+    comes_with_node: bool = False  # such as a DaemonSet's: nobody chose the node
+    version: int = 0  # resourceVersion as a number, 0 if it is not one: a smaller one is older
 
     @property
     def key(self) -> str:
@@ -197,5 +195,5 @@ class Pod:
 
     @property
     def resource_version(self) -> str:
-        """The version as a write asks for it; "" where it is not known, which asks for none."""
+        """The version for a conditional write; "" if unknown, which makes it unconditional."""
         return str(self.version) if self.version else ""

@@ -1,4 +1,4 @@
-"""How deep a document is nested: parsers in C follow it with their stack, and end the process."""
+"""How deeply a document is nested: parsers in C recurse with it, and would end the process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ MOST_LEVELS = 400
 
 
 class TooDeepError(GpusliceError, ValueError):
-    """Nested deeper than anything that a person or a program of ours writes."""
+    """Nested more deeply than anything that a person or one of our programs writes."""
 
 
 def checked_depth(document: bytes) -> bytes:
-    """The YAML or JSON document itself. Raises `TooDeepError` where it may have more than `MOST_LEVELS`.
+    """The YAML or JSON document itself. Raises `TooDeepError` if it may have more than `MOST_LEVELS`.
 
-    No less than there are is counted: brackets in texts too, and a level for each sign that begins a line.
+    The count is an upper bound: it includes brackets in strings, and a level for each indicator at the start
+    of a line.
     """
     open_brackets = deepest = 0
     for line in document.splitlines():

@@ -1,4 +1,4 @@
-"""One node's page of the ledger: who holds what on its cards."""
+"""The allocations of one node: who holds what on its cards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ UNITS, COMPUTE_PERCENT = attrgetter("units"), attrgetter("compute_percent")  # o
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A pod that holds something. `placement` is None when it is not known where on its node it sits.
+    """A pod that holds something. `placement` is None if it is not known on which cards of its node it is.
 
-    `assumed`: we decided so and the API server has not shown it yet. `planned`: we decided so, and
-    kube-scheduler has not agreed yet: nothing is bound that way, and the first to come takes the room.
+    `assumed`: we decided it and the API server has not shown it yet. `planned`: we decided it and
+    kube-scheduler has not agreed yet; nothing is bound that way, and the first to come takes the room.
     """
 
     pod: Pod
@@ -35,7 +35,7 @@ class Allocation:
         return self.pod.request.units
 
     def takes_as_much_as(self, other: Allocation) -> bool:
-        """Whether the node has the same left with one in place of the other."""
+        """Whether the node has the same left with one instead of the other."""
         return (
             self.node == other.node
             and self.placement == other.placement
@@ -45,7 +45,7 @@ class Allocation:
 
 
 def allocation_of(pod: Pod, before: Allocation | None) -> Allocation | None:
-    """What `pod` holds by its own words; before it is bound only an assumption counts."""
+    """What `pod` holds by its own annotations; before it is bound only an assumption counts."""
     if not pod.node:
         return replace(before, pod=pod) if before is not None and before.assumed else None
     if pod.placement is not None:
@@ -55,9 +55,9 @@ def allocation_of(pod: Pod, before: Allocation | None) -> Allocation | None:
 
 @dataclass(slots=True)
 class NodeAllocations:
-    """A node and who is on it. `node` is None while only its pods are known.
+    """A node and the pods on it. `node` is None while only its pods are known.
 
-    Code that changes them calls `changed`: what is free is worked out once for all who ask in between.
+    Code that changes them must call `changed`: what is free is computed once for all readers in between.
     """
 
     name: str
@@ -69,7 +69,7 @@ class NodeAllocations:
         self._state = None
 
     def used(self) -> dict[int, int]:
-        """Units promised per card index, also of cards that are not there (any more)."""
+        """Units promised per card index, including cards that do not exist (any more)."""
         return self._sum(UNITS)
 
     def compute_used(self) -> dict[int, int]:
@@ -85,7 +85,7 @@ class NodeAllocations:
         return any(used.get(card.index, 0) > card.units for card in (self.node.cards if self.node else ()))
 
     def state(self) -> NodeState:
-        """What is free now; never less than nothing, whatever is allocated."""
+        """What is free now; never negative, whatever is allocated."""
         if self._state is None:
             node = self.node or Node(self.name, ())
             used, unplaced = self.used(), self.unplaced_units()
@@ -103,12 +103,12 @@ class NodeAllocations:
         return self._state
 
     def state_without(self, uids: Collection[str]) -> NodeState:
-        """What would be free if these pods held nothing."""
+        """What would be free without these pods."""
         others = {uid: allocation for uid, allocation in self.by_uid.items() if uid not in uids}
         return NodeAllocations(self.name, self.node, others).state()
 
     def row(self, host_used: HostResources) -> FleetNode:
-        """The node for a `Fleet`, when pods eat so much of its CPU and memory."""
+        """The node for a `Fleet`, if its pods use this much CPU and memory."""
         state = self.state()
         node = state.node
         cpu, memory = node.host.cpu_milli or UNLIMITED, node.host.memory_mib or UNLIMITED

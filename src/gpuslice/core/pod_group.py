@@ -1,7 +1,8 @@
-"""Pods that are to start together or not at all, by the labels that say so.
+"""Pods that must start together or not at all, by their labels.
 
 The labels are those of kubernetes-sigs' coscheduling, which the vendor's scheduler and others read as well.
-With Kubernetes' own pod groups (``spec.schedulingGroup``, 1.36) kube-scheduler sees to it, and no label does.
+With Kubernetes' own pod groups (``spec.schedulingGroup``, 1.36) kube-scheduler is responsible, and labels are
+not used.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ MOST_MEMBERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """What a pod says of the group it belongs to, in its namespace: `least` members start, or none."""
+    """What a pod says about its group, in its namespace: `least` members start, or none."""
 
     name: str
     least: int
 
 
 def pod_group(labels: Mapping[str, str] | None) -> PodGroup | None:
-    """The group that these labels name; None where they name none, or only half of one.
+    """The group that these labels name; None if they name none, or only half of one.
 
     Raises `InvalidRequestError`.
     """

@@ -1,9 +1,9 @@
 """Whom to evict so that a pod fits on the cards of a node.
 
-kube-scheduler picks victims until the node's *sum* of units suffices; evicting half of two cards makes no
-room on either. Here victims are picked card by card, by kube-scheduler's own rules
-(``SelectVictimsOnNode``, ``pickOneNodeForPreemption`` in pkg/scheduler/framework, 1.36): as many pods as
-possible stay, those that a disruption budget protects and those of high priority first.
+kube-scheduler picks victims until the node's *sum* of units suffices, but evicting half of two cards makes no
+room on either. Here victims are picked card by card, by kube-scheduler's own rules (``SelectVictimsOnNode``,
+``pickOneNodeForPreemption`` in pkg/scheduler/framework, 1.36): as many pods as possible stay, those protected
+by a disruption budget and those of high priority first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpuslice.core.placement import barred
 
 Cost = tuple[int, int, int, int, int]
 """Budgets violated, highest priority of a victim, sum of the priorities, number of victims, and minus the
-start of the one that has run longest among those of the highest priority: the less the better."""
+start of the victim that has run longest among those of the highest priority: lower is better."""
 NO_VICTIMS: Cost = (0, -(1 << 40), 0, 0, 0)
 NO_LIMIT = 1 << 31  # of compute, for a pod that asks for none
 LIFT = 1 << 31  # added to each priority, so that more victims never cost less
 LOWEST, HIGHEST = -(1 << 31), 1 << 31
-"""Beyond all priorities. Of `eviction` for the lowest only those are the victims who leave anyway."""
+"""Beyond all priorities. With the lowest, `eviction` takes only pods that are leaving anyway."""
 
 Taken = Mapping[int, tuple[int, int]]
 """Units and percent of compute that are kept for others, by card."""
@@ -31,7 +31,7 @@ NOTHING_TAKEN: Taken = {}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A PodDisruptionBudget: how many more pods may go, and of which (uids)."""
+    """A PodDisruptionBudget: how many more pods may be evicted, and of which (uids)."""
 
     allowed: int
     uids: frozenset[str]
@@ -39,9 +39,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Room for a request on `cards` of `node` once the `victims` are gone, the most important of them first.
+    """Room for a request on `cards` of `node` once the `victims` are gone, the most important one first.
 
-    Without victims the room is there, or comes when pods that are leaving already have left.
+    Without victims the room exists already, or comes when pods that are leaving have left.
     """
 
     node: str
@@ -55,7 +55,7 @@ class Eviction:
 
 
 def cost(pods: Sequence[Pod], violations: int) -> Cost:
-    """What it costs that these pods go."""
+    """What evicting these pods costs."""
     if not pods:
         return NO_VICTIMS
     highest = max(pod.priority for pod in pods)
@@ -70,10 +70,10 @@ def eviction(
     budgets: Sequence[Budget] = (),
     taken: Taken = NOTHING_TAKEN,
 ) -> Eviction | None:
-    """The cheapest way to make room on one node for a pod of `priority`; None when no eviction does.
+    """The cheapest way to make room on one node for a pod of `priority`; None if no eviction does.
 
-    Pods that are leaving count as gone: what they free need not be freed again. `taken` is what they, or
-    others, leave to somebody else.
+    Pods that are leaving count as gone: what they free need not be freed again. `taken` is what is reserved
+    for others.
     """
     if allocations.node is None or barred(allocations.node, request):
         return None
@@ -100,18 +100,19 @@ def victims(
     taken: Taken = NOTHING_TAKEN,
     suffices: Callable[[Collection[str]], bool] = lambda _: True,
 ) -> Victims | None:
-    """The pods to evict from a node so that `request` fits; None when no eviction helps.
+    """The pods to evict from a node so that `request` fits; None if no eviction helps.
 
-    `proposed` is kube-scheduler's own choice. It stands if it helps on the cards too, and among equal choices
-    its pods go first; those that `budgets` protect, last. Where it holds pods that have no share of a card,
-    they are in the way of something else than GPU memory: then all of it is kept, and what the cards need
-    comes on top. Pods of it that are leaving count as gone; others that are leaving do not, as kube-scheduler
-    left them out.
+    `proposed` is kube-scheduler's own choice. It stands if it helps on the cards too, and of equal choices
+    its pods are preferred, while those that `budgets` protect go last. If it includes pods without a part of
+    a card, they are in the way of something else than GPU memory: then all of it is kept, and what the cards
+    need is added. Pods in it that are leaving count as gone; others that are leaving do not, since
+    kube-scheduler left them out.
 
-    Where some of the node is `taken`, its choice makes room for those who took it as well, though whom that
-    costs has been settled card by card: then no more are evicted than the cards need, and all who are leaving
-    count as gone. Where the cards need nobody, its choice stands: those before the pod want for room.
-    `suffices` tells whether what the pod wants beside cards is there without these (uids).
+    If some of the node is `taken`, kube-scheduler's choice makes room for the owners of that as well,
+    although their victims have been chosen card by card already: then no more pods are evicted than the cards
+    need, and all that are leaving count as gone. If the cards need no victims, its choice stands, since pods
+    that come first need the room. `suffices` returns whether what the pod needs besides cards is available
+    without these pods (uids).
     """
     if allocations.node is None or barred(allocations.node, request):
         return None
@@ -149,7 +150,7 @@ def victims(
 
 @dataclass(slots=True)
 class _Card:
-    """`units` and `core`: what is left once everybody who may go is gone; negative where too much stays."""
+    """`units` and `core`: what is left once all evictable pods are gone; negative if too much stays."""
 
     index: int
     units: int
@@ -157,7 +158,7 @@ class _Card:
     evictable: list[Allocation] = field(default_factory=list)
 
     def room(self, request: Request) -> tuple[int, int] | None:
-        """What is left beside the request, None when it does not fit."""
+        """What is left in addition to the request; None if it does not fit."""
         units, core = self.units - request.units_per_card, self.core - request.compute_percent
         if not request.compute_percent:
             core = NO_LIMIT
@@ -167,7 +168,7 @@ class _Card:
 def _cards(
     allocations: NodeAllocations, priority: int | None, leaves: Callable[[Allocation], bool], taken: Taken
 ) -> list[_Card]:
-    """The usable cards. Who `leaves` is not there any more; who has less than `priority` may be evicted."""
+    """The usable cards. A pod that `leaves` is gone; one of less than `priority` may be evicted."""
     node = allocations.node
     if node is None:
         return []
@@ -179,7 +180,7 @@ def _cards(
         everywhere += allocation.unplaced_units
         if allocation.placement is None:
             continue
-        evictable = (  # a pod that is being bound at this moment is let alone: who asks again sees it bound
+        evictable = (  # not a pod that is just being bound: the next question sees it bound
             priority is not None
             and allocation.pod.priority < priority
             and not allocation.pod.terminating
@@ -207,7 +208,7 @@ def _leaves(allocation: Allocation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What decides among victims: who is kept first (`order`), which budgets count, who was `proposed`."""
+    """How victims are chosen: who is kept first (`order`), which budgets count, who was `proposed`."""
 
     request: Request
     order: Callable[[Allocation], tuple[object, ...]]
@@ -215,7 +216,7 @@ class _Rules:
     proposed: Collection[str] = ()
 
     def rank(self, way: Eviction, card: _Card) -> tuple[object, ...]:
-        """The less the better; on equal terms who was proposed goes first, and the fullest card is taken."""
+        """Lower is better; among equals, proposed victims and the fullest card are preferred."""
         strangers = sum(allocation.pod.uid not in self.proposed for allocation in way.victims)
         return (way.cost, strangers, card.units, card.index)
 
@@ -232,7 +233,7 @@ def _cheapest(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | No
 
 
 def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | None:
-    """The fewest victims that make room on each of these cards; None when all of them would not."""
+    """The fewest victims that make room on each of these cards; None if not even all of them do."""
     room = {card.index: left for card in cards if (left := card.room(rules.request)) is not None}
     if len(room) < len(cards):
         return None
@@ -249,7 +250,7 @@ def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | Non
 
 
 def _stays(allocation: Allocation, room: dict[int, tuple[int, int]]) -> bool:
-    """Let the pod keep its shares if that leaves room enough on all of the cards."""
+    """Let the pod keep its parts if that leaves enough room on all of the cards."""
     assert allocation.placement is not None
     mine = allocation.placement.slices
     if len(mine) > 1 or len(room) > 1:
@@ -265,7 +266,7 @@ def _stays(allocation: Allocation, room: dict[int, tuple[int, int]]) -> bool:
 
 
 def violating(uids: Iterable[str], budgets: Sequence[Budget]) -> frozenset[str]:
-    """Whose eviction violates a budget if all of these go, as ``filterPodsWithPDBViolation`` counts."""
+    """Pods whose eviction violates a budget if all of them go, as in ``filterPodsWithPDBViolation``."""
     allowed, found = [budget.allowed for budget in budgets], set[str]()
     for uid in uids:
         for number, budget in enumerate(budgets):
@@ -277,5 +278,5 @@ def violating(uids: Iterable[str], budgets: Sequence[Budget]) -> frozenset[str]:
 
 
 def importance(allocation: Allocation) -> tuple[object, ...]:
-    """Higher priorities first, then who has run longest; the cards were given when the pod started."""
+    """Higher priorities first, then pods that have run longer; the cards were given when the pod started."""
     return (-allocation.pod.priority, allocation.pod.assume_time_ns, allocation.pod.uid)

@@ -1,7 +1,8 @@
 """Which nodes hold the pods of one owner, so that they can be spread as kube-scheduler spreads them.
 
-Where the pods of a ReplicaSet have no constraints of their own, kube-scheduler prefers nodes and zones that
-hold few others of it (``PodTopologySpread``, system defaults). Who names a node in its place owes them that.
+If the pods of a ReplicaSet have no constraints of their own, kube-scheduler prefers nodes and zones with few
+others of it (``PodTopologySpread``, system defaults). Whoever nominates a node instead of kube-scheduler must
+do the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Replicas:
             self._add(owner, node, 1)
 
     def drop(self, uid: str) -> None:
-        """It is nowhere any more; one that never was is fine."""
+        """It is on no node any more; unknown pods are ignored."""
         if (known := self._of.pop(uid, None)) is not None:
             self._add(*known, -1)
 
@@ -47,12 +48,12 @@ class Replicas:
             self._in.clear()
 
     def scores(self, owner: str, nodes: Sequence[str]) -> Floats:
-        """What kube-scheduler would say of `nodes` for a pod of `owner`: 100 where it has least company.
+        """kube-scheduler's scores of `nodes` for a pod of `owner`: 100 where the fewest others are.
 
         Source: ``Score``, ``scoreForCount``, ``topologyNormalizingWeight`` and ``NormalizeScore`` in
         pkg/scheduler/framework/plugins/podtopologyspread/scoring.go, the constraints in plugin.go (1.36).
         """
-        import numpy as np  # who only counts goes without
+        import numpy as np  # not needed by those who only count
 
         zone_of = [self._zone.get(node, "") for node in nodes]
         by_node, by_zone = log(len(nodes) + 2), log(len({*zone_of} - {""}) + 2)

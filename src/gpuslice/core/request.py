@@ -2,8 +2,8 @@
 
 The amounts are the containers' **limits**: for extended resources the API server makes requests equal to
 them. A pod holds its peak over time, as kube-scheduler and kubelet count it (``PodRequests`` of
-k8s.io/component-helpers): init containers run one after another beside the sidecars started before them, the
-app containers beside all sidecars.
+k8s.io/component-helpers): init containers run one after another next to the sidecars started before them, the
+app containers next to all sidecars.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpuslice.core.units import MOST_UNITS
 
 CORE_STEP_PERCENT = 5
 WHOLE_CORE_PERCENT = 100
-_DIGITS = re.compile(r"[0-9]{1,9}")  # a label is no quantity: "2k" and "2.0" are typing errors
+_DIGITS = re.compile(r"[0-9]{1,9}")  # a label is not a quantity: "2k" and "2.0" are typing errors
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """The part of a container that decides about GPUs. `index` is its place in its own list of the pod."""
+    """The part of a container that concerns GPUs. `index` is its position in its own list of the pod."""
 
     name: str
     index: int
@@ -42,22 +42,22 @@ class ContainerSpec:
 
 
 def asked_names(amounts: Mapping[str, object]) -> list[str]:
-    """Those of our resources that a container's limits ask for: of zero none is, as of any of Kubernetes'."""
+    """Those of our resources that a container's limits ask for; an amount of zero asks for nothing."""
     return [name for name in AMOUNT_NAMES if name in amounts and whole_number(amounts[name]) != 0]
 
 
 def names_in(amounts: Iterable[str]) -> ResourceNames:
-    """The set of names that `amounts` are given in; the vendor's where they are given in none."""
+    """The set of names in which `amounts` are given; the vendor's if there is none."""
     given = set(amounts)
     found = (names for names in NAME_SETS.values() if not given.isdisjoint((names.memory, names.compute)))
     return next(found, VENDOR_NAMES)
 
 
 def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None = None) -> Request | None:
-    """What the pod holds at its peak; None when no container asks for any of our resources.
+    """What the pod holds at its peak; None if no container asks for any of our resources.
 
-    `specs` are init containers and sidecars in their order, then app containers. Raises
-    `InvalidRequestError` naming the container and the field when a value can never be given.
+    `specs` are init containers and sidecars in their order, then app containers. Raises `InvalidRequestError`
+    naming the container and the field if a value can never be given.
     """
     everyone = list(specs)
     asking = [spec for spec in everyone if asked_names(spec.limits)]
@@ -84,7 +84,7 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
 
 
 def _one_set_of_names(asking: Sequence[ContainerSpec]) -> ResourceNames:
-    """No node offers two sets of names, so a pod that asks in both would wait for ever."""
+    """No node offers two sets of names, so a pod that uses both would wait for ever."""
     names = names_in(asked_names(asking[0].limits))
     for spec in asking:
         for name in asked_names(spec.limits):
@@ -129,7 +129,7 @@ def _container(spec: ContainerSpec, names: ResourceNames) -> ContainerRequest:
 def _card_count(
     containers: Sequence[ContainerRequest], labels: Mapping[str, str], names: ResourceNames
 ) -> int:
-    """A label is counted by nobody, so that of either set of names holds for every pod."""
+    """Nothing counts a label, so that of either set of names is valid for every pod."""
     given = {name: labels[name] for name in CARDS_NAMES if name in labels}
     if not given:
         return 1
@@ -155,10 +155,10 @@ def _field(container: ContainerSpec | ContainerRequest, resource: str) -> str:
 
 
 def held_at_peak(request: Request) -> list[tuple[ContainerRequest, int]]:
-    """Each container with the units it adds to the pod's peak; the amounts sum up to ``request.units``.
+    """Each container with the units that it adds to the pod's peak; the amounts sum up to ``request.units``.
 
-    Apps and sidecars add what they ask for. Where one init container needs more than all of them together,
-    that container adds the difference: it is what its card must have free while it runs.
+    Apps and sidecars add what they ask for. If one init container needs more than all of them together, that
+    container adds the difference: its card must have that much free while it runs.
     """
     standing = [each for each in request.containers if each.kind is not ContainerKind.INIT]
     amounts = [(each, each.units) for each in standing]

@@ -1,7 +1,7 @@
 """Cards kept for pods whose room is being made: the ledger's side of ``status.nominatedNodeName``.
 
-kube-scheduler keeps a nominated pod's amounts out of a node's *sum* for pods of equal or lower priority;
-which card they come from it does not know. Here the very cards are kept. A reservation is a courtesy, not a
+kube-scheduler subtracts a nominated pod's amounts from a node's *sum* for pods of equal or lower priority,
+but does not know from which card. Here the cards themselves are kept. A reservation is a courtesy, not a
 promise: a pod of higher priority may take the cards, and it ends when its pod holds cards or is gone.
 """
 
@@ -18,23 +18,23 @@ from gpuslice.core.preemption import NOTHING_TAKEN, Taken
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Cards that the pod `uid` is to have when those on them are gone."""
+    """Cards that the pod `uid` should get when those on them are gone."""
 
     uid: str
     priority: int
     placement: Placement
 
     def weighs_on(self, uid: str, priority: int) -> bool:
-        """Whether a pod must leave these cards alone; kube-scheduler's rule for nominated pods."""
+        """Whether a pod must not take these cards; kube-scheduler's rule for nominated pods."""
         return self.uid != uid and self.priority >= priority
 
 
 class Reservations:
-    """All reservations of a cluster: mostly few, but one for each pod where thousands preempt at once."""
+    """All reservations of a cluster: usually few, but one for each pod where thousands preempt at once."""
 
     def __init__(self) -> None:
         self._by_uid: dict[str, Reservation] = {}
-        self._by_node: dict[str, dict[str, Reservation]] = {}  # the same; what is asked is about one node
+        self._by_node: dict[str, dict[str, Reservation]] = {}  # the same by node
 
     def __len__(self) -> int:
         return len(self._by_uid)
@@ -50,7 +50,7 @@ class Reservations:
         return tuple(self._by_node.get(node, {}).values())
 
     def keep(self, reservation: Reservation) -> None:
-        """Keep these cards. Reservations of lower priority for the same cards end: their turn is over."""
+        """Keep these cards. Reservations of lower priority for the same cards end."""
         uid, placement = reservation.uid, reservation.placement
         for other in self.on(placement.node):
             cards = {part.card for part in other.placement.slices} & {part.card for part in placement.slices}
@@ -70,7 +70,7 @@ class Reservations:
             del self._by_node[node]
 
     def nodes_closed_to(self, uid: str, priority: int) -> set[str]:
-        """Nodes of which some cards are not this pod's to take."""
+        """Nodes on which this pod may not take some of the cards."""
         return {
             node
             for node, own in self._by_node.items()
@@ -78,7 +78,7 @@ class Reservations:
         }
 
     def taken(self, node: str, uid: str, priority: int) -> Taken:
-        """Units and compute percent that a pod must leave alone, by card of one node."""
+        """Units and compute percent that a pod must leave free, by card of one node."""
         return taken_by(self.on(node), uid, priority) if node in self._by_node else NOTHING_TAKEN
 
 
@@ -94,7 +94,7 @@ def taken_by(of_one_node: Iterable[Reservation], uid: str, priority: int) -> Tak
 
 
 def comes_free(allocations: NodeAllocations, reservation: Reservation) -> bool:
-    """Whether somebody who is leaving is still on one of the cards."""
+    """Whether a pod that is leaving is still on one of the cards."""
     cards = {part.card for part in reservation.placement.slices}
     return any(
         allocation.pod.terminating
@@ -105,10 +105,10 @@ def comes_free(allocations: NodeAllocations, reservation: Reservation) -> bool:
 
 
 def open_to(allocations: NodeAllocations, taken: Taken) -> NodeState:
-    """A node as it stands for somebody who must leave `taken` alone.
+    """A node's state for a pod that must leave `taken` free.
 
-    What pods that are leaving still hold serves the nominated ones first: only what these need beyond it
-    comes out of what is free now.
+    What leaving pods still hold serves the nominated pods first; only what these need beyond that is
+    subtracted from what is free now.
     """
     state = allocations.state()
     if not taken:

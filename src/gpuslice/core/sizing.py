@@ -9,7 +9,7 @@ from gpuslice.core.units import limit_mib
 HEADROOM = 1.1
 """What is suggested holds the peak and a tenth more: the next run is not byte for byte the same."""
 MOST_USED_OF_TOO_MUCH = 0.7
-"""Who used less than this part of the limit at the peak is told of a smaller size."""
+"""A smaller size is suggested if the peak was less than this part of the limit."""
 
 
 @dataclass(frozen=True, slots=True)

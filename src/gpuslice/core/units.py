@@ -1,14 +1,14 @@
 """Memory units and the limit formula.
 
-A unit is one step of ``aliyun.com/gpu-mem``: a GiB of the card rounded down, or a MiB where the node is
-configured so. What rounding down loses is shared out again, so `limit_mib` of all units is the whole card:
-16130 MiB are 15 units and 4 of them are 4301 MiB.
+A unit is one step of ``aliyun.com/gpu-mem``: a GiB of the card, rounded down, or a MiB where the node is
+configured so. What rounding down loses is distributed over the units, so `limit_mib` of all units is the
+whole card: 16130 MiB are 15 units, and 4 of them are 4301 MiB.
 """
 
 MIB = 1 << 20
 UNIT_MIB = {"GiB": 1024, "MiB": 1}
 MOST_UNITS = 1_000_000_000
-"""Of a card or a pod. "4Gi" and 10^12 are mistakes, not amounts; and all sums stay inside 32 bits."""
+"""For a card or a pod. "4Gi" and 10^12 are mistakes, not amounts; and all sums fit into 32 bits."""
 
 
 def card_units(total_mib: int, unit: str = "GiB") -> int:

@@ -1,4 +1,4 @@
-"""From the plain values of an API object to the values that everything here speaks of."""
+"""From the plain values of an API object to the core's values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ContainerLike(Protocol):
 
 
 class PodSpecLike(Protocol):
-    """A pod spec, decoded by whichever adapter, with at least these fields."""
+    """A pod spec, decoded by any adapter, with at least these fields."""
 
     @property
     def containers(self) -> Sequence[ContainerLike]: ...
@@ -83,17 +83,17 @@ class PodRequests(NamedTuple):
 
 
 def pod_requests(spec: PodSpecLike, labels: Mapping[str, str] | None, *, bound: bool = False) -> PodRequests:
-    """What the containers ask for. A pod that is `bound` holds its amount even if the rest makes no sense."""
+    """What the containers ask for. A pod that is `bound` holds its amount even if the rest is invalid."""
     host = pod_host_resources(spec)
     inits, apps = _limits(spec.init_containers or ()), _limits(spec.containers)
-    if not any(limits for *_, limits in (*inits, *apps)):  # as most pods of most clusters
+    if not any(limits for *_, limits in (*inits, *apps)):  # like most pods of most clusters
         return PodRequests(None, host)
     said = tuple([(name, labels[name]) for name in _REQUEST_LABELS if name in labels]) if labels else ()
     return _pod_requests(inits, apps, said, host, bound)
 
 
 def names_our_resources(spec: PodSpecLike) -> bool:
-    """Whether limits name a resource of ours, if only with zero: kube-scheduler asks us about those."""
+    """Whether limits name a resource of ours, even with zero: kube-scheduler asks us about those."""
     containers = (*(spec.init_containers or ()), *spec.containers)
     return any(limits for *_, limits in _limits(containers))
 
@@ -102,7 +102,7 @@ _REQUEST_LABELS = (*CARDS_NAMES, LABEL_MIN_TIER)
 
 
 Limits = tuple[str, str | None, tuple[tuple[str, object], ...]]
-"""Name and restart policy of a container, and those of its limits that are ours."""
+"""Name and restart policy of a container, and its limits of our resources."""
 
 
 def _limits(containers: Sequence[ContainerLike]) -> tuple[Limits, ...]:
@@ -116,7 +116,7 @@ def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
     return tuple([(name, limits[name]) for name in AMOUNT_NAMES if name in limits])
 
 
-@lru_cache(maxsize=4096)  # the pods of a cluster are much alike, and share what was worked out once
+@lru_cache(maxsize=4096)  # the pods of a cluster are similar, and share results
 def _pod_requests(
     inits: tuple[Limits, ...],
     apps: tuple[Limits, ...],
@@ -134,7 +134,7 @@ def _pod_requests(
         request = pod_request(specs, dict(said))
     except InvalidRequestError as error:
         problem = str(error)
-        if bound:  # wrongly labelled and bound all the same: the memory is gone either way
+        if bound:  # invalid labels, but bound nevertheless: the memory is gone either way
             with contextlib.suppress(InvalidRequestError):
                 request = pod_request(specs)
     return PodRequests(None if request is None else replace(request, host=host), host, problem)
@@ -160,7 +160,8 @@ def pod_of(
 ) -> Pod:
     """A pod of the API. What cannot be read is its `problem`, not raised: one bad pod stops nobody.
 
-    A pod that asks for nothing of ours holds nothing, whatever its annotations say: anybody may write them.
+    A pod that asks for nothing of ours holds nothing, whatever its annotations say, since anybody may write
+    them.
     """
     annotations = annotations or _NOTHING
     placement, misread = None, ""
@@ -203,7 +204,7 @@ def node_of(
     unhealthy: frozenset[int] = frozenset(),
     avoided: bool = False,
 ) -> Node:
-    """A node of the API: no cards when it shares none (capacity without memory of cards)."""
+    """A node of the API: without cards if it shares none (its capacity has no memory of cards)."""
     labels, annotations, capacity = labels or _NOTHING, annotations or _NOTHING, capacity or {}
     names = names_offered(capacity)
     cards, problem = _cards(annotations, capacity, names)
@@ -232,7 +233,7 @@ def node_of(
 
 
 def names_offered(amounts: Mapping[str, object]) -> ResourceNames:
-    """The set of names in which a node's capacity or allocatable offers cards; the vendor's where in none.
+    """The set of names in which a node's capacity or allocatable offers cards; the vendor's if there is none.
 
     kubelet keeps a resource that nobody offers any more, with an amount of 0.
     """
@@ -241,21 +242,21 @@ def names_offered(amounts: Mapping[str, object]) -> ResourceNames:
 
 
 def with_unhealthy(node: Node, unhealthy: frozenset[int]) -> Node:
-    """The node with these cards out of use; where it shares none, or its kubelet is away, all of them are."""
+    """The node with these cards out of use; all of them if it shares none or its kubelet is away."""
     if not node.shared or node.kubelet_away:
         unhealthy = frozenset(card.index for card in node.cards)
     return replace(node, unhealthy=unhealthy)
 
 
 def version_number(resource_version: str) -> int:
-    """A resourceVersion as a number, 0 when it is none; the larger is the newer (KEP-5504)."""
+    """A resourceVersion as a number, 0 if it is not one; larger is newer (KEP-5504)."""
     return int(resource_version) if resource_version.isascii() and resource_version.isdecimal() else 0
 
 
 def cards_of_capacity(
     capacity: Mapping[str, object], names: ResourceNames = VENDOR_NAMES
 ) -> tuple[Card, ...]:
-    """Equal cards by node status alone, total divided by count, as the open-source gpushare reads it.
+    """Equal cards by node status alone, the total divided by the count, as in the open-source gpushare.
 
     Raises `ContractError` for amounts that no node has.
     """

@@ -74,6 +74,8 @@ class ApiServer:
         fault = next((item for item in self.cluster.faults.active if item.matches(request)), None)
         if fault is not None and fault.delay_s:
             await asyncio.sleep(fault.delay_s)
+        if fault is not None and fault.held is not None:
+            await fault.held.wait()
         response = await self._handle(request)
         if response.watch is not None:
             return await stream_watch(incoming, response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 
@@ -25,8 +26,8 @@ _REASONS = {
 class Fault:
     """Applies to requests whose method and path match; ``times`` is how often, None for ever.
 
-    ``code`` 0 only delays. ``after`` lets the request take effect and then answers with the error, as a lost
-    answer does.
+    ``code`` 0 only delays, by ``delay_s`` or until ``held`` is set. ``after`` lets the request take effect
+    and then answers with the error, as a lost answer does.
     """
 
     method: str = ".*"
@@ -36,6 +37,7 @@ class Fault:
     times: int | None = None
     after: bool = False
     retry_after_s: int | None = None
+    held: asyncio.Event | None = None
 
     def matches(self, request: Request) -> bool:
         wanted = self.times is None or self.times > 0

@@ -1,8 +1,8 @@
-"""From a process to the container it runs in, by its cgroup path.
+"""From a process to its container, by its cgroup path.
 
-Understood are cgroup v1 and v2, the systemd and the cgroupfs driver, containerd, CRI-O, Docker and Podman,
-and clusters that run inside a container themselves (kind): of nested containers the one that the node's own
-kubelet started counts, which is the first below a pod.
+Supports cgroup v1 and v2, the systemd and the cgroupfs driver, containerd, CRI-O, Docker and Podman, and
+clusters that run inside a container themselves (kind): of nested containers, the one started by the node's
+own kubelet counts, which is the first below a pod.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ContainerRef:
-    """A container as a cgroup path names it. `pod_uid` is "" for one that belongs to no pod.
+    """A container as a cgroup path names it. `pod_uid` is "" if it belongs to no pod.
 
     The uid of a static pod is the hash of its manifest (annotation ``kubernetes.io/config.hash``), not the
     uid that the API server gave to its mirror.
@@ -29,13 +29,13 @@ _POD = re.compile(rf"(?:^|-)pod({_UID})(?:\.slice)?$")
 _CONTAINER = re.compile(
     r"^(?:(?:cri-containerd|crio|docker|libpod|containerd)[-:])?([0-9a-f]{64})(?:\.scope)?$"
 )
-_HELPERS = ("crio-conmon-", "libpod-conmon-")  # the monitor beside a container, not the container
+_HELPERS = ("crio-conmon-", "libpod-conmon-")  # a container's monitor, not the container
 
 
 def parse_cgroup(text: str) -> ContainerRef | None:
-    """The container that ``/proc/<pid>/cgroup`` names; None for a process of the host.
+    """The container in ``/proc/<pid>/cgroup``; None for a process of the host.
 
-    With cgroup v1 each controller has its line; one that names a pod counts more than one that does not.
+    With cgroup v1 each controller has its line; a line that names a pod counts more than one that does not.
     """
     lines = (line.split(":", 2) for line in text.splitlines())  # hierarchy:controllers:path
     paths = [fields[2] for fields in lines if len(fields) == 3]  # which may hold colons itself

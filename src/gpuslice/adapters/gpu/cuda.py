@@ -50,23 +50,23 @@ class Cuda:
         self.make_current()
 
     def make_current(self) -> None:
-        """Calls of this thread are meant for this card from now on; as after making it."""
+        """Use this card for the calling thread's next calls; the thread that made the object need not ask."""
         self._call("cuCtxSetCurrent", self._context)
 
     def count(self) -> int:
-        """Cards that this process sees."""
+        """The number of cards that this process sees."""
         found = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(found))
         return found.value
 
     def reaches(self, other: Cuda) -> bool:
-        """Whether copies between the two go straight, not through the host."""
+        """Whether copies between the two cards go directly, not through the host."""
         can = ctypes.c_int()
         self._call("cuDeviceCanAccessPeer", ctypes.byref(can), self._device, other._device)
         return bool(can.value)
 
     def open_to(self, other: Cuda) -> None:
-        """Let copies between this card, which is current, and `other` go straight."""
+        """Let copies between this card, which must be current, and `other` go directly."""
         try:
             self._call("cuCtxEnablePeerAccess", other._context, 0)
         except CudaError as error:
@@ -74,7 +74,7 @@ class Cuda:
                 raise
 
     def copy_to_peer(self, other: Cuda, target: int, source: int, size_bytes: int) -> None:
-        """From this card's `source` to the other's `target`; returns when it has begun: `synchronize`."""
+        """From this card's `source` to the other's `target`; returns at once, `synchronize` waits for it."""
         self._call(
             "cuMemcpyPeerAsync",
             ctypes.c_uint64(target),
@@ -118,7 +118,7 @@ class Cuda:
         return pointer.value
 
     def fill(self, pointer: int, size_bytes: int) -> None:
-        """Write zeros, so that the memory is really there."""
+        """Write zeros, so that the memory is really backed."""
         self._call("cuMemsetD8_v2", ctypes.c_uint64(pointer), ctypes.c_ubyte(0), ctypes.c_size_t(size_bytes))
 
     def read_u64(self, pointer: int) -> int:

@@ -1,7 +1,8 @@
 """Hardware counters through NVML's GPM (Hopper and later): DCGM's ``DCGM_FI_PROF_*`` without DCGM.
 
 A figure is an average between two samples, so the first reading of a card has none. One call reads all
-metrics of a card. Source of the ids: nvml.h, ``nvmlGpmMetricId_t``; of the pairs: DCGM 4.6's own table.
+metrics of a card. The metric ids come from nvml.h, ``nvmlGpmMetricId_t``; which DCGM field each belongs to
+from DCGM 4.6's own table.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _GPM: dict[int, tuple[int, float]] = {
     **{1025 + engine: (40 + engine, _PERCENT) for engine in range(8)},  # NVJPG
     **{1033 + engine: (50 + engine, _PERCENT) for engine in range(2)},  # NVOFA
     1076: (100, MIB),  # chip to chip sent
-    1077: (102, MIB),  # of that, payload
+    1077: (102, MIB),  # of which payload
     1078: (101, MIB),  # received
     1079: (103, MIB),
     **{1040 + 2 * link: (63 + 2 * link, MIB) for link in range(18)},  # NVLink n sent
@@ -51,17 +52,18 @@ _GPM: dict[int, tuple[int, float]] = {
 PROFILING_FIELDS = frozenset(_GPM)
 TOTALS: Mapping[int, int] = {-1009: 1009, -1010: 1010}
 """Bytes over PCIe since the reader was made, summed from the field's rates. NVML's own counters
-(``NVML_FI_DEV_PCIE_COUNT_TX_BYTES``) begin anew after 4 GiB, which a card moves in a tenth of a second."""
+(``NVML_FI_DEV_PCIE_COUNT_TX_BYTES``) wrap around after 4 GiB, which a card moves in a tenth of a second."""
 _FIRST_METRICS = 98
 RECENT_FIELDS = frozenset(field for field, (metric, _) in _GPM.items() if metric >= _FIRST_METRICS)
-"""Metrics that the first drivers with GPM do not know: asked apart, in case those refuse the question whole.
-They are the card's, never an instance's."""
+"""Metrics that the first drivers with GPM do not know. They are asked for separately, in case such a driver
+refuses the whole request. They exist for whole cards only, never for an instance.
+"""
 _CANNOT = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT})
-_METRIC = Struct("@Iid24x")  # number, verdict and value of each in the request: c_nvmlGpmMetric_t
+_METRIC = Struct("@Iid24x")  # number, result and value of each metric in the request: c_nvmlGpmMetric_t
 
 
 def supported(card: Any) -> bool:
-    """Whether the card has these counters and this driver reads them."""
+    """Whether the card has these counters and this driver can read them."""
     try:
         return bool(pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice)
     except (pynvml.NVMLError, AttributeError):
@@ -69,7 +71,7 @@ def supported(card: Any) -> bool:
 
 
 class GpmReader:
-    """Two samples of one card, or one of its GPU instances, taken turns.
+    """Two samples of one card, or of one of its GPU instances, used in turn.
 
     Raises NVMLError when the counters may not be read.
     """
@@ -78,13 +80,11 @@ class GpmReader:
         self._card = card
         self._gpu_instance = gpu_instance
         self._older, self._newer = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
-        self._at_s = math.nan  # of the newer sample, monotonic
+        self._at_s = math.nan  # when the newer sample was taken, monotonic
         self._sums = dict.fromkeys(TOTALS, 0.0)
         self._fields: list[int] = []
-        self._request: Any = None  # for these fields
-        self.without: Mapping[
-            int, str
-        ] = {}  # of those of the last reading, which this card cannot give, and why
+        self._request: Any = None  # a request for the fields of the last reading
+        self.without: Mapping[int, str] = {}  # fields of the last reading that this card cannot give, and why
 
     def read(self, fields: list[int]) -> dict[int, float]:
         """DCGM field id → value since the last call, of `TOTALS` since the first; empty at the first."""
@@ -127,7 +127,7 @@ class GpmReader:
         return found
 
     def close(self) -> None:
-        """Give the samples back. Never raises: the card may be gone."""
+        """Free the samples. Never raises: the card may be gone."""
         for sample in (self._older, self._newer):
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(sample)

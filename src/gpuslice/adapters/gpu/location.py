@@ -1,4 +1,4 @@
-"""Where a card sits in its machine, by the kernel's sysfs: its PCI root and its NUMA node."""
+"""Where a card sits in its machine, from the kernel's sysfs: its PCI root and its NUMA node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ROOT = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 
 
 def location(pci_bus_id: str, sysfs: Path = SYSFS) -> CardLocation:
-    """Of a card at a PCI address as NVML writes it, such as ``00000000:16:00.0``.
+    """The location of a card whose PCI address NVML writes so: ``00000000:16:00.0``.
 
     The root is what the standard attribute ``resource.kubernetes.io/pcieRoot`` names: ``pci0000:16``.
     """
@@ -26,5 +26,5 @@ def location(pci_bus_id: str, sysfs: Path = SYSFS) -> CardLocation:
         root = next((part for part in device.resolve().parts if _ROOT.fullmatch(part)), "")
     with contextlib.suppress(OSError, ValueError):
         number = int((device / "numa_node").read_text())
-        numa_node = number if number >= 0 else None  # -1 on machines with one
+        numa_node = number if number >= 0 else None  # -1 on machines with a single node
     return CardLocation(root, numa_node)

@@ -1,8 +1,8 @@
-"""MIG devices of a card: what each has of memory, and what its hardware counters say.
+"""MIG devices of a card: how much memory each has, and what its hardware counters say.
 
-A MIG device is a compute instance of a GPU instance; its memory and its counters are the GPU instance's. What
-belongs to the card as a whole (power, temperature, clocks) NVML tells of the card only, and utilisation of
-nobody while MIG is on.
+A MIG device is a compute instance of a GPU instance; its memory and its counters are the GPU instance's. NVML
+reports what belongs to the card as a whole (power, temperature, clocks) for the card only, and reports no
+utilisation at all while MIG is on.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gpuslice.adapters.gpu.readings import Reading, memory_info, of_memory, text
 from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError
 
 BUSY_FIELDS = (1001, 1002)
-"""Read in any case: of a divided card, nothing else tells how busy it is."""
+"""Always read: on a divided card nothing else tells how busy it is."""
 LOOK_EVERY_S = 10.0
-"""How soon a change of a card's partition is seen: asking for it costs a call for each possible device."""
+"""How soon a change of a card's partition is noticed: looking costs one call for each possible device."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigSample:
-    """One MIG device at one moment. `fields`: DCGM field id → value, those that are the instance's own."""
+    """One MIG device at one moment. `fields`: DCGM field id → value, the instance's own fields only."""
 
     uuid: str
     profile: str
@@ -46,7 +46,7 @@ class _Device:
 
 
 class MigReader:
-    """Reads one card's MIG devices; a card without MIG costs one call in `LOOK_EVERY_S`."""
+    """Reads one card's MIG devices; a card without MIG costs one call every `LOOK_EVERY_S`."""
 
     def __init__(self, card: Any) -> None:
         self._card = card
@@ -54,11 +54,11 @@ class MigReader:
         self._look_due_s = 0.0
         self._counters: dict[int, gpm.GpmReader] = {}  # by GPU instance
         self.refused = ""  # why hardware counters of instances cannot be read; "" while they can
-        self.without: dict[int, str] = {}  # counters that no instance gives, and why
+        self.without: dict[int, str] = {}  # counters that no instance can give, and why
         self.enabled = False
 
     def read(self, counters: list[int], now_s: float) -> tuple[MigSample, ...]:
-        """Every MIG device. `counters`: the DCGM profiling fields that are wanted. Raises NVMLError."""
+        """Every MIG device. `counters`: the DCGM profiling fields wanted. Raises NVMLError."""
         if now_s >= self._look_due_s:
             self._look_due_s = now_s + LOOK_EVERY_S
             devices = _devices(self._card)
@@ -85,13 +85,13 @@ class MigReader:
         return tuple(samples)
 
     def close(self) -> None:
-        """Let go of the counters."""
+        """Free the counters."""
         for reader in self._counters.values():
             reader.close()
         self._counters = {}
 
     def _count(self, counters: list[int]) -> dict[int, dict[int, float]]:
-        """GPU instance → field → value; nothing where this card has no such counters."""
+        """GPU instance → field → value; empty where this card has no such counters."""
         if not counters or self.refused:
             return {}
         try:
@@ -117,7 +117,7 @@ class MigReader:
 
 
 def given_out(card: DriverCard) -> tuple[DriverCard, ...]:
-    """What programs can be given of a card: itself, or its MIG devices where it is divided. NVML is open.
+    """What programs can be given: the card, or its MIG devices where it is divided. NVML must be open.
 
     Raises GpuUnavailableError.
     """
@@ -136,7 +136,7 @@ def given_out(card: DriverCard) -> tuple[DriverCard, ...]:
 
 
 def _devices(card: Any) -> list[_Device] | None:
-    """The card's MIG devices; None where MIG is off or there is no such thing."""
+    """The card's MIG devices; None where MIG is off or the card has no MIG."""
     try:
         current, _ = pynvml.nvmlDeviceGetMigMode(card)
         if current != pynvml.NVML_DEVICE_MIG_ENABLE:
@@ -149,7 +149,7 @@ def _devices(card: Any) -> list[_Device] | None:
         try:
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
         except pynvml.NVMLError:
-            continue  # places may be empty
+            continue  # an index may be unused
         name = text(pynvml.nvmlDeviceGetName(handle))
         found.append(
             _Device(

@@ -1,13 +1,14 @@
-"""Cards as NVML tells of them, over NVIDIA's own binding.
+"""Cards as reported by NVML, through NVIDIA's own binding.
 
-NVML's calls block and may hang with the driver, so they run in two threads: one for questions, one that waits
-for events. A card that fails alone is reported as lost and leaves the others readable.
+NVML's calls block and may hang together with the driver, so they run in two threads: one asks questions, the
+other waits for events. A card that fails alone is reported as lost; the others stay readable.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import AsyncGenerator, Callable
 from itertools import combinations
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from gpuslice.adapters.gpu.source import (
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.core.attribution import ProcessReading
 from gpuslice.core.card_links import Link
+from gpuslice.core.errors import GpusliceError
 from gpuslice.core.units import MIB
 
 T = TypeVar("T")
@@ -50,21 +52,21 @@ class NvmlSource:
         return await self._questions.call(_translated(self._driver.processes), self._timeout_s)
 
     async def events(self) -> AsyncGenerator[XidEvent]:
-        """Xid events of all cards that can report them; nothing is lost between two questions."""
+        """Xid errors of all cards that can report them; none is lost between two calls."""
         events = await self._questions.call(_translated(self._driver.subscribe), self._timeout_s)
         wait = _translated(lambda: self._driver.wait(events))
         try:
-            while True:
+            while self._driver.follows(events):
                 event = await self._waiting.call(wait, EVENT_WAIT_MS / 1000 + self._timeout_s)
                 if event is not None:
                     yield event
         finally:
             with contextlib.suppress(GpuUnavailableError):
-                await self._waiting.call(_translated(lambda: pynvml.nvmlEventSetFree(events)), 3.0)
+                await self._waiting.call(_translated(lambda: self._driver.unsubscribe(events)), 3.0)
 
     async def close(self) -> None:
         with contextlib.suppress(GpuUnavailableError):
-            await self._questions.call(_translated(self._driver.shutdown), 1.0)
+            await self._questions.call(_translated(self._driver.close), 3.0)
 
 
 def _translated(function: Callable[[], T]) -> Callable[[], T]:
@@ -77,39 +79,63 @@ def _translated(function: Callable[[], T]) -> Callable[[], T]:
     return call
 
 
-def open_nvml(library: str = "") -> None:
-    """Open NVML, once more for each call; `library` names the file where the loader would not find it.
+class DriverReplacedError(GpusliceError):
+    """NVML in this process's memory is of an earlier driver; only a new process gets another."""
 
-    Raises `GpuUnavailableError` where that file cannot be loaded, else NVML's own errors.
-    """
-    if library:
-        # The binding opens the library by its soname; one that is loaded already answers to it.
+
+class Nvml:
+    """NVML, open or not. It looks for cards when the first in a process opens it, and not again before the
+    last has closed it. `library` names the file where the loader would not find it."""
+
+    def __init__(self, library: str = "") -> None:
+        self._library = library
+        self._is_open = self._was_open = False
+
+    def open(self) -> None:
+        """Nothing where it is open. Raises `GpuUnavailableError` where the library cannot be loaded,
+        `DriverReplacedError`, else NVML's own errors."""
+        if self._is_open:
+            return
+        if self._library:
+            # The binding opens the library by its soname; one that is loaded already answers to it.
+            try:
+                ctypes.CDLL(self._library, mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise GpuUnavailableError(f"NVML library {self._library}: {error}") from error
         try:
-            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        except OSError as error:
-            raise GpuUnavailableError(f"NVML library {library}: {error}") from error
-    pynvml.nvmlInit()
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            if self._was_open and error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+                sentence = "the driver was replaced, and this process still has the earlier one's NVML"
+                raise DriverReplacedError(f"{sentence} ({error}): it must be started again") from error
+            raise
+        self._is_open = self._was_open = True
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
 
 
 class _Driver:
-    """The blocking side. Initialised at the first question, and again after the driver itself failed."""
+    """The blocking side. Opened at the first question, and again after the driver itself failed."""
 
     def __init__(self, library: str) -> None:
-        self._library = library
-        self._initialised = False
+        self._nvml = Nvml(library)
+        self._events: Any = None  # the event set that is followed
+        self._waits = threading.Lock()  # held while NVML waits for an event: it is not closed meanwhile
         self._processes: dict[str, ProcessReader] = {}  # by uuid
         self._links: dict[tuple[str, str], Link] = {}  # by two uuids
         self._uuids: dict[int, str] = {}  # by handle: an event of a dead card can still be attributed
 
     def inventory(self) -> Inventory:
-        if not self._initialised:
-            open_nvml(self._library)
-            self._initialised = True
+        self._nvml.open()
         try:
             count = pynvml.nvmlDeviceGetCount()
             version = text(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError:
-            self.shutdown()  # e.g. after the driver was reloaded: start from the beginning next time
+            self.close()  # e.g. after the driver was reloaded: initialise again next time
             raise
         found = [self._read(position) for position in range(count)]
         cards = sorted((one for one in found if isinstance(one, DriverCard)), key=lambda card: card.index)
@@ -118,7 +144,7 @@ class _Driver:
             if isinstance(one, LostCard) or isinstance(other, LostCard):
                 continue
             pair = min(one.uuid, other.uuid), max(one.uuid, other.uuid)
-            if pair not in self._links:  # asked once: nobody moves cards about while the driver is loaded
+            if pair not in self._links:  # asked once: no card moves while the driver is loaded
                 with contextlib.suppress(pynvml.NVMLError):
                     self._links[pair] = _link_between(first, second)
         here = {card.uuid for card in cards}
@@ -126,11 +152,10 @@ class _Driver:
         return Inventory(tuple(cards), lost, version, links)
 
     def processes(self) -> tuple[ProcessReading, ...]:
-        if not self._initialised:
-            self.inventory()
+        self._nvml.open()
         found: list[ProcessReading] = []
         for position in range(pynvml.nvmlDeviceGetCount()):
-            with contextlib.suppress(pynvml.NVMLError):  # lost, or it does not tell
+            with contextlib.suppress(pynvml.NVMLError):  # lost, or it cannot tell
                 handle = pynvml.nvmlDeviceGetHandleByIndex(position)
                 uuid = text(pynvml.nvmlDeviceGetUUID(handle))
                 if uuid not in self._processes:
@@ -141,21 +166,29 @@ class _Driver:
 
     def subscribe(self) -> Any:
         """An event set with every card in it that can report Xid errors."""
-        self.inventory()  # names the handles
+        self.inventory()  # fills in the handles
         events = pynvml.nvmlEventSetCreate()
         for position in range(pynvml.nvmlDeviceGetCount()):
             with contextlib.suppress(pynvml.NVMLError):  # lost, or too old to report
                 handle = pynvml.nvmlDeviceGetHandleByIndex(position)
                 pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        self._events = events
         return events
 
+    def follows(self, events: Any) -> bool:
+        """Whether NVML has not been closed since."""
+        return events is self._events
+
     def wait(self, events: Any) -> XidEvent | None:
-        try:
-            data = pynvml.nvmlEventSetWait_v2(events, EVENT_WAIT_MS)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+        with self._waits:
+            if not self.follows(events):
                 return None
-            raise
+            try:
+                data = pynvml.nvmlEventSetWait_v2(events, EVENT_WAIT_MS)
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                    return None
+                raise
         if data.eventType != pynvml.nvmlEventTypeXidCriticalError:
             return None
         address = _address(data.device)
@@ -165,12 +198,25 @@ class _Driver:
                 uuid = text(pynvml.nvmlDeviceGetUUID(data.device))
         return XidEvent(int(data.eventData), uuid)
 
-    def shutdown(self) -> None:
-        if self._initialised:
-            self._initialised = False
+    def unsubscribe(self, events: Any) -> None:
+        with self._waits:
+            if self.follows(events):
+                self._events = None
+                pynvml.nvmlEventSetFree(events)
+
+    def close(self) -> None:
+        if not self._waits.acquire(timeout=2 * EVENT_WAIT_MS / 1000):
+            return  # the wait hangs, and NVML must not be closed under it
+        try:
+            if self._events is not None:
+                events, self._events = self._events, None
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlEventSetFree(events)
             self._processes.clear()
             self._links.clear()
-            pynvml.nvmlShutdown()
+            self._nvml.close()
+        finally:
+            self._waits.release()
 
     def _read(self, position: int) -> DriverCard | LostCard:
         try:
@@ -189,10 +235,10 @@ class _Driver:
 
 
 def _link_between(first: int, second: int) -> Link:
-    """By the places of two cards in the driver's enumeration. Raises `pynvml.NVMLError`."""
+    """The link between two cards, by their places in the driver's enumeration. Raises `pynvml.NVMLError`."""
     one, other = pynvml.nvmlDeviceGetHandleByIndex(first), pynvml.nvmlDeviceGetHandleByIndex(second)
     over_nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-    with contextlib.suppress(pynvml.NVMLError):  # who knows no NVLink tells of the PCI bus all the same
+    with contextlib.suppress(pynvml.NVMLError):  # the PCI bus is reported also where NVLink is missing
         if pynvml.nvmlDeviceGetP2PStatus(one, other, over_nvlink) == pynvml.NVML_P2P_STATUS_OK:
             return Link.NVLINK
     level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)

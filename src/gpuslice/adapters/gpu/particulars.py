@@ -1,7 +1,7 @@
 """Fields that few ask for and that hardly ever change: modes, identities, errors by place, spare rows.
 
-As `readings`: DCGM field id → one NVML call, in DCGM's units; all are read at the slow pace. Sources: DCGM's
-cache manager, version 4.6; nvml.h.
+Like `readings`: DCGM field id → one NVML call, in DCGM's units; all are read at the slow pace. Sources:
+DCGM's cache manager, version 4.6; nvml.h.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _ecc(error: int, counter: int, place: int) -> Read:
 
 
 def _ecc_by_place() -> Iterator[tuple[int, Read]]:
-    """DCGM counts them in blocks: by counter, then place, corrected before uncorrected."""
+    """DCGM numbers them in blocks: by counter, then by place, corrected before uncorrected."""
     blocks = (
         (314, _VOLATILE, (_L1, _L2, _DRAM, _REGISTERS, _TEXTURE)),
         (324, _AGGREGATE, (_L1, _L2, _DRAM, _REGISTERS, _TEXTURE)),

@@ -1,7 +1,7 @@
 """Which processes are on a card: memory from the process lists, busy time from the utilisation samples.
 
-Asked each second for each card, so not through NVIDIA's wrappers: those ask twice, once for the size, and
-make slow objects. Here the buffers are kept and grow when a card has more to tell.
+This is asked every second for every card, so it does not use NVIDIA's wrappers: they ask twice, once for the
+size, and build slow objects. Here the buffers are kept, and grow when a card has more to report.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ _LISTS = (
 )
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
 _FORMS = (("_v2", Struct("@I4xQII")), ("", Struct("@I4xQ")))
-"""How an entry begins: pid, used bytes. Drivers before 450 have the short form alone.
+"""How an entry begins: pid, used bytes. Drivers before 450 have only the short form.
 
-The second and not the third, which has the same entries: drivers 535.43 to 535.86 write longer ones there.
+The second version and not the third, whose entries are the same: drivers 535.43 to 535.86 write longer ones
+there.
 """
 _SAMPLE = Struct("@I4xQIIII")  # pid, time in us, percents of SM, memory, encoder, decoder
-_NOT_AVAILABLE = {0, 2**64 - 1}  # bytes, where the driver does not say; 0 in PID namespaces, by some drivers
+_NOT_AVAILABLE = {0, 2**64 - 1}  # bytes, where unknown; some drivers write 0 inside PID namespaces
 _ROOM = 64
-_MOST_PERCENT = 100  # drivers are known to report garbage above
+_MOST_PERCENT = 100  # drivers are known to report garbage above it
 HOLD_S = 2.5
-_Busy = tuple[float, float, float, float]  # parts of the time: SM, memory, encoder, decoder
+_Busy = tuple[float, float, float, float]  # fractions of the time: SM, memory, encoder, decoder
 _IDLE: _Busy = (0.0, 0.0, 0.0, 0.0)
 
 
 class Array(Protocol):
-    """What a function of NVML fills for its caller. Raises NVMLError."""
+    """A function of NVML that fills its caller's array. Raises NVMLError."""
 
     def read(self, card: Any, *more: Any) -> list[tuple[int, ...]]: ...
 
 
 class ProcessReader:
-    """Reads one card's processes; remembers up to when the utilisation samples have been seen.
+    """Reads one card's processes; remembers how far the utilisation samples have been read.
 
-    The driver answers a question "since when" from its own buffer: asking from 0 each time would bring back
-    what idle and dead processes did long ago. A driver makes a sample up to once a second, and only of
-    processes that were busy: the last one of a process stands for `HOLD_S`.
+    The driver answers "what since then" from its own buffer: asking from 0 each time would bring back what
+    idle and dead processes did long ago. A driver takes a sample at most once a second, and only of processes
+    that were busy: the last sample of a process counts for `HOLD_S`.
 
-    Samples carry the time of day. Where it was set back, or one sample is wrong, everybody would be idle
-    until it is later than that: so nobody asks for what is later than now. What comes from there comes each
-    time, and is news once.
+    Samples carry the time of day. If the clock was set back, or one sample is wrong, every process would look
+    idle until the clock has caught up; therefore nobody asks from a time later than now. Samples from the
+    future are then returned by every call, and each is counted once.
     """
 
     def __init__(
@@ -66,15 +67,15 @@ class ProcessReader:
         self._card = card
         self._uuid = uuid
         self._seen_us = 0
-        self._ahead: set[tuple[int, int]] = set()  # samples of the future that have been seen: pid, time
+        self._ahead: set[tuple[int, int]] = set()  # samples from the future already counted: pid, time
         self._held: dict[int, tuple[float, _Busy]] = {}  # pid → until when, what
         self._wall = wall
         self._lists = tuple(_List(name, array) for name in _LISTS)
         self._samples = array(_UTILIZATION, _SAMPLE)
-        self._last: dict[int, ProcessReading] = {}  # a reading that says the same is the same object
+        self._last: dict[int, ProcessReading] = {}  # a reading with the same content is the same object
 
     def read(self, now_s: float) -> list[ProcessReading]:
-        """One reading for each process. A process without a sample is idle if samples can be had at all."""
+        """One reading for each process. A process without a sample is idle, if samples can be had at all."""
         memory = self.memory()
         has_samples = self._update(now_s)
         self._held = {pid: held for pid, held in self._held.items() if pid in memory and held[0] > now_s}
@@ -112,7 +113,7 @@ class ProcessReader:
         return found
 
     def _update(self, now_s: float) -> bool:
-        """Take in what is new of how busy processes are; false where the card does not tell."""
+        """Take in new samples of how busy processes are; false where the card does not tell."""
         wall_us = int(self._wall() * 1e6)
         self._seen_us = min(self._seen_us, wall_us)
         try:
@@ -147,7 +148,7 @@ class _List:
 
 
 class _Array:
-    """A function of NVML that fills an array of the caller's, with the array."""
+    """A function of NVML that fills an array of its caller's, together with that array."""
 
     def __init__(self, name: str, item: Struct) -> None:
         self._name = name
@@ -158,12 +159,12 @@ class _Array:
         self._count = ctypes.c_uint()
 
     def read(self, card: Any, *more: Any) -> list[tuple[int, ...]]:
-        """All items now. Raises NVMLError, also where this driver has no such function."""
+        """All items now. Raises NVMLError, also where this driver lacks the function."""
         if self._function is None:
             self._function = pynvml._nvmlGetFunctionPointer(self._name)
         while True:
             self._count.value = self._room
-            count = ctypes.byref(self._count)  # lists want the count first, samples the array
+            count = ctypes.byref(self._count)  # lists take the count first, samples the array
             room = (self._buffer, count) if self._item is _SAMPLE else (count, self._buffer)
             result = self._function(card, *room, *more)
             if result == pynvml.NVML_SUCCESS:
@@ -173,6 +174,6 @@ class _Array:
                 return []
             if result != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 raise pynvml.NVMLError(result)
-            # room for what the driver named and for who starts before the next question
+            # room for what the driver named, and for processes that start before the next call
             self._room = max(self._count.value, self._room) * 2
             self._buffer = ctypes.create_string_buffer(self._item.size * self._room)

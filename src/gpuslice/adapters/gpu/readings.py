@@ -1,8 +1,8 @@
-"""One DCGM field from one NVML call: the table of what a card can be asked for by hand.
+"""One DCGM field from one NVML call: the table of what a card is asked for call by call.
 
 Keys are DCGM field ids. Values come in DCGM's units, which are not base units: MHz, W, mJ, MiB, percent.
-Source of the conversions: DCGM's cache manager, version 4.6. What is not here may still have an NVML field
-value (``NVML_FI_*``), which `telemetry` asks for all at once.
+Source of the conversions: DCGM's cache manager, version 4.6. A field that is missing here may still have an
+NVML field value (``NVML_FI_*``), all of which `telemetry` asks for at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Reading = float | str
 Read = Callable[[Any], Reading | None]
 
 _MILLI = 1e-3
-_HOTTEST_C = 200  # a sensor that is not there reads 255 or more
+_HOTTEST_C = 200  # a missing sensor reads 255 or more
 
 
 def _power_limit(which: int) -> Read:
@@ -56,7 +56,7 @@ def _inforom(kind: int) -> Read:
 
 
 def memory_info(card: Any) -> Any:
-    """Memory of a card; the second version tells what the driver reserves, older drivers have the first."""
+    """Memory of a card; the second version, new drivers only, also tells what the driver reserves."""
     try:
         return pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
     except (pynvml.NVMLError, AttributeError):
@@ -64,7 +64,7 @@ def memory_info(card: Any) -> Any:
 
 
 def own_memory_info(card: Any) -> Any | None:
-    """The same; None for a card without memory of its own, such as GB10's and Jetson's."""
+    """Like `memory_info`; None for a card without memory of its own, such as GB10's and Jetson's."""
     try:
         return memory_info(card)
     except pynvml.NVMLError as error:
@@ -78,7 +78,7 @@ def text(value: bytes | str) -> str:
 
 
 def optional(read: Callable[[], T], fallback: T) -> T:
-    """What a card may be unable to tell without being lost. Raises NVMLError for one that is."""
+    """What a card may be unable to tell without being lost. Raises NVMLError if it is lost."""
     try:
         return read()
     except (pynvml.NVMLError, AttributeError) as error:
@@ -87,7 +87,7 @@ def optional(read: Callable[[], T], fallback: T) -> T:
 
 
 def is_final(error: Exception) -> bool:
-    """Whether the driver will go on to say so: the card has no such figure, or not for us."""
+    """Whether the driver will repeat this answer: the card has no such figure, or we may not see it."""
     final = (
         pynvml.NVML_ERROR_INVALID_ARGUMENT,
         pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -100,7 +100,7 @@ def is_final(error: Exception) -> bool:
 
 
 def raise_if_lost(error: Exception) -> None:
-    """Raises `error` again if it is no answer but the end of the card, or of the driver."""
+    """Raises `error` again if it means that the card, or the driver, is gone."""
     lost = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_RESET_REQUIRED)
     if isinstance(error, pynvml.NVMLError) and error.value in lost:
         raise error
@@ -112,7 +112,7 @@ def _temperature(card: Any) -> Reading | None:
 
 
 def of_memory(memory: Any) -> dict[int, Reading]:
-    """The fields that one memory reading tells; what the driver reserves is known to newer drivers alone."""
+    """The fields that one memory reading gives; only newer drivers tell what they reserve."""
     total, used, reserved = int(memory.total), int(memory.used), getattr(memory, "reserved", None)
     usable = total - int(reserved or 0)
     parts = {250: total, 251: int(memory.free), 252: used, 253: reserved}
@@ -121,7 +121,7 @@ def of_memory(memory: Any) -> dict[int, Reading]:
 
 
 def of_utilization(card: Any) -> dict[int, Reading]:
-    """Both fields of one call."""
+    """Both fields from one call."""
     rates = pynvml.nvmlDeviceGetUtilizationRates(card)
     return {203: float(rates.gpu), 204: float(rates.memory)}
 

@@ -2,9 +2,9 @@
 
 The file is JSON: ``{"driver_version": "…", "cards": [{"index": 0, "uuid": "GPU-…", "memory_mib": 16130,
 "model": "…"}], "lost": [{"position": 1, "reason": "…"}], "events": [{"xid": 79, "uuid": "GPU-…"}],
-"processes": [{"pid": 1, "uuid": "GPU-…", "memory_bytes": 1048576}], "links": [{"uuid": "GPU-…",
-"other": "GPU-…", "link": 3}]}``, each link by its number in `Link`. It is read again for every question, so
-an edit of it is a card that comes or goes; events that are added at the end happen.
+"processes": [{"pid": 1, "uuid": "GPU-…", "memory_bytes": 1048576}], "links": [{"uuid": "GPU-…", "other":
+"GPU-…", "link": 3}]}``, each link by its number in `Link`. The file is read again at every call, so editing
+it makes a card appear or disappear, and events appended to it happen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedSource:
-    """`GpuSource` over a recording; looks for new events each `poll_s` seconds."""
+    """`GpuSource` over a recording; looks for new events every `poll_s` seconds."""
 
     def __init__(self, path: Path, *, poll_s: float = 0.5) -> None:
         self._path = path

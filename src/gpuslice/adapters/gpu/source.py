@@ -1,4 +1,4 @@
-"""What a node's cards say of themselves: the one seam where something else than NVML may stand."""
+"""What a node's cards report: the one seam where something other than NVML may stand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GpuUnavailableError(GpusliceError):
 class DriverCard:
     """One card as the driver describes it. `index` is its minor number (``/dev/nvidia<index>``).
 
-    `memory_mib` is what NVML's first memory call names as total, the figure that the vendor's tools divide.
+    `memory_mib` is the total that NVML's first memory call names, the figure that the vendor's tools divide.
     """
 
     index: int
@@ -31,7 +31,7 @@ class DriverCard:
 
 @dataclass(frozen=True, slots=True)
 class LostCard:
-    """A card that is there but does not answer. `position` is its place in the driver's enumeration."""
+    """A card that is present but does not answer. `position` is its place in the driver's enumeration."""
 
     position: int
     reason: str
@@ -53,7 +53,7 @@ class Inventory:
     cards: tuple[DriverCard, ...]
     lost: tuple[LostCard, ...] = ()
     driver_version: str = ""
-    links: tuple[PairLink, ...] = ()  # of each pair of which the driver tells
+    links: tuple[PairLink, ...] = ()  # of each pair that the driver tells about
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,10 @@ class GpuSource(Protocol):
         ...
 
     def events(self) -> AsyncGenerator[XidEvent]:
-        """Faults as they happen, until closed. Raises `GpuUnavailableError` when the driver reports none."""
+        """Faults as they happen, until the source is closed. Raises `GpuUnavailableError` when the driver
+        reports none."""
         ...
 
     async def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver; the next query reopens it and enumerates its cards again."""
         ...

@@ -1,7 +1,7 @@
-"""Everything an exporter wants to know of the cards, sampled in one pass over NVML.
+"""Everything an exporter wants to know about the cards, sampled in one pass over NVML.
 
-What a card cannot give is asked for once and then left alone for a while: some calls cost milliseconds only
-to fail. A card that fails alone leaves the others readable.
+What a card cannot give is asked for once and then not again for a while: some calls take milliseconds only to
+fail. A card that fails alone leaves the others readable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pynvml
 
 from gpuslice.adapters.gpu import gpm
 from gpuslice.adapters.gpu.mig import MigReader, MigSample
-from gpuslice.adapters.gpu.nvml import open_nvml
+from gpuslice.adapters.gpu.nvml import Nvml
 from gpuslice.adapters.gpu.particulars import PARTICULARS
 from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import (
@@ -40,9 +40,9 @@ from gpuslice.core.attribution import ProcessReading
 
 RETRY_UNSUPPORTED_S = 600.0
 RETRY_FAILED_S = 10.0
-"""When a field is asked for again that the card cannot give, and one that it could not give just now."""
+"""How long until a field is asked for again: one that the card cannot give, and one that failed just now."""
 PEERS = -100_000
-"""Wanted as a field: whether cards reach each other over NVLink (`NodeSample.peers`)."""
+"""Wanted like a field: whether cards reach each other over NVLink (`NodeSample.peers`)."""
 SLOW_EVERY_S = 10.0
 SLOW_FIELDS = frozenset(
     {
@@ -55,7 +55,7 @@ SLOW_FIELDS = frozenset(
 
 _CALLS: Mapping[int, Read] = {**READERS, **PARTICULARS}
 
-# Fields of DCGM that are NVML field values although DCGM's own table does not say so: name and factor.
+# DCGM fields that are NVML field values although DCGM's own table does not say so: name and factor.
 _FIELD_VALUES: dict[int, tuple[str, float]] = {
     140: ("NVML_FI_DEV_MEMORY_TEMP", 1.0),
     157: ("NVML_FI_DEV_POWER_INSTANT", 1e-3),
@@ -70,10 +70,10 @@ _KNOWN_WAYS = {*RATES, *MEMORY_FIELDS, *UTILIZATION_FIELDS, *_CALLS, *_COUNTERS,
 
 @dataclass(frozen=True, slots=True)
 class CardSample:
-    """One card at one moment. `fields`: DCGM field id → value in DCGM's unit; what is unknown is not in it.
+    """One card at one moment. `fields`: DCGM field id → value in DCGM's unit; unknown fields are missing.
 
     `unsupported` are wanted fields that this card or driver cannot give, with the driver's reason. `mig`: its
-    MIG devices, empty unless it is divided; `mig_enabled` is true also while no device has been made.
+    MIG devices, empty unless it is divided; `mig_enabled` is true even before a device has been made.
     """
 
     position: int
@@ -95,7 +95,8 @@ class CardSample:
 class NodeSample:
     """All cards at one moment; `lost` names those that do not answer: position and reason.
 
-    `peers`: pairs of card numbers → ``nvmlGpuP2PStatus_t`` over NVLink, 0 for good; empty unless wanted.
+    `peers`: pairs of card numbers → ``nvmlGpuP2PStatus_t`` over NVLink, 0 means they can; empty unless
+    wanted.
     """
 
     cards: tuple[CardSample, ...]
@@ -117,7 +118,7 @@ class Telemetry(Protocol):
         ...
 
     async def renew(self) -> None:
-        """Let go of the driver; the next sample opens it anew and counts its cards again."""
+        """Close the driver; the next sample reopens it and counts its cards again."""
         ...
 
 
@@ -127,12 +128,11 @@ class NvmlTelemetry:
     def __init__(
         self, *, library: str = "", timeout_s: float = 30.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._library = library
+        self._nvml = Nvml(library)
         self._worker = BlockingWorker("NVML sampling")
         self._timeout_s = timeout_s
         self._clock = clock
         self._cards: dict[int, _Card] = {}
-        self._initialised = False
         self._peers: Mapping[tuple[int, int], int] = {}
         self._peers_due_s = 0.0
 
@@ -140,15 +140,13 @@ class NvmlTelemetry:
         return await self._worker.call(lambda: self._sample(wanted), self._timeout_s)
 
     async def renew(self) -> None:
-        with contextlib.suppress(GpuUnavailableError):  # a driver that hangs cannot be let go of
+        with contextlib.suppress(GpuUnavailableError):  # a driver that hangs cannot be closed
             await self._worker.call(self._forget, self._timeout_s)
 
     def _sample(self, wanted: Mapping[int, str]) -> NodeSample:
         began = self._clock()
         try:
-            if not self._initialised:
-                open_nvml(self._library)
-                self._initialised = True
+            self._nvml.open()
             count, version = int(pynvml.nvmlDeviceGetCount()), text(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError as error:
             self._forget()
@@ -163,7 +161,7 @@ class NvmlTelemetry:
             except pynvml.NVMLError as error:
                 self._drop(position)
                 lost.append((position, str(error)))
-        if PEERS in wanted and began >= self._peers_due_s:  # as seldom as all that hardly ever changes
+        if PEERS in wanted and began >= self._peers_due_s:  # as seldom as everything that hardly ever changes
             self._peers_due_s = began + SLOW_EVERY_S
             self._peers = {
                 (one.index, other.index): status
@@ -179,17 +177,14 @@ class NvmlTelemetry:
             card.close()
 
     def _forget(self) -> None:
-        """After the driver failed as a whole: start from the beginning at the next question."""
+        """After the driver failed as a whole: initialise again at the next call."""
         for position in list(self._cards):
             self._drop(position)
-        if self._initialised:
-            self._initialised = False
-            with contextlib.suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+        self._nvml.close()
 
 
 class _Card:
-    """One card's handle and what is remembered between two samples of it."""
+    """One card's handle and what is remembered from one sample of it to the next."""
 
     def __init__(self, position: int) -> None:
         self._position = position
@@ -205,7 +200,7 @@ class _Card:
         self._links = LinkRates(self._handle)
         self._values = FieldValues(self._handle)
         self._slow: dict[int, Reading] = {}
-        self._slow_for: set[int] = set()  # what was wanted then
+        self._slow_for: set[int] = set()  # what was wanted at that reading
         self._slow_due_s = 0.0
         self._rest: int | None = None  # bytes that no process held at the last sample
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from gpuslice.adapters.gpu.source import GpuUnavailableError
@@ -27,13 +27,14 @@ class BlockingWorker:
             queue.SimpleQueue()
         )
         self._thread: threading.Thread | None = None
-        self._stuck_since: float | None = None
+        self._stuck_since: datetime | None = None
 
     async def call(self, function: Callable[[], T], timeout_s: float) -> T:
         """The function's result. GpuUnavailableError when it takes longer, or an earlier one still runs."""
         if self._stuck_since is not None:
-            waited_s = time.monotonic() - self._stuck_since
-            raise GpuUnavailableError(f"{self._name}: a call has not come back for {waited_s:.0f} s")
+            # a time, not how long ago: who repeats what is new alone would have news each second
+            since = self._stuck_since.isoformat(timespec="seconds")
+            raise GpuUnavailableError(f"{self._name}: a call has not come back since {since}")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -56,7 +57,7 @@ class BlockingWorker:
             )  # before Python 3.11.3 `timeout` fails in clean-up
             if answer.done():
                 return answer.result()
-            self._stuck_since = time.monotonic()
+            self._stuck_since = datetime.now(UTC)
             raise GpuUnavailableError(f"{self._name}: no answer within {timeout_s:g} s")
         finally:
             answer.cancel()

@@ -34,7 +34,7 @@ from gpuslice.adapters.kube.kubeconfig import (
     User,
     merge,
 )
-from gpuslice.core.errors import words_of
+from gpuslice.core.errors import shown, words_of
 from gpuslice.core.hosts import bracketed
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -152,7 +152,7 @@ def _checked_url(url: str, what: str) -> str:
     except ValueError:  # of the port, or of an IPv6 address
         good = False
     if not good or any(letter.isspace() or not letter.isprintable() for letter in url):
-        raise ConfigError(f'{what} is "{url}", must be an http or https URL')
+        raise ConfigError(f'{what} is "{shown(url)}", must be an http or https URL')
     return url
 
 

@@ -51,7 +51,7 @@ class Credentials(Protocol):
         """The secret valid now; ConfigError when it cannot be had."""
 
     def forget(self) -> None:
-        """The server refused it: fetch anew next time."""
+        """The server refused it: fetch a new one next time."""
 
     def blocks(self) -> bool:
         """Whether `current` may take long enough to keep it off an event loop."""
@@ -107,7 +107,7 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class ExecPlugin:
-    """The ``exec`` section of a kubeconfig user; `cluster` is what the plugin is told of the cluster."""
+    """The ``exec`` section of a kubeconfig user; `cluster` is what the plugin is told about the cluster."""
 
     api_version: str
     command: str

@@ -29,7 +29,7 @@ class Route:
         return bool(self.proxy_url) and self.server.startswith("https:")
 
     def target(self, path: str) -> str:
-        """What stands in the request line: a proxy that does not tunnel wants the whole address."""
+        """The target in the request line: a proxy without a tunnel needs the whole URL."""
         server = urlsplit(self.server)
         own = server.path.rstrip("/") + path
         return f"http://{server.netloc}{own}" if self.proxy_url and not self.tunnelled else own
@@ -43,19 +43,19 @@ class Route:
 
 
 async def dial(route: Route, context: ssl.SSLContext | None) -> HttpConnection:
-    """A new line; OSError when there is none to be had, TLS trouble included. `context` for https servers."""
+    """A new connection. OSError if there is none, also for TLS. `context` is for https servers."""
     if route.tunnelled:
         assert context is not None
         return await _through_tunnel(route, context)
     first = urlsplit(route.proxy_url or route.server)
-    _, line = await asyncio.get_running_loop().create_connection(
+    _, connection = await asyncio.get_running_loop().create_connection(
         HttpConnection,
         first.hostname or "",
         _port(first),
         ssl=_context_for(first, context),
         server_hostname=_name(route) if context is not None else None,
     )
-    return line
+    return connection
 
 
 async def _through_tunnel(route: Route, context: ssl.SSLContext) -> HttpConnection:
@@ -72,13 +72,13 @@ async def _through_tunnel(route: Route, context: ssl.SSLContext) -> HttpConnecti
         lines = [f"CONNECT {where} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         await opening.opened
-        line = HttpConnection()
-        inner = await loop.start_tls(transport, line, context, server_hostname=_name(route))
+        connection = HttpConnection()
+        inner = await loop.start_tls(transport, connection, context, server_hostname=_name(route))
     except BaseException:
         transport.abort()
         raise
-    line.connection_made(cast(asyncio.BaseTransport, inner))
-    return line
+    connection.connection_made(cast(asyncio.BaseTransport, inner))
+    return connection
 
 
 class _TunnelOpening(asyncio.Protocol):

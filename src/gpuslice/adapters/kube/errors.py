@@ -84,7 +84,8 @@ class UnavailableError(KubeError):
 
     A timeout is not a no: with `outcome_unknown` the server may have done it all the same, so read before
     concluding anything. It is False only where the request surely was not carried out (connection refused,
-    429). `retry_after_s` is what the server asked for, 0 where it did not say.
+    429, an admission webhook that cannot be called: that comes before anything is stored). `retry_after_s` is
+    what the server asked for, 0 where it did not say.
     """
 
     def __init__(
@@ -125,6 +126,10 @@ _BY_CODE: dict[int, type[KubeError]] = {
 }
 
 
+_WEBHOOK_FAILED = "Internal error occurred: failed calling webhook "
+"""How kube-apiserver begins to tell so (apiserver/pkg/admission/plugin/webhook/errors)."""
+
+
 def decode_status(body: bytes) -> Status:
     """The Status in `body`; whatever else a proxy or webhook put there becomes its message."""
     try:
@@ -157,7 +162,7 @@ def error_of_status(
         return UnavailableError(
             message,
             status,
-            outcome_unknown=code != 429,
+            outcome_unknown=code != 429 and not text.startswith(_WEBHOOK_FAILED),
             retry_after_s=float(retry_after) if retry_after.isdecimal() else float(from_details),
         )
     kind = _BY_REASON.get(status.reason) or _BY_CODE.get(code, InvalidError)

@@ -6,6 +6,7 @@ much is cut off: a pod that fails in a loop must not fill etcd.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -49,6 +50,9 @@ class _Bucket:
     at: float
 
 
+WAITING = 1000  # events; what comes while so many wait is dropped: a storm must not take memory
+
+
 class EventRecorder:
     """Writes events as `component`. Never raises for an event that could not be written: it logs instead."""
 
@@ -69,6 +73,27 @@ class EventRecorder:
         self._now_ns = now_ns
         self._sent: OrderedDict[tuple[str, ...], _Sent] = OrderedDict()
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._waiting: asyncio.Queue[tuple[ObjectReference, str, str, str]] = asyncio.Queue(WAITING)
+
+    def add(self, about: ObjectReference, reason: str, message: str, *, type: str = "Normal") -> None:
+        """As `create_event`, in the background: nobody who has work to do waits for the API server."""
+        try:
+            self._waiting.put_nowait((about, reason, message, type))
+        except asyncio.QueueFull:
+            about_words = f"{about.kind}/{about.name}"
+            _log.warning("event dropped", extra={"about": about_words, "reason": reason})
+
+    async def run(self) -> None:
+        """Write what was added, for ever."""
+        while True:
+            about, reason, message, kind = await self._waiting.get()
+            await self.create_event(about, reason, message, type=kind)
+
+    async def write_waiting(self) -> None:
+        """Write what was added so far."""
+        while not self._waiting.empty():
+            about, reason, message, kind = self._waiting.get_nowait()
+            await self.create_event(about, reason, message, type=kind)
 
     async def create_event(
         self, about: ObjectReference, reason: str, message: str, *, type: str = "Normal"

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection to the API server: a request goes out, its answer comes in, whole or in pieces.
 
-Answers are parsed by httptools, which wraps llhttp, the parser of Node.js. A line carries one exchange at a
-time and can be used again when the answer has come to its end and neither side wants to close.
+Answers are parsed by httptools, which wraps llhttp, the parser of Node.js. A connection carries one exchange
+at a time and can be reused once the answer is complete, unless either side wants to close.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HIGH_WATER_BYTES = 4 << 20  # of a stream, that nobody has taken yet
 
 
 class BrokenConnectionError(Exception):
-    """The connection ended or spoke nonsense. `untouched`: before the first byte of an answer."""
+    """The connection ended or sent something that is not HTTP. `untouched`: no byte of an answer had come."""
 
     def __init__(self, message: str, untouched: bool) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._streaming = self._paused = False
         self._started = self._complete = False
-        self._touched = False  # something of an answer has come
+        self._touched = False  # a part of an answer has come
         self._busy = False
         self._late = False
         self._broken = ""
@@ -70,7 +70,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.write(head)
 
     async def whole(self) -> ApiResponse:
-        """The answer when it is complete; TimeoutError when it did not come before `expire`."""
+        """The complete answer; TimeoutError if it has not come before `expire`."""
         while not self._complete:
             await self._wait()
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -78,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
         return ApiResponse(self.status, self._headers(), body)
 
     async def start(self) -> None:
-        """Returns when status and headers are known; the body is then had by `part`."""
+        """Wait until status and headers are known; `part` then returns the body."""
         self._streaming = True
         while not self._started:
             await self._wait()
@@ -98,7 +98,7 @@ class HttpConnection(asyncio.Protocol):
         return part
 
     def abandon(self, why: str = "") -> None:
-        """Close it at once; who waits for an answer hears `why`."""
+        """Close it immediately; whoever waits for an answer gets `why`."""
         if self._transport is not None:
             self._break(why or "the connection was given up")
             self._transport.abort()
@@ -121,7 +121,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy:  # nobody asked: what could it be the answer to?
+        if not self._busy:  # nobody asked, so it is not an answer
             return self.abandon("unexpected data from the server")
         self._touched = True
         try:
@@ -148,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
             self._broken = "unexpected data from the server"
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._started:  # else a trailer, or of an answer that nobody asked for
+        if not self._started:  # otherwise a trailer, or of an answer that nobody asked for
             self._head.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -199,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
             self._news.set_result(None)
 
     async def _wait(self) -> None:
-        """Until something is new; BrokenConnectionError when nothing new can come, TimeoutError when late."""
+        """Wait for news. BrokenConnectionError if none can come, TimeoutError if it is late."""
         if self._late:
             raise TimeoutError
         if self._broken and not self._complete:

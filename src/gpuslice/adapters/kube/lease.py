@@ -1,8 +1,8 @@
 """Leader election with a Lease of coordination.k8s.io/v1, as client-go does it.
 
-Clocks of different machines are never compared: a lease is expired when *we* have seen it unchanged for its
-whole duration. The leader stops leading before anybody else may start: `leading` turns False by our own clock
-after `renew_deadline_s` without a renewal, even while the event loop hangs in a call.
+Clocks of different machines are never compared: a lease has expired once *we* have seen it unchanged for its
+whole duration. The leader stops leading before anybody else may start: `leading` becomes False by our own
+clock after `renew_deadline_s` without a renewal, even while the event loop is blocked in a call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LeaseSettings:
 
 
 class LeaseElector:
-    """Tries to hold one lease while `run` runs; `changed` hears True and False as it comes and goes."""
+    """Tries to hold one lease while `run` runs; `changed` is called with True and False."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class LeaseElector:
         self._seen: LeaseSpec | None = None
         self._seen_at = float("-inf")
         self._reported = False
-        self._problem = ""  # of the last attempt; it is told once, however often it repeats
+        self._problem = ""  # of the last attempt; reported once, however often it repeats
 
     @property
     def leading(self) -> bool:
-        """Whether we hold the lease at this instant; ask right before each act that needs it."""
+        """Whether we hold the lease now; to be asked right before each act that needs it."""
         return self._clock() < self._held_until
 
     @property
@@ -87,14 +87,14 @@ class LeaseElector:
 
     @property
     def lapsed(self) -> bool:
-        """Whether the lease was ours when last seen, and could not be renewed in time."""
+        """Whether the lease was ours when last seen, but could not be renewed in time."""
         return self.holder == self._settings.identity and not self.leading
 
     async def run(self) -> None:
-        """Acquire and renew until cancelled, then give the lease back so that another can start at once."""
+        """Acquire and renew until cancelled, then give up the lease so that another can start at once."""
         try:
             while True:
-                self._report()  # a lapse is heard of even where the next attempt regains the lease
+                self._report()  # a lapse is reported even if the next attempt regains the lease
                 await self._attempt()
                 self._report()
                 await self._sleep(self._settings.retry_s * self._uniform(1, 1.2))
@@ -102,7 +102,7 @@ class LeaseElector:
             await asyncio.shield(self._release())
 
     async def _attempt(self) -> None:
-        """One try. An error is not the loss of the lease: only time is."""
+        """One attempt. An error does not lose the lease: only time does."""
         began = self._clock()
         try:
             async with asyncio.timeout(self._settings.renew_deadline_s):
@@ -150,7 +150,7 @@ class LeaseElector:
             self._seen, self._seen_at = spec, self._clock()
 
     async def _take(self, lease: Lease) -> bool:
-        """Write our name on the lease as it was read; False when somebody wrote it meanwhile."""
+        """Write our name into the lease as it was read; False if somebody has changed it meanwhile."""
         taken = msgspec.structs.replace(lease, spec=self._spec(lease.spec))
         try:
             written = await self._client.replace(LEASES, taken)

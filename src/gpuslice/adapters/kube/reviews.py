@@ -18,7 +18,7 @@ LASTS_S = 60.0
 """So long an answer of the API server holds: a right that was taken away is gone after it."""
 MOST_ANSWERS = 1000
 AT_ONCE = 2
-"""Reviews under way: a stranger with many made-up tokens keeps himself waiting, and not the API server."""
+"""Reviews in progress: a stranger with many made-up tokens delays himself, not the API server."""
 MOST_WAITING = 32
 """For those: who comes then is refused at once, since each that waits is held in memory."""
 

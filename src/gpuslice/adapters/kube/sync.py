@@ -19,6 +19,7 @@ from gpuslice.adapters.kube.errors import ConfigError, NotFoundError, Unavailabl
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse, proxy_authorization
 from gpuslice.adapters.kube.requests import Listing
 from gpuslice.adapters.kube.resources import Resource
+from gpuslice.core.errors import without_login
 from gpuslice.core.hosts import bracketed
 
 T = TypeVar("T")
@@ -82,7 +83,8 @@ class SyncTransport:
             self.close()
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             proxy = urlsplit(self._connection.proxy_url).netloc.rpartition("@")[2]
-            place = self._connection.server + (f", through the proxy {proxy}" if proxy else "")
+            server = without_login(self._connection.server)
+            place = server + (f", through the proxy {proxy}" if proxy else "")
             message = f"{request}: {place}: {words}"
             raise UnavailableError(message, outcome_unknown=not refused) from error
 
@@ -90,7 +92,7 @@ class SyncTransport:
         if self._open is None or self._open[0].certificate != secret.certificate:
             self.close()
             self._open = (secret, self._new(secret))
-        line = self._open[1]
+        connection = self._open[1]
         headers = {
             "Accept": requests.JSON,
             **self._connection.headers,
@@ -102,8 +104,8 @@ class SyncTransport:
         target = server.path + request.path + (f"?{urlencode(request.query)}" if request.query else "")
         if self._through_proxy:
             target = f"{server.scheme}://{server.netloc}{target}"
-        line.request(request.method, target, request.body or None, headers)
-        answer = line.getresponse()
+        connection.request(request.method, target, request.body or None, headers)
+        answer = connection.getresponse()
         lower = {name.lower(): value for name, value in answer.getheaders()}
         return ApiResponse(answer.status, lower, answer.read())
 
@@ -122,12 +124,12 @@ class SyncTransport:
             return http.client.HTTPConnection(first.hostname or "", first.port or 80, timeout=self._timeout_s)
         tls = self._connection.tls
         context = tls_context(tls, secret)
-        line = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
+        connection = _NamedServer(first, context, tls.server_name or server.hostname or "", self._timeout_s)
         if proxy.hostname:
             login = proxy_authorization(self._connection.proxy_url)
             host = server.hostname or ""  # http.client of Python 3.11 puts no brackets around it
-            line.set_tunnel(bracketed(host), server.port or 443, login)
-        return line
+            connection.set_tunnel(bracketed(host), server.port or 443, login)
+        return connection
 
 
 class _NamedServer(http.client.HTTPSConnection):

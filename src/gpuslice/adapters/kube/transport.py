@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import ssl
 import time
@@ -23,10 +24,14 @@ from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse
 from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
+from gpuslice.core.errors import without_login
+
+_log = logging.getLogger(__name__)
 
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
 _FOREVER_S = 1e9
-_IDLE_S = 30.0  # longer than this a line is not trusted to be open still
+_IDLE_S = 30.0  # longer than this a connection is not trusted to be open still
+_AWAY_S = 3.0  # shorter failures are not worth a log line
 _HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -37,7 +42,7 @@ class Transport(Protocol):
         """The answer, whatever its status; UnavailableError when there was none."""
 
     def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
-        """The lines of an endless answer, without line ends; a KubeError when it is no 2xx or breaks off."""
+        """The lines of an endless answer, without line ends; a KubeError if it is not a 2xx or breaks off."""
 
 
 class HttpTransport:
@@ -48,14 +53,16 @@ class HttpTransport:
     """
 
     def __init__(self, connection: Connection, *, timeout_s: float = 30, connections: int = 20) -> None:
-        self._connection = connection
+        self._config = connection
         self._timeout_s = timeout_s
         self._route = Route(connection.server, connection.proxy_url, connection.tls.server_name)
         self._free = asyncio.Semaphore(connections)
-        self._lines: set[HttpConnection] = set()
+        self._open: set[HttpConnection] = set()
         self._idle: list[HttpConnection] = []  # the last one used is used next
         self._tls: tuple[Secret, ssl.SSLContext] | None = None
         self._same: tuple[Secret, str] | None = None  # the headers that all requests of a secret carry
+        self._failing_since: float | None = None  # each request since then failed
+        self._is_away = False  # and that has been logged
 
     async def __aenter__(self) -> HttpTransport:
         return self
@@ -66,8 +73,8 @@ class HttpTransport:
     async def close(self) -> None:
         """Close all connections; the transport can be used again afterwards."""
         self._idle.clear()
-        await asyncio.gather(*(line.close() for line in self._lines))
-        self._lines.clear()
+        await asyncio.gather(*(connection.close() for connection in self._open))
+        self._open.clear()
 
     async def request(self, request: ApiRequest) -> ApiResponse:
         answer = await self._once(request)
@@ -82,37 +89,40 @@ class HttpTransport:
 
     async def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
         async with self._free:
-            line = await self._started(request)
+            connection = await self._started(request)
             lasts_s = float(request.query.get("timeoutSeconds", "0"))
             end = asyncio.get_running_loop().call_later(
-                lasts_s + _GRACE_S if lasts_s else _FOREVER_S, line.abandon, "no end in time"
+                lasts_s + _GRACE_S if lasts_s else _FOREVER_S, connection.abandon, "no end in time"
             )
             try:
-                async with contextlib.aclosing(_lines(line, request)) as texts:
+                async with contextlib.aclosing(_lines(connection, request)) as texts:
                     async for text in texts:
                         yield text
             finally:
                 end.cancel()
-                self._put_back(line)
+                self._put_back(connection)
 
     async def _started(self, request: ApiRequest) -> HttpConnection:
-        """A line on which the answer to `request` has begun, with a 2xx."""
+        """A connection on which the answer to `request` has begun, with a 2xx."""
         sent = _Sent()
-        line = None
+        connection = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                line = await self._send(request, sent)
-                await line.start()
-                answer = await line.whole() if not 200 <= line.status < 300 else None
+                connection = await self._send(request, sent)
+                await connection.start()
+                answer = await connection.whole() if not 200 <= connection.status < 300 else None
         except BaseException as error:
-            if line is not None:
-                self._discard(line)
+            if connection is not None:
+                self._discard(connection)
             if isinstance(error, FAILURES):
-                raise _as_unavailable(error, request, sent) from error
+                failure = _as_unavailable(error, request, sent)
+                self._note_failure(failure)
+                raise failure from error
             raise
+        self._note_answer()
         if answer is None:
-            return line
-        self._put_back(line)
+            return connection
+        self._put_back(connection)
         if answer.status == 401:
             await self._renewed()
         raise error_of(answer.status, answer.body, answer.headers, what=str(request))
@@ -126,25 +136,29 @@ class HttpTransport:
                 except BrokenConnectionError as error:
                     if not (sent.reused and error.untouched and request.method == "GET"):
                         raise
-                # the server closed a line while it was idle: that is no answer, and a GET does no harm twice
+                # the server closed an idle connection: that is not an answer, and repeating a GET is harmless
                 self._drop_idle()
                 return await self._exchange(request, sent)
         except FAILURES as error:
-            raise _as_unavailable(error, request, sent) from error
+            failure = _as_unavailable(error, request, sent)
+            self._note_failure(failure)
+            raise failure from error
 
     async def _exchange(self, request: ApiRequest, sent: _Sent) -> ApiResponse:
-        line = await self._send(request, sent)
-        end = asyncio.get_running_loop().call_later(self._timeout_s, line.expire)
+        connection = await self._send(request, sent)
+        end = asyncio.get_running_loop().call_later(self._timeout_s, connection.expire)
         try:
-            return await line.whole()
+            answer = await connection.whole()
+            self._note_answer()
+            return answer
         finally:
             end.cancel()
-            self._put_back(line)
+            self._put_back(connection)
 
     async def _send(self, request: ApiRequest, sent: _Sent) -> HttpConnection:
         secret = await self._secret()
         if self._same is None or self._same[0] != secret:
-            same = {**self._route.head(), **self._connection.headers, **authorization(secret)}
+            same = {**self._route.head(), **self._config.headers, **authorization(secret)}
             self._same = (secret, _header_lines(same))
         query = _query(tuple(request.query.items()))
         own = _own_header_lines(tuple(request.headers.items()))
@@ -154,54 +168,73 @@ class HttpTransport:
             f"{request.method} {self._route.target(request.path)}{query} HTTP/1.1\r\n"
             f"{self._same[1]}{own}{length}\r\n"
         ).encode("latin-1")
-        line = await self._line(secret)
-        sent.reused = not line.fresh
+        connection = await self._connect(secret)
+        sent.reused = not connection.fresh
         sent.begun = True
-        line.send(head, request.body)
-        return line
+        connection.send(head, request.body)
+        return connection
 
-    # -- lines -----------------------------------------------------------------------------------------------
+    # -- connections ---------------------------------------------------------------------------------------
 
-    async def _line(self, secret: Secret) -> HttpConnection:
-        """An idle line, else a new one."""
-        # the TLS context; made anew only when the client certificate changed, and all lines with it
-        if not self._connection.server.startswith("https:"):
+    async def _connect(self, secret: Secret) -> HttpConnection:
+        """An idle connection, else a new one."""
+        # the TLS context; a new client certificate needs a new one, and new connections
+        if not self._config.server.startswith("https:"):
             context = None
         else:
             if self._tls is None or self._tls[0].certificate != secret.certificate:
-                self._tls = (secret, tls_context(self._connection.tls, secret))
+                self._tls = (secret, tls_context(self._config.tls, secret))
                 self._drop_idle()
             context = self._tls[1]
         now = asyncio.get_running_loop().time()
         while self._idle:
-            line = self._idle.pop()
-            if line.usable and now - line.idle_since < _IDLE_S:
-                return line
-            self._discard(line)
+            connection = self._idle.pop()
+            if connection.usable and now - connection.idle_since < _IDLE_S:
+                return connection
+            self._discard(connection)
         async with asyncio.timeout(self._timeout_s):
-            line = await dial(self._route, context)
-        self._lines.add(line)
-        return line
+            connection = await dial(self._route, context)
+        self._open.add(connection)
+        return connection
 
-    def _put_back(self, line: HttpConnection) -> None:
-        if line.usable and line in self._lines:
-            self._idle.append(line)
+    def _put_back(self, connection: HttpConnection) -> None:
+        if connection.usable and connection in self._open:
+            self._idle.append(connection)
         else:
-            self._discard(line)
+            self._discard(connection)
 
-    def _discard(self, line: HttpConnection) -> None:
-        line.abandon()
-        self._lines.discard(line)
+    def _discard(self, connection: HttpConnection) -> None:
+        connection.abandon()
+        self._open.discard(connection)
 
     def _drop_idle(self) -> None:
         while self._idle:
             self._discard(self._idle.pop())
 
+    # -- whether it answers ----------------------------------------------------------------------------------
+
+    def _note_failure(self, failure: UnavailableError) -> None:
+        """Log once that nothing is answered any more; the callers log what they could not do."""
+        now = asyncio.get_running_loop().time()
+        if self._failing_since is None:
+            self._failing_since = now
+        elif not self._is_away and now - self._failing_since >= _AWAY_S:
+            self._is_away = True
+            server = without_login(self._config.server)
+            extra = {"server": server, "error": str(failure)}
+            _log.warning("the API server does not answer", extra=extra)
+
+    def _note_answer(self) -> None:
+        if self._is_away and self._failing_since is not None:
+            away_s = round(asyncio.get_running_loop().time() - self._failing_since)
+            _log.info("the API server answers again", extra={"after_s": away_s})
+        self._failing_since, self._is_away = None, False
+
     # -- who we are ------------------------------------------------------------------------------------------
 
     async def _secret(self) -> Secret:
         """Who we are now. What cannot be had now may be had later: a plugin asks over the network too."""
-        credentials = self._connection.credentials
+        credentials = self._config.credentials
         try:
             if credentials.blocks():  # it may take seconds: not on the event loop
                 async with asyncio.timeout(self._timeout_s):
@@ -211,15 +244,15 @@ class HttpTransport:
             raise UnavailableError(f"no credentials: {error}", outcome_unknown=False) from error
 
     async def _renewed(self) -> bool:
-        """After a 401: whether reading the credentials anew gave others than those refused."""
+        """After a 401: whether reading the credentials again gave others than those refused."""
         before = await self._secret()
-        self._connection.credentials.forget()
+        self._config.credentials.forget()
         return await self._secret() != before
 
 
 @dataclass(slots=True)
 class _Sent:
-    """How far a request came: `begun` to be sent, on a `reused` line."""
+    """How far a request came: `begun` to be sent, on a `reused` connection."""
 
     begun: bool = False
     reused: bool = False
@@ -251,7 +284,7 @@ FAILURES = (TimeoutError, BrokenConnectionError, OSError)
 
 
 def _as_unavailable(error: BaseException, request: ApiRequest, sent: _Sent) -> UnavailableError:
-    """What callers are told of a failure, with whether the request may have worked."""
+    """The error that callers get for a failure, with whether the request may have worked."""
     if isinstance(error, TimeoutError):
         what = "no answer in time" if sent.begun else "cannot connect: no answer in time"
         return UnavailableError(f"{request}: {what}", outcome_unknown=sent.begun)
@@ -260,12 +293,12 @@ def _as_unavailable(error: BaseException, request: ApiRequest, sent: _Sent) -> U
     return UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False)
 
 
-async def _lines(line: HttpConnection, request: ApiRequest) -> AsyncGenerator[bytes]:
+async def _lines(connection: HttpConnection, request: ApiRequest) -> AsyncGenerator[bytes]:
     """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
     rest = b""
     while True:
         try:
-            part = await line.part()
+            part = await connection.part()
         except FAILURES as error:
             raise _as_unavailable(error, request, _Sent(begun=True)) from error
         if not part:

@@ -1,8 +1,7 @@
-"""A collection of the API kept in step: list, watch, resume, and list again when the server forgot too much.
+"""A collection of the API kept up to date: list, watch, resume, and list again if the server forgot too much.
 
-The consumer sees one stream of changes that is true whatever happened to the connection: an object that
-vanished while nobody watched is reported as deleted, and one that was deleted and made anew under its name
-as both.
+The consumer sees one consistent stream of changes whatever happens to the connection: an object that vanished
+while nobody watched is reported as deleted, and one that was deleted and recreated under its name as both.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 WORKED_S = 1.0
-"""A watch that was open for so long is one, however little it said."""
+"""A watch that stayed open for that long has worked, even if nothing came."""
 
 
 class ChangeKind(StrEnum):
@@ -167,7 +166,7 @@ class Reflector(Generic[T]):
         old = self.objects.get(key)
         _, _, old_version, old_uid = _metadata(old) if old is not None else ("", "", "", "")
         if old is not None and old_uid != uid:
-            self._delete(key, old)  # deleted and made anew while nobody watched
+            self._delete(key, old)  # deleted and recreated while nobody watched
             old = None
         self.objects[key] = item
         if old is None:

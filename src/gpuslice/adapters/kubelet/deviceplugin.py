@@ -1,12 +1,14 @@
 """Keeps a device plugin served and registered, whatever kubelet does.
 
-kubelet deletes every socket of its plugin folder when it starts, forgets who was registered, and dials back
-while it answers Register. So the socket is served first, registered then, and both are looked after: the
-identity of ``kubelet.sock`` tells a new kubelet, the identity of our own socket that it was swept away. Files
-are asked each `poll_s` seconds; file events are missed too easily (bind mounts, a folder made anew).
+When kubelet starts, it deletes every socket in its plugin folder and forgets who was registered. It dials
+back while it answers Register. So the socket is served first and registered then, and both are monitored: a
+new identity of ``kubelet.sock`` means a new kubelet, a new identity of our own socket means that it was
+deleted. The files are polled every `poll_s` seconds, since file events are easily missed (bind mounts, a
+recreated folder).
 
-A kubelet that starts looks at its pods about half a second after it made its socket. Until we have
-registered it refuses those with a container that has ended, for good: while it is away we look more often.
+A kubelet that starts examines its pods about half a second after creating its socket. Until we have
+registered, it rejects those with an ended container for good; so while it is away the files are polled more
+often.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from gpuslice.adapters.kubelet.rpc import (
 
 KUBELET_SOCKET = "kubelet.sock"
 CALL_FAILED = (GRPCError, StreamTerminatedError, OSError, TimeoutError)
-"""What a call over a unix socket can raise: refused, broken off, not reachable, too late."""
+"""What a call over a unix socket can raise: refused, broken off, unreachable, too late."""
 
 _log = logging.getLogger(__name__)
 Identity = tuple[int, int, int]
@@ -42,7 +44,7 @@ Identity = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class PluginAddress:
-    """Where a plugin lives: `endpoint` is its socket's file name in kubelet's plugin `folder`."""
+    """Where a plugin is: `endpoint` is its socket's file name in kubelet's plugin `folder`."""
 
     folder: Path
     endpoint: str
@@ -59,9 +61,10 @@ class PluginAddress:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: between looks at the files, the same while kubelet is away, for Register, without a stream
-    before registering again, and at the end for calls that are under way: kubelet fails the pod of a call
-    that is broken off.
+    """Times in seconds: between polls of the files, and the same while kubelet is away; for Register;
+
+    without a stream before registering again; and at the end for calls in progress, since kubelet fails the
+    pod of a call that is broken off.
     """
 
     poll_s: float = 0.3
@@ -74,8 +77,8 @@ class Patience:
 class PluginServer:
     """Runs `service` at `address` until cancelled. One instance serves one resource.
 
-    `observe` hears how many seconds each call of kubelet took: it admits nothing else meanwhile.
-    `on_kubelet` hears whether kubelet is there, each time that changes; at first it is taken to be.
+    `observe` is called with the duration of each call of kubelet, which admits nothing else meanwhile.
+    `on_kubelet` is called whenever kubelet comes or goes; at first it is assumed to be there.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class PluginServer:
 
     @property
     def registered(self) -> bool:
-        """Whether the kubelet that is there now knows us and listens to our list."""
+        """Whether the current kubelet knows us and listens to our list."""
         return self._registered_with is not None and self._watched.streams > 0
 
     def register_again(self) -> None:
@@ -108,10 +111,10 @@ class PluginServer:
         self._look.set()
 
     async def run(self) -> None:
-        """Serve and stay registered. Never returns; a failed step is logged and tried again."""
+        """Serve and stay registered. Never returns; a failed step is logged and retried."""
         while True:
             try:
-                # of two plugins that steal the socket from each other, none works
+                # of two plugins that take the socket from each other, neither works
                 while await asyncio.to_thread(_somebody_listens, self._address.socket):
                     self._say_once(f"another plugin serves {self._address.socket}; waiting for it to end")
                     await asyncio.sleep(self._patience.poll_s)
@@ -200,7 +203,7 @@ class PluginServer:
 
 
 class _Watched(DevicePluginService):
-    """The service with its open ListAndWatch streams counted: none for long means that kubelet lost us.
+    """The service, with its open ListAndWatch streams counted: without one for long, kubelet has lost us.
 
     `idle` is set while kubelet waits for no answer.
     """
@@ -217,7 +220,7 @@ class _Watched(DevicePluginService):
         self._calls = 0
         self._service = service
         self._observe = observe
-        self._ended = ended  # hears of the end of each stream
+        self._ended = ended  # called at the end of each stream
         self._lonely_since = time.monotonic()
 
     @contextlib.contextmanager
@@ -269,14 +272,14 @@ class _Watched(DevicePluginService):
 
 
 def call_error(error: BaseException) -> str:
-    """A failed call in words, as kubelet's own log would have it."""
+    """A failed call in words, as in kubelet's own log."""
     if isinstance(error, GRPCError):
         return f"{error.status.name}: {error.message}"
     return str(error) or type(error).__name__
 
 
 def socket_identity(path: Path) -> Identity | None:
-    """What tells one socket from the next at the same path; inode numbers alone are used again at once."""
+    """Distinguishes sockets at the same path over time; inode numbers alone are reused immediately."""
     try:
         found = path.stat()
     except OSError:

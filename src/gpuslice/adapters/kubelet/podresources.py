@@ -1,4 +1,4 @@
-"""Who holds which devices by kubelet itself: pod-resources v1, as values."""
+"""kubelet's own record of who holds which devices: pod-resources v1, as values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Wanted = Callable[[str], bool]
 
 
 class PodResourcesError(GpusliceError):
-    """kubelet's pod-resources socket does not answer; who holds what is unknown for now, not nobody."""
+    """kubelet's pod-resources socket does not answer: who holds what is unknown, rather than nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class DeviceAssignments:
 
 
 class PodResources:
-    """Asks kubelet at `path`. Each question opens its own connection: kubelet may be another one."""
+    """Queries kubelet at `path`. Each query opens a new connection, since kubelet may have restarted."""
 
     def __init__(self, path: Path, *, timeout_s: float = 5.0) -> None:
         self._path = path
@@ -53,14 +53,14 @@ class PodResources:
     async def assignments(self, resource: str) -> tuple[DeviceAssignment, ...]:
         """Every container that holds devices of `resource`. Raises `PodResourcesError`.
 
-        Not among them are ordinary init containers: kubelet does not list them.
+        Ordinary init containers are not included, since kubelet does not list them.
         """
         return tuple(assignments_of((await self._answer()).pod_resources, resource))
 
     async def read(self, wanted: Wanted) -> DeviceAssignments:
-        """As `assignments`, of every `wanted` resource that anybody holds; and all claims. One question.
+        """As `assignments`, for every `wanted` resource that is in use, with all claims, in one query.
 
-        The same object as last time where kubelet says the same.
+        Returns the same object as last time if kubelet's answer is the same.
         """
         answer = await self._answer()
         if self._last is not None and self._last[0] == wanted and self._last[1] == answer:

@@ -1,18 +1,18 @@
-"""Budgets on one machine, without Kubernetes: a folder each, laid out like a container, and who runs in it.
+"""Budgets on one machine, without Kubernetes: a folder each, as in a container, and its programs.
 
     <base>-<uid>/<name>/usr/lib/gpuslice      → the library's folder
     <base>-<uid>/<name>/etc/gpuslice/limits
     <base>-<uid>/<name>/var/lib/gpuslice/region
     <base>-<uid>/<name>/members/<pid>-<start> one line of JSON for each program that was started in it
 
-A budget lives as long as one of its programs, or one that they started. Each user has a folder of their own,
-of the one name that everybody can tell: in one that all share, its owner could put another library in the
-place of anybody's. The folder above belongs to root and is sticky, as /tmp. What others put into theirs is
-read without trusting it, and nothing is written where something stands already.
+A budget exists while one of its programs runs, or one that these have started. Each user has a folder of
+their own with a predictable name: in a shared one, its owner could replace anybody's library. The folder
+above belongs to root and is sticky, like /tmp. What others put into theirs is read without trusting it, and
+existing files are never overwritten.
 
-Two who give out budgets at once keep out of each other's way by a lock, which anybody may hold for ever. So
-what they do holds without it: a budget is made under a hidden name and appears whole, with its first program;
-who has made one looks again and takes it back where it is too much (`apps/cli/run`).
+Two users who give out budgets at the same time exclude each other by a lock, which anybody may hold for ever.
+So what they do is correct without it: a budget is created under a hidden name and appears complete, with its
+first program; whoever has created one checks again and removes it if it is too much (`apps/cli/run`).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ LARGEST_NOTE_BYTES = 4 << 20  # a command line may have 2 MiB
 
 
 class BudgetError(GpusliceError):
-    """A budget cannot be given; the message says what would be right."""
+    """A budget cannot be given; the message says what would be possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Member:
 
     pid: int
     start_time: int
-    """Field 22 of /proc/<pid>/stat: a later process with the same pid is another."""
+    """Field 22 of /proc/<pid>/stat: distinguishes it from a later process with the same pid."""
     user: str
     command: tuple[str, ...]
 
@@ -63,7 +63,7 @@ class Budget:
     folder: Path
     limits: tuple[LimitsEntry, ...]
     usages: Mapping[str, CardUsage]
-    """By card; a card is missing before the first program came to it."""
+    """By card; a card is missing until the first program has used it."""
     members: tuple[Member, ...]
 
 
@@ -75,25 +75,25 @@ class Budgets:
         self._own = base.with_name(f"{base.name}-{os.getuid()}")
 
     def list(self) -> tuple[Budget, ...]:
-        """Those in which something runs, by name."""
+        """Budgets in which something runs, by name."""
         alive = []
         for users in self._base.parent.glob(f"{glob.escape(self._base.name)}-*"):
             uid = users.name.removeprefix(f"{self._base.name}-")
             if not uid.isdecimal() or not _is_folder_of(users, int(uid)):
-                continue  # it bears another's name
+                continue  # it has another user's name
             found = (_read(folder) for folder in _folders(users) if folder.name[:1] != ".")
             alive += [budget for budget in found if budget is not None and _is_alive(budget)]
         return tuple(sorted(alive, key=lambda budget: (budget.name, budget.folder)))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[str]:
-        """Nobody else gives out budgets meanwhile; yields why that is not so, mostly "".
+        """Excludes others from giving out budgets; yields why it does not, usually "".
 
-        Folders in which nothing runs are removed first. Raises BudgetError where budgets cannot be kept, also
-        for what fails of `make`, `join` and `leave` inside.
+        Folders in which nothing runs are removed first. Raises BudgetError if budgets cannot be kept, also
+        for failures of `make`, `join` and `leave` inside.
         """
         try:
-            # our own folder, which others may look into and only we may change
+            # our own folder, which others may read and only we may change
             with contextlib.suppress(FileExistsError):
                 self._own.mkdir(parents=True)
             if not _is_folder_of(self._own, os.getuid()):
@@ -106,7 +106,7 @@ class Budgets:
             with locked(self._base.with_name(f"{self._base.name}.lock")) as why_not:
                 for folder in (
                     _folders(self._own) if not why_not else ()
-                ):  # another user's go when they come by
+                ):  # other users' folders are removed when they come by
                     if not _is_needed(folder):
                         shutil.rmtree(folder, ignore_errors=True)
                 yield why_not
@@ -114,22 +114,23 @@ class Budgets:
             raise BudgetError(f"budgets cannot be kept under {self._own}: {error.strerror}") from error
 
     def make(self, name: str, limits: Sequence[LimitsEntry], library: Path, member: Member) -> Path:
-        """A new budget's folder with its first program in it.
+        """Create a budget's folder with its first program in it.
 
-        Nobody made it before, or guessed its hidden name: its owner says what is loaded into programs.
+        Its hidden name cannot be guessed or created by others: its owner decides what is loaded into
+        programs.
         """
         folder = self._own / f".{member.pid}-{member.start_time}-{secrets.token_hex(8)}"
         folder.mkdir()
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice", "members"):
             (folder / part).mkdir(parents=True)
         for made in (folder, *folder.rglob("*")):
-            made.chmod(0o755)  # whatever the umask: others may join, and look
+            made.chmod(0o755)  # whatever the umask: others may join and read
         (folder / "members").chmod(0o1777)
         (folder / "usr/lib/gpuslice").symlink_to(library.resolve().parent)
         prepare_region(folder / "var/lib/gpuslice/region")
         write_limits(folder / "etc/gpuslice/limits", limits)
         self.join(folder, member)
-        # A folder under its true name, or beside what is left behind there
+        # a folder under its true name, or with a number if something is left there
         for number in range(1, 1000):
             target = self._own / (name if number == 1 else f"{name}~{number}")
             with contextlib.suppress(OSError):
@@ -138,10 +139,10 @@ class Budgets:
         raise BudgetError(f'"{name}" was left behind too often under {self._own}: remove what nobody uses')
 
     def join(self, folder: Path, member: Member) -> None:
-        """Notes a program in a budget, unless that has gone.
+        """Records a program in a budget, unless the budget is gone.
 
-        Raises BudgetError where it may not, and where something stands in the place of the note: a link of
-        the maker of the budget would have us write over a file of our own.
+        Raises BudgetError if that is not allowed, or if something exists in the place of the record: a link
+        made by the budget's owner would make us overwrite a file of our own.
         """
         note = _note(folder, member)
         try:
@@ -162,7 +163,7 @@ class Budgets:
 
 
 def _is_folder_of(path: Path, uid: int) -> bool:
-    """Neither a link nor anybody else's."""
+    """Neither a link nor another user's."""
     try:
         found = path.lstat()
     except OSError:
@@ -171,7 +172,7 @@ def _is_folder_of(path: Path, uid: int) -> bool:
 
 
 def _folders(users: Path) -> list[Path]:
-    """None of a user who lets nobody look."""
+    """Without those of users who allow no access."""
     try:
         return [each for each in users.iterdir() if each.is_dir()]
     except OSError:
@@ -207,7 +208,7 @@ def _read(folder: Path) -> Budget | None:
         try:
             member = msgspec.convert(json.loads(read_plain(note, LARGEST_NOTE_BYTES)), Member)
         except (OSError, ValueError, RecursionError):
-            continue  # anybody may put something there that is no note
+            continue  # anybody may put something else there
         if start_time_of(member.pid) == member.start_time:
             command = tuple(map(printable, member.command))
             members.append(replace(member, user=printable(member.user), command=command))
@@ -220,7 +221,7 @@ def _read(folder: Path) -> Budget | None:
 
 
 def _is_alive(budget: Budget) -> bool:
-    """Programs may start others and end: the budget stays for these, also before they come to a card."""
+    """Programs may start others and end: the budget stays for those, even before they use a card."""
     if budget.members or any(usage.processes for usage in budget.usages.values()):
         return True
     library = str(budget.folder / LIBRARY).encode()

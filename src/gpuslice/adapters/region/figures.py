@@ -1,9 +1,9 @@
-"""The driver's figures for the processes of one container, as `native/include/region.h` has them.
+"""The driver's figures for the processes of one container, as in `native/include/region.h`.
 
 The agent sees the host's processes and NVML's figure for each, which many drivers hide inside a container. It
-writes them here, and the library lets go of what it charged by mere difference. The file is written in place,
-twice a second for each container, since a new one in its place would go to the disk each time: what does not
-bear its check is a write that is under way, and is read again.
+writes them here, and the library replaces by them what it has charged by difference. The file is overwritten
+in place, twice a second for each container, since replacing it would write to the disk each time. If the
+checksum does not match, a write is in progress, and the reader tries again.
 """
 
 import os
@@ -20,7 +20,7 @@ _OFFSET, _PRIME = 14695981039346656037, 1099511628211
 
 
 class Figure(NamedTuple):
-    """What the driver says that one process holds of one card."""
+    """What one process holds of one card, as the driver reports it."""
 
     uuid: str
     pid: int
@@ -31,7 +31,7 @@ class Figure(NamedTuple):
 
 
 def format_figures(figures: Sequence[Figure], at_ns: int) -> bytes:
-    """The file's bytes. `at_ns`: monotonic time, before the driver was asked. At most 256 go in."""
+    """The file's content. `at_ns`: monotonic time before the driver was queried. At most 256 entries."""
     entries = [
         bytes(FigureEntry(_hash(uuid.encode()[: UUID_BYTES - 1]) or 1, pid, start_time, memory_bytes))
         for uuid, pid, start_time, memory_bytes in figures[:MOST]

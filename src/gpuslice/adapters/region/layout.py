@@ -14,7 +14,7 @@ PID_BITS: Final = 22
 
 
 class Credit(ctypes.Structure):
-    """Time that grows at some rate and is used up by work."""
+    """Device time that accrues at some rate and is used up by work."""
 
     _fields_ = (
         ("ns", ctypes.c_int64),
@@ -90,7 +90,7 @@ class RegionSlot(ctypes.Structure):
 
 
 class DriverFile(ctypes.Structure):
-    """The driver's file of which exported descriptors are."""
+    """The driver's file that exported descriptors refer to."""
 
     _fields_ = (
         ("inode", ctypes.c_uint64),
@@ -101,7 +101,7 @@ class DriverFile(ctypes.Structure):
 
 
 class RegionHead(ctypes.Structure):
-    """What stands before the slots."""
+    """What precedes the slots."""
 
     _fields_ = (
         ("magic", ctypes.c_uint64),
@@ -114,7 +114,7 @@ class RegionHead(ctypes.Structure):
 
 
 class FigureEntry(ctypes.Structure):
-    """What the driver says that one process holds of one card."""
+    """What one process holds of one card, as the driver reports it."""
 
     _fields_ = (
         ("card", ctypes.c_uint64),
@@ -125,7 +125,7 @@ class FigureEntry(ctypes.Structure):
 
 
 class FiguresHead(ctypes.Structure):
-    """What stands before the entries of the figures file."""
+    """What precedes the entries of the figures file."""
 
     _fields_ = (
         ("magic", ctypes.c_uint64),

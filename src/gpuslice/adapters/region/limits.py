@@ -4,11 +4,11 @@
     GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01 memory=4509925376 share=30 cap=100
     end 1
 
-One line per card: its UUID as NVML spells it, bytes of device memory ("-" for no limit) and percent of
-compute ("-" for no limit). What follows may be left out: the most compute it may use when others leave it
-some (``cap=``, without it the share), and that it goes before others (``class=interactive``). The last line
-counts the cards, so that a file cut short is recognised. The parser in `native/src/policy/limits.c` is the
-one that decides; this one accepts and refuses the same texts.
+One line per card: its UUID as in NVML, bytes of device memory ("-" for no limit) and percent of compute ("-"
+for no limit). The rest is optional: the most compute it may use if others leave some (``cap=``; the share if
+omitted), and precedence over others (``class=interactive``). The last line has the number of cards, so that a
+truncated file is recognized. The parser in `native/src/policy/limits.c` is authoritative; this one accepts
+and refuses the same texts.
 """
 
 import os
@@ -43,11 +43,11 @@ class LimitsEntry:
     uuid: str
     memory_bytes: int | None
     compute_percent: int | None = None
-    """Of the card's compute, 1 to 100: what it is due while others want the rest."""
+    """Of the card's compute, 1 to 100: what it is entitled to while others want the rest."""
     cap_percent: int | None = None
-    """The most it may use of what others leave idle, above its own; None: its own is the most."""
+    """The most it may use, including what others leave idle; None if that is its own share."""
     interactive: bool = False
-    """Small work that somebody waits for: it goes before that of others. Only with a share of compute."""
+    """Small work that somebody waits for: it precedes others' work. Only with a share of compute."""
 
 
 def format_limits(limits: Sequence[LimitsEntry]) -> str:
@@ -65,7 +65,7 @@ def format_limits(limits: Sequence[LimitsEntry]) -> str:
 
 
 def parse_limits(text: str) -> tuple[LimitsEntry, ...]:
-    """The limits a file spells. Raises LimitsError, naming the line that is wrong."""
+    """The limits in the text. Raises LimitsError, naming the line that is wrong."""
     lines = text.split("\n")
     if len(text) > LARGEST_FILE_BYTES:
         raise LimitsError(f"the file has {len(text)} bytes, at most {LARGEST_FILE_BYTES} are read")
@@ -94,7 +94,7 @@ def parse_limits(text: str) -> tuple[LimitsEntry, ...]:
 
 
 def write_limits(path: Path | str, limits: Sequence[LimitsEntry]) -> None:
-    """Puts the file in place in one step, readable by everybody and writable by its owner alone."""
+    """Replace the file atomically; readable by everybody and writable by its owner alone."""
     place = Path(path)
     text = format_limits(limits)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")

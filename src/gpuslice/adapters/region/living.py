@@ -1,8 +1,8 @@
-"""Which of a region's processes are still there.
+"""Which of a region's processes still exist.
 
-A slot stays until another process of its container comes by and empties it, so a region may name the dead:
-a reader outside asks here. Seen from the host, a process of a container has another pid; its
-start time and its innermost pid tell it. A process's name in /proc may be any bytes: so bytes are read.
+A slot stays until another process of its container empties it, so a region may name dead processes; readers
+outside check here. On the host a container's process has another pid; its start time and its innermost pid
+identify it. A process's name in /proc may be any bytes, so bytes are read.
 """
 
 import os
@@ -19,7 +19,7 @@ PROC = Path("/proc")
 def start_time_of(pid: int, proc: Path = PROC) -> int | None:
     """When a process started, in clock ticks since boot; None if none of its threads is left.
 
-    One whose first thread has ended is shown as a zombie while the others go on, and holds its memory.
+    A process whose main thread has ended is shown as a zombie while other threads run, and holds its memory.
     """
     try:
         fields = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
@@ -30,32 +30,32 @@ def start_time_of(pid: int, proc: Path = PROC) -> int | None:
 
 
 class Identity(NamedTuple):
-    """What tells a process in a region: its number in its own PID namespace, and when it started."""
+    """Identifies a process in a region: its pid in its own PID namespace, and its start time."""
 
     pid: int
     start_time: int
 
 
 def identity_of(pid: int, proc: Path = PROC) -> Identity | None:
-    """Of a process that is seen here as `pid`; None if it has ended."""
+    """Of the process with this `pid` here; None if it has ended."""
     start = start_time_of(pid, proc)
     return None if start is None else Identity(_innermost_pid(proc / str(pid)), start)
 
 
 def living(processes: Iterable[ProcessUsage], proc: Path = PROC) -> tuple[ProcessUsage, ...]:
-    """Those that run, in any PID namespace below ours. Goes through all of `proc` if there are any."""
+    """Those that run, in any PID namespace below ours. Reads all of `proc` if there are any."""
     every = tuple(processes)
     alive = _alive(every, proc)
     return tuple(process for process in every if (process.pid, process.start_time) in alive)
 
 
 def of_the_living(card: CardUsage, proc: Path = PROC) -> CardUsage:
-    """The card's usage less what the dead left standing."""
+    """The card's usage without what dead processes left."""
     return all_of_the_living([card], proc)[0]
 
 
 def all_of_the_living(cards: Iterable[CardUsage], proc: Path = PROC) -> list[CardUsage]:
-    """As `of_the_living` for each, at one look at `proc`. Where nobody died it is the same object."""
+    """As `of_the_living` for each card, with one pass over `proc`. Unchanged cards are the same objects."""
     every = list(cards)
     alive = _alive([process for card in every for process in card.processes], proc)
     found = []
@@ -71,7 +71,7 @@ def all_of_the_living(cards: Iterable[CardUsage], proc: Path = PROC) -> list[Car
 
 
 def _alive(processes: Iterable[ProcessUsage], proc: Path) -> set[Identity]:
-    """Who of them runs."""
+    """Which of them run."""
     wanted = {Identity(process.pid, process.start_time) for process in processes}
     starts = {start for _, start in wanted}
     found: set[Identity] = set()

@@ -1,6 +1,6 @@
-"""A lock that people share who cannot rely on each other: waited for a while, then gone without.
+"""A lock shared by users who cannot rely on each other: waited for briefly, then done without.
 
-Anyone who may read a file may hold its lock, for ever. So this one only spares its users each other's way;
+Anyone who may read a file may hold its lock for ever. So this lock only keeps users out of each other's way;
 what they do under it must be safe without it.
 """
 
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 0.02
 
 @contextlib.contextmanager
 def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[str]:
-    """Yields "" when the lock is ours, else why it is not and who has it."""
+    """Yields "" if the lock is ours, otherwise why not and who has it."""
     with contextlib.ExitStack() as stack:
         try:
             lock = _opened(path)
@@ -43,22 +43,22 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[str]:
 
 
 def _opened(path: Path) -> int:
-    """First without O_CREAT: kernels may refuse that on another's file in a sticky folder.
+    """First without O_CREAT: kernels may refuse that for another user's file in a sticky folder.
 
-    It may be a pipe or a link that somebody put there: these neither hold us up nor lead us away.
+    It may be a pipe or a link that somebody put there, which must neither block nor mislead us.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         return os.open(path, flags)
     except FileNotFoundError:
         lock = os.open(path, flags | os.O_CREAT, 0o644)
-        with contextlib.suppress(PermissionError):  # made by somebody else just now
+        with contextlib.suppress(PermissionError):  # just created by somebody else
             os.fchmod(lock, 0o644)
         return lock
 
 
 def _holder(lock: int) -> str:
-    """Who has a lock on the same file, as far as /proc/locks tells."""
+    """Who has a lock on the same file, as far as /proc/locks shows."""
     number = str(os.fstat(lock).st_ino)
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (PROC / "locks").read_text().splitlines():

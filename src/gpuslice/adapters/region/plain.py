@@ -1,7 +1,7 @@
-"""Files in folders that somebody else owns, a tenant or another user: read without trusting them.
+"""Files in folders owned by somebody else, a tenant or another user: read without trusting them.
 
-A pipe in the place of a file would hold the reader up for ever, a link lead it to somebody else's, and a file
-may have any length.
+A pipe instead of a file would block the reader for ever, a link could lead to another file, and a file may be
+of any size.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def open_plain(path: Path | str) -> int:
-    """A descriptor to read from. Raises OSError, also for what is no plain file."""
+    """A descriptor to read from. Raises OSError, also if it is not a regular file."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -22,7 +22,7 @@ def open_plain(path: Path | str) -> int:
 
 
 def read_plain(path: Path | str, most_bytes: int) -> bytes:
-    """The beginning of a file, `most_bytes` of it at most. Raises OSError."""
+    """The beginning of a file, at most `most_bytes`. Raises OSError."""
     file = open_plain(path)
     try:
         return os.pread(file, most_bytes, 0)

@@ -1,7 +1,7 @@
-"""Reads a container's region: what each card is used for, and by which of its processes.
+"""Reads a container's region: how much of each card is used, and by which of its processes.
 
-The tenant can write the region, so these numbers are for display and for comparing with the driver's; no
-limit rests on them. The file is read, never mapped: cut short under our hands it is an error, not a crash.
+The tenant can write the region, so these numbers are only for display and for comparison with the driver's;
+no limit depends on them. The file is read, never mapped: truncation is then an error, not a crash.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from . import layout
 from .plain import open_plain, read_plain
 
 MOST_BYTES: Final = 1 << 50
-"""No card has more: such a number was not written by the library."""
+"""No card has more: the library did not write such a number."""
 MOST_COUNTED: Final = 1 << 62
-"""The tenant can write what it likes; beyond this it is not counted on."""
+"""The tenant can write anything; larger numbers are ignored."""
 _HEAD_BYTES: Final = ctypes.sizeof(layout.RegionHead)
 _SLOT_BYTES: Final = ctypes.sizeof(layout.RegionSlot)
 _SLOTS_HIGH: Final = Struct("@Q")
 
 
 class RegionError(ValueError):
-    """Not a region this version can read: too short, another layout, or nonsense."""
+    """Not a region that this version can read: too short, another layout, or nonsense."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """One process's part of a card. `pid` is its number inside its own PID namespace."""
+    """One process's part of a card. `pid` is that inside its own PID namespace."""
 
     pid: int
     start_time: int
-    """Field 22 of /proc/<pid>/stat, in clock ticks since boot: tells it from a later one with its pid."""
+    """Field 22 of /proc/<pid>/stat, in clock ticks since boot: no later process with its pid has it."""
     pid_namespace: int
     """The inode of its PID namespace."""
     used_bytes: int
     own_bytes: int
-    """The part the driver took for contexts and code."""
+    """The part that the driver uses for contexts and code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,21 @@ class CardUsage:
     used_bytes: int
     peak_bytes: int
     refused: int
-    """Allocations that were refused, ever."""
+    """Total number of refused allocations."""
     throttled_ns: int
-    """How long launches were made to wait, ever."""
+    """Total time for which launches were made to wait."""
     processes: tuple[ProcessUsage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RegionReading:
-    """One container's cards, those it has used or may use."""
+    """One container's cards that it has used or may use."""
 
     cards: tuple[CardUsage, ...]
 
 
 def prepare_region(path: Path | str) -> None:
-    """Puts a fresh region in place: processes of an earlier container keep their own, unlinked one."""
+    """Put a new region in place: processes of an earlier container keep their own, unlinked one."""
     place = Path(path)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -83,9 +83,9 @@ def prepare_region(path: Path | str) -> None:
 
 
 def read_region(path: Path | str, cards: Container[str] | None = None) -> RegionReading | None:
-    """The region in a file; None if there is none yet or nobody has used it. Raises RegionError, OSError.
+    """The region in a file; None if there is none yet or it is unused. Raises RegionError, OSError.
 
-    `cards`: only these, by uuid. A tenant can name others, and its processes on each: all of it takes 30 ms.
+    `cards`: only these, by uuid. A tenant can name others, with processes on each, which takes up to 30 ms.
     """
     try:
         return parse_region(read_plain(path, layout.REGION_BYTES), cards)
@@ -94,10 +94,10 @@ def read_region(path: Path | str, cards: Container[str] | None = None) -> Region
 
 
 class RegionFile:
-    """A region that is looked at again and again: kept open, and only what is in use of it is read.
+    """A region that is read repeatedly: kept open, and only the part in use is read.
 
-    A region that was replaced (a new container under the same ids) is noticed by its inode. One whose bytes
-    did not change is not decoded again, and its cards are the same object. `cards` as for `read_region`.
+    A replaced region (a new container with the same ids) is noticed by its inode. If the bytes are unchanged,
+    it is not decoded again, and its cards are the same object. `cards` as for `read_region`.
     """
 
     def __init__(self, path: Path | str, cards: Container[str] | None = None) -> None:
@@ -105,14 +105,14 @@ class RegionFile:
         self._wanted = cards
         self._file = -1
         self._inode = 0
-        self._high = 1  # slots that were in use at the last look
-        self._seen: int | None = None  # a hash of the bytes then: thousands of regions need not be kept twice
+        self._high = 1  # slots in use at the last read
+        self._seen: int | None = None  # a hash of the bytes then, which needs no second copy
         self._cards: tuple[CardUsage, ...] | None = None
 
     def cards(self, *, fresh: bool = True) -> tuple[CardUsage, ...] | None:
-        """The cards, as `read_region` gives them. Raises RegionError, OSError.
+        """The cards, as in `read_region`. Raises RegionError, OSError.
 
-        `fresh` false: of the file that is open, if one is, although there may be another by now.
+        `fresh` false: of the open file, if there is one, even if it has been replaced.
         """
         if fresh or self._file < 0:
             try:
@@ -159,7 +159,7 @@ def parse_region(data: bytes, cards: Container[str] | None = None) -> RegionRead
 
 
 def _reading(data: bytes, room: int, cards: Container[str] | None) -> RegionReading | None:
-    """`room`: how many slots there are in `data` behind the head."""
+    """`room`: the number of slots in `data` after the head."""
     head = layout.RegionHead.from_buffer_copy(data)
     if head.magic == 0:
         return None
@@ -169,7 +169,7 @@ def _reading(data: bytes, room: int, cards: Container[str] | None) -> RegionRead
     start, size = ctypes.sizeof(layout.RegionHead), ctypes.sizeof(layout.RegionSlot)
     every = (layout.RegionSlot.from_buffer_copy(data, start + number * size) for number in range(count))
     slots = [slot for slot in every if slot.owner]
-    used: dict[str, tuple[layout.RegionCard, int]] = {}  # once each: the library takes the first, too
+    used: dict[str, tuple[layout.RegionCard, int]] = {}  # each once: the library uses the first, too
     for index, card in enumerate(head.cards):
         if card.key and card.uuid.startswith((b"GPU-", b"MIG-")) and card.uuid.isascii():
             used.setdefault(card.uuid.decode("ascii"), (card, index))
@@ -208,17 +208,17 @@ def _card_usage(uuid: str, card: layout.RegionCard, index: int, slots: list[layo
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Refused allocations of one card, and how long launches were made to wait, over all runs of a container.
+    """Refused allocations of one card, and how long launches had to wait, over all runs of a container.
 
-    kubelet starts a container that crashed again, with a fresh region. A counter that began anew each time
-    would stand still to one who looks now and then: 1, and after the next crash 1 again.
+    kubelet restarts a crashed container with a new region. A counter that restarted each time would not move
+    for a reader who looks now and then: 1, and after the next crash 1 again.
     """
 
     refused: int = 0
     throttled_ns: int = 0
 
     def plus(self, usage: CardUsage | None) -> Counts:
-        """With what another run counted, if it has come to the card."""
+        """With the counts of another run, if it has used the card."""
         if usage is None:
             return self
         refused, throttled_ns = self.refused + usage.refused, self.throttled_ns + usage.throttled_ns
@@ -229,9 +229,9 @@ NOTHING: Final = Counts()
 
 
 def with_region(earlier: Mapping[str, Counts], path: Path, cards: Collection[str]) -> dict[str, Counts]:
-    """`earlier`, by card uuid, with what the region in `path` has: nothing where it cannot be read.
+    """`earlier`, by card uuid, plus the counts of the region in `path`; nothing more if that is unreadable.
 
-    Of `cards` alone: at each of its starts a tenant could name others.
+    Only of `cards`: a tenant could name other ones at each start.
     """
     try:
         reading = _reading(read_plain(path, _HEAD_BYTES), 0, cards)

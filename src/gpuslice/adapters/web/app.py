@@ -15,12 +15,12 @@ from gpuslice.adapters.web.process import ProcessMetrics, stacks
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
-"""A plain function answers at once; what waits for something is a coroutine function."""
+"""A plain function answers immediately; one that waits for something is a coroutine function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a handler stands. A path may end in ``/{}``, which takes one part: ``HttpRequest.part``."""
+    """The path of a handler, which may end with ``/{}`` for one variable part: ``HttpRequest.part``."""
 
     method: str
     path: str
@@ -29,9 +29,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What a process tells about itself. `not_ready` is the reason in words, "" when it is ready.
+    """What a process reports about itself. `not_ready` returns the reason, or "" if it is ready.
 
-    `metrics`: its own page in the format that is asked for, without the end; `process` comes behind it.
+    `metrics`: its own page in the requested format, without the end; `process` follows.
     """
 
     version: str
@@ -40,7 +40,7 @@ class Probes:
     process: ProcessMetrics = field(default_factory=ProcessMetrics)
 
     def page(self, format: Format) -> list[Piece]:
-        """All that a scrape gets, but for the end."""
+        """Everything that a scrape gets, except the end."""
         with self.process.scrape.timed():
             own = self.metrics(format)
         return [*own, *pieces(self.process.families(), format)]
@@ -56,7 +56,7 @@ def post(path: str, handler: Handler) -> Route:
 
 
 def for_known_clients(route: Route) -> Route:
-    """The same for clients that show a certificate; the others are told to."""
+    """The same route for clients that show a certificate; others are told to."""
 
     def handler(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         if not request.known:
@@ -67,7 +67,7 @@ def for_known_clients(route: Route) -> Route:
 
 
 def for_operators(route: Route) -> Route:
-    """The same for who is on this machine (``kubectl exec``, ``port-forward``) or shows a certificate."""
+    """The same route for clients on this machine (``kubectl exec``, ``port-forward``) or known ones."""
 
     def handler(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         if not (request.local or request.known):
@@ -79,7 +79,7 @@ def for_operators(route: Route) -> Route:
 
 
 def for_bearers(app: App, allows: Callable[[str, str], Awaitable[bool]]) -> App:
-    """`app`, with paths below ``/debug`` open to who shows a bearer token that `allows` them."""
+    """`app`, with paths below ``/debug`` open to clients with a bearer token that `allows` accepts."""
 
     async def reviewed(request: HttpRequest, token: str) -> HttpResponse:
         request.known = await allows(token, request.path)
@@ -116,7 +116,7 @@ def make_app(
 
 
 def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: HttpRequest) -> HttpResponse:
-    """The page, with its end, in the format and the coding that the client likes best."""
+    """The page, with its end, in the format and the encoding that the client prefers."""
     format = chosen_format(request.headers.get("accept", ""))
     headers = {"Vary": "Accept, Accept-Encoding"}
     whole = [*page(format), *end_of(format)]
@@ -127,7 +127,7 @@ def metrics_answer(page: Callable[[Format], Sequence[Piece]], request: HttpReque
 
 
 class Router:
-    """An application made of routes; what a handler raises is logged and answered with a sentence."""
+    """An application made of routes; an exception in a handler is logged and answered with a sentence."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._handlers: dict[str, dict[str, Handler]] = {}
@@ -162,7 +162,7 @@ async def _guarded(request: HttpRequest, coming: Awaitable[HttpResponse]) -> Htt
 
 
 def _failed(request: HttpRequest) -> HttpResponse:
-    """The last resort: one request fails with a sentence, the process goes on."""
+    """The last resort: one request fails with a sentence, the process continues."""
     _log.exception("request failed", extra={"method": request.method, "path": request.path})
     return json_answer({"error": f"{request.method} {request.path} failed, see the log"}, 500)
 

@@ -1,4 +1,4 @@
-"""Who is connected to one of our servers, and what all of them together may take: memory, files, time."""
+"""Who is connected to one of our servers, and limits for all of them together: memory, files, time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any, cast
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 
 App = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
-"""Answers requests, at once where it can. It raises nothing: an error is an answer too."""
+"""Answers requests, immediately if possible. It raises nothing: an error is an answer too."""
 
 Admit = Callable[[HttpRequest], int | HttpResponse]
-"""How many bytes of body a request may bring, by its head; or why it is not wanted at all."""
+"""How many bytes of body a request may have, judged by its head; or why it is not accepted at all."""
 
-READ_BYTES = 256 << 10  # at a time: the question of a large cluster comes in one
-STEP_BITS = 16  # so often, in bytes as a power of two, what a connection holds is added to all the others'
-TURN_S = 0.005  # of the loop's time, for what has come at once: probes and other clients wait meanwhile
-_MOMENT_S = 1.0  # who has sent for longer makes room for others
+READ_BYTES = 256 << 10  # at a time: the question of a large cluster fits
+STEP_BITS = 16  # a connection adds its bytes to the common count in steps of this power of two
+TURN_S = 0.005  # of the loop's time per turn, so that probes and other clients need not wait long
+_MOMENT_S = 1.0  # who has been sending for longer makes room for others
 MOST_CLIENTS = 256
-"""kube-scheduler, Prometheus and probes are a handful; a process may often open 1024 files at most."""
+"""kube-scheduler, Prometheus and probes are a handful; a process may often open only 1024 files."""
 
-_MOST_DIGITS = 18  # of a length; Python itself takes no number of thousands
+_MOST_DIGITS = 18  # of a length; Python itself refuses numbers of thousands of digits
 MOST_FIELDS = 100
-"""Of a head: an empty one takes some fifty times its bytes."""
+"""In a head: an empty field takes some fifty times its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Patience:
     """How long a client may take, in seconds."""
 
     request_s: float = 30.0  # from the first byte of a request to its last
-    answer_s: float = 60.0  # to take an answer off our hands
-    idle_s: float = 600.0  # between two requests: longer than clients keep idle connections themselves
+    answer_s: float = 60.0  # to read an answer
+    idle_s: float = 600.0  # between two requests: longer than clients themselves keep idle connections
     linger_s: float = 2.0  # to read a refusal while it is still sending
 
 
 @dataclass(slots=True)
 class Clients:
-    """All connections of one server, whichever HTTP they speak.
+    """All connections of one server, of any HTTP version.
 
-    `body_limit_bytes` is of one request, where `admit` does not say less; `most_bytes` of all together, with
-    answers that are not taken. `names`: of these a client's certificate must have one for the client to be
-    known; any will do where there are none.
+    `body_limit_bytes` applies to one request, unless `admit` allows less; `most_bytes` to all together,
+    including unread answers. `names`: a client is known if its certificate has one of these; without any,
+    every certificate will do.
     """
 
     app: App
@@ -60,17 +60,17 @@ class Clients:
     answering: set[asyncio.Task[None]] = field(default_factory=set)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
-    """What has just been read, by whichever connection: it is parsed before the next one reads."""
+    """What any connection has just read: it is parsed before the next one reads."""
 
     def body_limit(self, request: HttpRequest) -> int | HttpResponse:
-        """How many bytes of body a request may bring, or why it is refused by its head alone."""
+        """How many bytes of body a request may have, or why it is refused by its head alone."""
         allowed = self.body_limit_bytes if self.admit is None else self.admit(request)
         if isinstance(allowed, HttpResponse):
             return allowed
         if len(request.headers) > MOST_FIELDS:
             return json_answer({"error": f"the request's head has more than {MOST_FIELDS} fields"}, 431)
         length = request.headers.get("content-length", "0")
-        if not length.isdecimal():  # it has been looked at, but not whether it was said twice
+        if not length.isdecimal():  # digits are checked, but not whether it was given twice
             return json_answer({"error": "Content-Length is not one number"}, 400)
         if len(length) > _MOST_DIGITS or int(length) > allowed:
             return too_large(allowed)
@@ -80,25 +80,29 @@ class Clients:
         return allowed
 
     def hand_over(self, answering: Coroutine[Any, Any, None]) -> None:
-        """Have an answer made that takes its time; it is made to its end, also when the client has left."""
+        """Run a slow answer to its end, even if the client leaves."""
         task = asyncio.ensure_future(answering)
         self.answering.add(task)
         task.add_done_callback(self.answering.discard)
 
     def welcome(self, connection: Client, now: float) -> None:
-        """A new client. Each is an open file: of too many the one that has been silent longest goes, but
-        nobody who showed a certificate before those who did not."""
+        """Admit a new client. If too many are connected, the one that has been silent for longest goes.
+
+        But never one with a certificate before one without.
+        """
         self.connections.add(connection)
         if len(self.connections) > self.most:
             max(self.connections, key=lambda each: (not each.known, each.silent_s(now))).abort()
 
     def held_bytes(self) -> int:
-        """Of bodies that are on their way or being answered, and of answers that are not taken."""
+        """Of bodies that are arriving or being answered, and of unread answers."""
         return sum(each.held_bytes for each in self.connections)
 
     def makes_room(self, wanting: Client, now: float) -> bool:
-        """Whether all together hold no more than they may. For `wanting` others go: first who showed no
-        certificate, of them who has been sending or reading for longest; but nobody who has only just begun.
+        """Whether all together hold no more than allowed, after cutting off others for `wanting`.
+
+        First clients without a certificate, of these the one that has been sending or reading for longest;
+        but none that has only just begun.
         """
         held = {each: each.held_bytes for each in self.connections}
         while sum(held.values()) > self.most_bytes:
@@ -113,17 +117,17 @@ class Clients:
         return True
 
     def end_idle(self) -> None:
-        """Have all come back on new connections, which may lead elsewhere; what was begun is answered."""
+        """Make all clients return on new connections, which may lead elsewhere, after their answers."""
         for connection in list(self.connections):
             connection.end_when_idle()
 
     def sweep(self, now: float) -> None:
-        """Cut off those that took too long. Looked at now and then: a timer for each request costs more."""
+        """Cut off those that take too long. Done now and then: a timer for each request costs more."""
         for connection in list(self.connections):
             connection.hurry(now)
 
     async def drain(self, timeout_s: float) -> None:
-        """Let what is under way finish, then cut everything off. Nobody new may come any more."""
+        """Let requests in progress finish, then cut everything off. No new clients are admitted."""
         self.draining = True
         for connection in list(self.connections):
             connection.end_when_idle()
@@ -138,19 +142,19 @@ class Clients:
             await asyncio.gather(*self.answering, return_exceptions=True)
 
     async def all_gone(self) -> None:
-        """Until the last client has left and the last response is made."""
+        """Wait until the last client has left and the last answer is made."""
         while self.connections or self.answering:
             self.changed.clear()
             await self.changed.wait()
 
 
 class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
-    """One connection, and who it is from. `known` and `local`: as of `HttpRequest`."""
+    """One connection, and whose it is. `known` and `local` are as in `HttpRequest`."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None  # None before and after
+        self._transport: asyncio.Transport | None = None  # None before and after the connection
         self.known = self.local = self._tls = False
         self._since = self._loop.time()
 
@@ -176,7 +180,7 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
 
     @abstractmethod
     def end_when_idle(self) -> None:
-        """Have the client come back on another connection, once what it has asked for is answered."""
+        """Make the client return on another connection, once its requests are answered."""
 
     @abstractmethod
     def hurry(self, now: float) -> None:
@@ -185,11 +189,11 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
     @property
     @abstractmethod
     def held_bytes(self) -> int:
-        """Of requests on their way or being answered, and of answers that are not taken."""
+        """Of requests that are arriving or being answered, and of unread answers."""
 
     @abstractmethod
     def silent_s(self, now: float) -> float:
-        """For how long nothing has come to an end here; less than nothing while an answer is being made."""
+        """How long ago anything was completed here; negative while an answer is being made."""
 
 
 def too_large(limit_bytes: int) -> HttpResponse:
@@ -197,7 +201,7 @@ def too_large(limit_bytes: int) -> HttpResponse:
 
 
 def is_local(peer: object) -> bool:
-    """Whether who connected is on this machine: on loopback, or on a unix socket, which has no address."""
+    """Whether the client is on this machine: on loopback, or on a unix socket, which has no address."""
     if not isinstance(peer, tuple) or not peer:
         return True
     try:

@@ -1,8 +1,8 @@
-"""HTTP/1.1 for our own processes: whole requests in, whole answers out, over one connection after another.
+"""HTTP/1.1 for our own processes: complete requests in, complete answers out, one after another.
 
-Small on purpose: no streaming, no upgrades, no compression. What a client sends is parsed by httptools, which
-wraps llhttp, the parser of Node.js. Requests of one connection are answered one at a time and in their order,
-however many were sent ahead. Source of the rules: RFC 9110 and RFC 9112.
+Deliberately small: no streaming, no upgrades, no compression. Requests are parsed by httptools, which wraps
+llhttp, the parser of Node.js. Requests of one connection are answered one at a time and in order, even if
+they were pipelined. Source of the rules: RFC 9110 and RFC 9112.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gpuslice.adapters.web.clients import MOST_FIELDS, STEP_BITS, Client, Client
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, head_of, json_answer
 
 HEAD_LIMIT_BYTES = 32 << 10
-_RECORD_BYTES = 16 << 10  # the most that one record of TLS carries
-_WAITING_BYTES = 1 << 10  # what a request that was sent ahead takes beside its head and body
+_RECORD_BYTES = 16 << 10  # the most that one TLS record carries
+_WAITING_BYTES = 1 << 10  # what a pipelined request takes besides its head and body
 
 
 class Connection(Client):
@@ -34,7 +34,7 @@ class Connection(Client):
         self._busy = False  # an answer is being made
         self._answering_bytes = 0  # of the request that it answers
         self._blocked = False  # the client does not read what we send
-        self._deaf = False  # what it sends is not looked at any more
+        self._deaf = False  # its data is no longer parsed
         self._lingering = False
         self._new_message()
         self._receiving = False
@@ -45,14 +45,14 @@ class Connection(Client):
         self._received_bytes = self._head_bytes = 0
         self._target = b""
         self._headers: dict[str, str] = {}
-        self._body = bytearray()  # of small parts, each would take more than it brings
+        self._body = bytearray()  # small parts would each take more than they bring
 
     # -- what asyncio tells ----------------------------------------------------------------------------------
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._forget_waiting()
-        del self._parser  # it calls us, a circle that only the collector would find; it is fed no more
+        del self._parser  # it refers to us, a cycle that only the collector would find; it gets no more data
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._deaf:
@@ -60,17 +60,17 @@ class Connection(Client):
         self._received_bytes += nbytes
         try:
             self._parser.feed_data(self._clients.buffer[:nbytes])
-        except httptools.HttpParserUpgrade:  # a server may stay with HTTP/1.1; what follows would be another
+        except httptools.HttpParserUpgrade:  # refused by staying with HTTP/1.1
             self._deaf = True
         except httptools.HttpParserError as error:
             self._refuse(400, f"this is not HTTP/1.1: {error}")
         if self._received_bytes == 0 and nbytes > HEAD_LIMIT_BYTES:
-            # it began in this read, behind others
+            # it began in this read, after others
             self._received_bytes = nbytes - (bytes(self._clients.buffer[:nbytes]).rfind(b"\r\n\r\n") + 1)
         if self._in_head and self._receiving and self._received_bytes > HEAD_LIMIT_BYTES:
             self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
         self._go_on()
-        if self._waiting:  # sent ahead, and held until what came before has been taken
+        if self._waiting:  # pipelined, and held until what came before has been taken
             self._hold()
 
     def eof_received(self) -> bool:
@@ -100,7 +100,7 @@ class Connection(Client):
             return  # a trailer, or too much already
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         before = self._headers.get(key)
-        if before is not None and key == "host":  # whoever passed it on may have looked at the other
+        if before is not None and key == "host":  # a proxy may have examined the other one
             self._refuse(400, "there is more than one Host header")
             return
         self._headers[key] = text if before is None else f"{before}, {text}"
@@ -120,7 +120,7 @@ class Connection(Client):
             self._refuse(400, "the Host header is missing")
             return
         if "transfer-encoding" in self._headers and version != "1.1":
-            # who passed it on, and knows no chunks, may take them for the next request (RFC 9112, 6.1)
+            # a proxy that does not know chunks may take them for the next request (RFC 9112, 6.1)
             self._refuse(400, f"HTTP/{version} knows no Transfer-Encoding")
             return
         allowed = self._clients.body_limit(self._request())
@@ -139,7 +139,7 @@ class Connection(Client):
         if len(self._body) > self._body_limit_bytes:
             self._refuse_with(too_large(self._body_limit_bytes))
         elif before >> STEP_BITS != len(self._body) >> STEP_BITS:
-            # each alone may send that much, all at once may not: it would be more memory than there is
+            # each connection alone may send that much, but all of them together may not
             self._hold()
 
     def on_message_complete(self) -> None:
@@ -152,7 +152,7 @@ class Connection(Client):
         self._body = bytearray()
 
     def _request(self) -> HttpRequest:
-        """What has come of it; its body may be on its way."""
+        """The request; its body may still be arriving."""
         return HttpRequest(
             self._parser.get_method().decode("latin-1"),
             self._target.decode("latin-1"),
@@ -165,14 +165,14 @@ class Connection(Client):
     # -- answering -------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Hand over what waits, one at a time; read on only when nothing does."""
+        """Answer what waits, one at a time; continue reading only when nothing waits."""
         if self._waiting and not self._busy and not self._blocked:
             request = self._waiting.popleft()
             self._waiting_bytes -= _WAITING_BYTES + request.size_bytes
             answer = self._clients.app(request)
             if isinstance(answer, HttpResponse):
                 self._answered(request, answer)
-                if self._waiting:  # what was sent ahead waits for others' turn, of which one may be a probe's
+                if self._waiting:  # pipelined requests wait for other clients' turns, for example a probe's
                     self._loop.call_soon(self._go_on)
             else:
                 self._busy, self._answering_bytes = True, request.size_bytes
@@ -181,7 +181,7 @@ class Connection(Client):
             return
         if self._refusal is not None and not self._busy and not self._waiting:
             self._write(self._refusal, last=True)
-            # closing at once on a client that still sends would reset the connection before it has read
+            # closing immediately while the client still sends would reset the connection before it has read
             # why
             assert self._transport is not None
             self._lingering = True
@@ -196,7 +196,7 @@ class Connection(Client):
             self._transport.resume_reading()
 
     async def _await(self, request: HttpRequest, coming: Awaitable[HttpResponse]) -> None:
-        """It goes on when the client has left: what it has begun must come to its end."""
+        """Continues after the client has left: what it has begun must end."""
         try:
             answer = await coming
         finally:
@@ -227,10 +227,10 @@ class Connection(Client):
         else:
             pieces = (head, answer.body, *answer.more)
             if self._tls and len(head) + answer.length_bytes <= _RECORD_BYTES:
-                pieces = (b"".join(pieces),)  # each piece would be a record of TLS, work for both sides
+                pieces = (b"".join(pieces),)  # each piece would be a TLS record, work for both sides
             self._transport.writelines(pieces)
             if self._transport.get_write_buffer_size():
-                self._transport.set_write_buffer_limits()  # 3.12 and 3.13 look at them after `write` only
+                self._transport.set_write_buffer_limits()  # 3.12 and 3.13 check them only after `write`
                 if not self._clients.makes_room(self, self._loop.time()):
                     self._transport.abort()
         self._since = self._loop.time()

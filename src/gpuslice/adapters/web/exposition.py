@@ -1,8 +1,8 @@
-"""Pages of metrics, written fast: label strings are made once, a scrape joins them with numbers.
+"""Pages of metrics, written fast: label strings are made once, and a scrape joins them with numbers.
 
-Prometheus' text format 0.0.4 ("Exposition formats") and OpenMetrics 1.0.0 write a sample in the same bytes:
-what is kept from page to page serves both. They part in what they say of a family, and in the last line.
-The protobuf format is made of the same families. Held against promtool, Prometheus, prometheus-client's
+Prometheus' text format 0.0.4 ("Exposition formats") and OpenMetrics 1.0.0 write a sample in the same bytes,
+so what is kept from page to page serves both. They differ in the head of a family and in the last line. The
+protobuf format is made from the same families. Verified with promtool, Prometheus, prometheus-client's
 parsers and google.protobuf.
 """
 
@@ -53,7 +53,7 @@ class MetricKind(StrEnum):
 
 
 class Piece:
-    """A piece of a page that may stay as it is from scrape to scrape: written once, compressed once."""
+    """A piece of a page that may be reused in later scrapes: written once, compressed once."""
 
     __slots__ = ("_deflated", "_encoded", "samples", "text")
 
@@ -80,7 +80,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSample:
-    """One histogram: `counts` of its classic buckets, and of native ones that hold any (`sparse`)."""
+    """One histogram: `counts` of its classic buckets, and of nonempty native ones (`sparse`)."""
 
     labels: Mapping[str, str]
     bounds: Sequence[float]
@@ -93,7 +93,7 @@ class HistogramSample:
 class Family:
     """One metric name with its samples: pairs of a label string from `labels` and a number.
 
-    `pieces` are samples that are text already, made of `sample_line`: what did not change need not be written
+    `pieces` are samples that are already text, made by `sample_line`: what did not change need not be written
     again.
     """
 
@@ -108,7 +108,7 @@ class Family:
         self.samples.append((label_text, value))
 
     def add_histogram(self, one: HistogramSample) -> None:
-        """`counts`: what was at most each bound and more than the one before; the last, the rest."""
+        """`counts`: values up to each bound and above the previous one; the last, the rest."""
         self.histograms.append(one)
         in_all = 0
         for bound, count in zip((*one.bounds, math.inf), one.counts, strict=True):
@@ -125,17 +125,17 @@ def render(families: Iterable[Family], format: Format = Format.TEXT) -> bytes:
 
 
 def page_of(families: Callable[[], Iterable[Family]]) -> Callable[[Format], list[Piece]]:
-    """The page of a process that makes all of its families anew for each scrape."""
+    """The page of a process that creates all of its families for each scrape."""
     return lambda format: pieces(families(), format)
 
 
 def end_of(format: Format) -> list[Piece]:
-    """What stands last on a page, so that one that was cut off is known."""
+    """The end of a page, by which a truncated one is recognized."""
     return [Piece(b"# EOF\n", 0)] if format is Format.OPENMETRICS else []
 
 
 def pieces(families: Iterable[Family], format: Format = Format.TEXT) -> list[Piece]:
-    """The body of a scrape but for its end, with the families' own pieces in it as they are."""
+    """The body of a scrape without its end, including the families' own pieces unchanged."""
     if format is Format.PROTOBUF:
         return [piece for family in families for piece in _encoded(family)]
     head_of = _open_head if format is Format.OPENMETRICS else _text_head
@@ -159,7 +159,7 @@ def pieces(families: Iterable[Family], format: Format = Format.TEXT) -> list[Pie
 
 
 def _encoded(family: Family) -> list[Piece]:
-    """A family in protobuf; pieces that stay as they were are encoded, and compressed, no second time."""
+    """A family in protobuf; unchanged pieces are not encoded or compressed again."""
     kept = [piece.encoded(family.kind) for piece in family.pieces if piece.samples]
     if not family.samples and not kept:
         return []
@@ -176,7 +176,7 @@ def joined(page: Iterable[Piece]) -> bytes:
 
 
 def gzipped(page: Sequence[Piece]) -> bytes:
-    """The page as one gzip member (RFC 1952), of which only pieces that are new are compressed now."""
+    """The page as one gzip member (RFC 1952), of which only new pieces are compressed now."""
     checksum, size = 0, 0
     for piece in page:
         checksum = zlib.crc32(piece.text, checksum)
@@ -196,7 +196,7 @@ def labels(values: Mapping[str, str]) -> str:
 
 
 def labels_once(values: Mapping[str, str]) -> str:
-    """As `labels`, for who remembers them."""
+    """As `labels`, for callers that cache them."""
     return _labels.__wrapped__(tuple(values.items()))
 
 
@@ -232,9 +232,9 @@ def _text_head(family: Family) -> str:
 def _open_head(family: Family) -> str:
     """A counter is named without ``_total``, in which its samples must end.
 
-    One whose samples do not (DCGM's names) has the type unknown: a counter would have to be called otherwise,
-    and a gauge it is not. No ``# UNIT``, which says what the name does; and no ``_created``: when the driver
-    began to count is not known, and Prometheus would store it as a series more for each counter.
+    One whose samples do not (DCGM's names) has the type unknown, since neither counter nor gauge would be
+    right. There is no ``# UNIT``, which the name contains; and no ``_created``: when the driver began to
+    count is unknown, and Prometheus would store it as an additional series for each counter.
     """
     name, kind = family.name, str(family.kind)
     if family.kind is MetricKind.COUNTER and name.endswith(_TOTAL):

@@ -1,4 +1,4 @@
-"""The frames of HTTP/2 (RFC 9113), as a server needs them: made, read, and what is wrong with one."""
+"""The frames of HTTP/2 (RFC 9113) for a server: writing, reading, and errors in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import IntEnum
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES = 9
-SMALLEST_FRAME_BYTES = 16 << 10  # that the other side must take, and takes until it says more
+SMALLEST_FRAME_BYTES = 16 << 10  # that the other side must accept, until it allows more
 LARGEST_FRAME_BYTES = (1 << 24) - 1
 LARGEST_WINDOW_BYTES = (1 << 31) - 1
 FIRST_WINDOW_BYTES = (1 << 16) - 1
@@ -17,15 +17,18 @@ END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
 PADDED = 0x8
 PRIORITY_INSIDE = 0x20
-_IN_PARTS = END_HEADERS | PADDED | PRIORITY_INSIDE  # with the first of these alone, a frame is a head
+_IN_PARTS = END_HEADERS | PADDED | PRIORITY_INSIDE  # with only the first of these, a frame is a complete head
 
 LARGEST_DATA_BYTES = 256 << 10
-"""Of a frame of a body, which is taken as it comes. Go's client writes each frame by itself, in two records
-of TLS where it has the least of 16 KiB; so the names of 5,000 nodes come in one."""
-_LARGEST_BYTES = 64 << 10  # of any other, which must have come whole; and of a head in many
+"""Of a frame of a body, which is handled as it arrives.
+
+Go's client writes each frame separately, in two TLS records with the minimum of 16 KiB; with this size the
+names of 5,000 nodes come in one.
+"""
+_LARGEST_BYTES = 64 << 10  # of any other frame, which must be complete; and of a head in several frames
 _MOST_PARTS = 64  # of a head
-# Kinds of frames. Numbers by themselves: each frame is compared with them, and to look up a member of a class
-# takes longer than the comparison.
+# Kinds of frames. Plain numbers: each frame is compared with them, and looking up an enum member takes longer
+# than the comparison.
 DATA = 0
 HEADERS = 1
 PRIORITY = 2
@@ -69,7 +72,7 @@ class Code(IntEnum):
 
 
 class ConnectionFault(Exception):
-    """What the client sent ends its connection."""
+    """What the client sent is an error of the connection."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code.name)
@@ -77,7 +80,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """What the client sent ends one of its requests."""
+    """What the client sent is an error of one stream."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code.name)
@@ -120,22 +123,24 @@ def goaway(last_stream: int, code: Code) -> bytes:
 
 
 Frame = tuple[int, int, int, memoryview, int]
-"""Kind, flags, stream, body, length. The body is of a head all of it, also where it came in several frames;
-of data, what has come of it. The length is of data what the whole frame takes of the client's leave; 0 where
-only more of it has come."""
+"""Kind, flags, stream, body, length.
+
+The body of a head is complete, even if it came in several frames; of data it is what has arrived. The length
+of data is what the whole frame takes of the client's window; 0 for its further parts.
+"""
 
 
 class FrameReader:
     """What one client sends, frame by frame."""
 
     def __init__(self) -> None:
-        self._unread = b""  # of a frame that has not come whole
-        self._greeted = False  # the client has said that this is HTTP/2
-        self._head = bytearray()  # that comes in several frames
-        self._head_begun: tuple[int, int] | None = None  # the flags and the stream of that one
+        self._unread = b""  # of an incomplete frame
+        self._greeted = False  # the client has sent the preface of HTTP/2
+        self._head = bytearray()  # of several frames
+        self._head_begun: tuple[int, int] | None = None  # the flags and the stream of that head
         self._parts = 0
-        self._data = (0, 0)  # the flags and the stream of data that is coming
-        self._data_left_bytes = 0  # with its padding, which comes last
+        self._data = (0, 0)  # the flags and the stream of the current data frame
+        self._data_left_bytes = 0  # including padding, which comes last
         self._padding_bytes = 0
 
     @property
@@ -143,9 +148,9 @@ class FrameReader:
         return len(self._unread) + len(self._head)
 
     def read(self, heard: memoryview) -> Generator[Frame, None, None]:
-        """Frames in their order. Raises `ConnectionFault`. Their bytes are only good until the next one."""
+        """The frames in their order, each valid until the next. Raises `ConnectionFault`."""
         if self._unread:
-            heard = memoryview(self._unread + heard)
+            heard, self._unread = memoryview(self._unread + heard), b""  # whoever takes it counts it
         size = len(heard)
         at = 0 if self._greeted else self._greeting(heard)
         try:
@@ -179,18 +184,18 @@ class FrameReader:
                 else:
                     at = end
                     yield kind, flags, stream, heard[begin:end], length
-        finally:  # also where the turn is over
+        finally:  # also at the end of a turn
             self._unread = b"" if at == size else bytes(heard[at or 0 :])
 
     def _greeting(self, heard: memoryview) -> int | None:
-        """Where the frames begin; None where it has not come yet."""
+        """Where the frames begin; None if the preface is incomplete."""
         if heard[: len(PREFACE)] != PREFACE[: len(heard)]:
             raise ConnectionFault(Code.PROTOCOL_ERROR)
         self._greeted = len(heard) >= len(PREFACE)
         return len(PREFACE) if self._greeted else None
 
     def _check(self, kind: int, stream: int, length: int) -> None:
-        """Its size; and a head goes on in the very next frame, and nothing goes on that was not begun."""
+        """Check the size; and that a head continues in the next frame, and only what has begun continues."""
         if length > (LARGEST_DATA_BYTES if kind == DATA else _LARGEST_BYTES):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR)
         goes_on = self._head_begun is not None and (kind, stream) == (CONTINUATION, self._head_begun[1])
@@ -200,8 +205,8 @@ class FrameReader:
     def _begin_data(
         self, heard: memoryview, begin: int, flags: int, stream: int, length: int
     ) -> tuple[Frame, int] | None:
-        """What has come of a frame of data, and where that ends; None before it has said how it is padded."""
-        is_padded = bool(flags & PADDED)  # and says first by how much
+        """The part of a data frame that has arrived, and its end; None before its padding is known."""
+        is_padded = bool(flags & PADDED)  # which starts with the length of the padding
         if is_padded and length and len(heard) == begin:
             return None
         self._padding_bytes = heard[begin] if is_padded and length else 0
@@ -212,7 +217,7 @@ class FrameReader:
         return self._more_data(part, length), begin + is_padded + len(part)
 
     def _more_data(self, part: memoryview, length: int) -> Frame:
-        """What has come of the data, without its padding; only its last part ends the stream."""
+        """The data that has arrived, without padding; only its last part ends the stream."""
         flags, stream = self._data
         self._data_left_bytes -= len(part)
         padding_bytes = max(0, self._padding_bytes - self._data_left_bytes)
@@ -220,7 +225,7 @@ class FrameReader:
         return DATA, 0 if self._data_left_bytes else flags, stream, body, length
 
     def _more_head(self, kind: int, flags: int, stream: int, body: memoryview) -> Iterator[Frame]:
-        """The head, once it is whole. What it says of priority is not heeded (RFC 9113, 5.3.2)."""
+        """The head once it is complete. Priorities are ignored (RFC 9113, 5.3.2)."""
         if kind == HEADERS:
             body = unpadded(flags, body)
             if flags & PRIORITY_INSIDE:
@@ -236,7 +241,7 @@ class FrameReader:
         if len(self._head) > _LARGEST_BYTES or self._parts > _MOST_PARTS:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
         if flags & END_HEADERS:
-            assert self._head_begun is not None  # checked when it went on
+            assert self._head_begun is not None  # checked when it continued
             flags, stream = self._head_begun
             whole = memoryview(bytes(self._head))
             self._head, self._head_begun = bytearray(), None
@@ -244,7 +249,7 @@ class FrameReader:
 
 
 def unpadded(flags: int, body: memoryview) -> memoryview:
-    """Without its padding, where it has some."""
+    """The body without its padding, if any."""
     if not flags & PADDED:
         return body
     if not body or body[0] >= len(body):
@@ -253,18 +258,18 @@ def unpadded(flags: int, body: memoryview) -> memoryview:
 
 
 def check_length(kind: int, length: int) -> None:
-    """Of kinds that have one. Raises `ConnectionFault`, also where one of a stream would do."""
+    """For kinds with a fixed length. Always raises `ConnectionFault`."""
     if length != _LENGTHS.get(kind, length) or (kind == GOAWAY and length < _PAIR.size):
         raise ConnectionFault(Code.FRAME_SIZE_ERROR)
 
 
 def number(body: memoryview) -> int:
-    """Of 31 bits, alone in its frame."""
+    """A number of 31 bits, alone in its frame."""
     return int.from_bytes(body) & LARGEST_WINDOW_BYTES
 
 
 def settings_said(flags: int, body: memoryview) -> dict[int, int]:
-    """The last word on each, checked where we heed it; none where the client says that it has heard ours."""
+    """The last value of each setting, checked if we use it; none in an acknowledgement of ours."""
     if len(body) % _SETTING.size or (flags & ACK and body):
         raise ConnectionFault(Code.FRAME_SIZE_ERROR)
     said = dict(_SETTING.iter_unpack(body))

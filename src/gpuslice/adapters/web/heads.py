@@ -1,8 +1,8 @@
-"""The heads of HTTP/2: unpacked and packed (HPACK, RFC 7541), and what may stand in one (RFC 9113, 8).
+"""The heads of HTTP/2: unpacking and packing (HPACK, RFC 7541), and what they may contain (RFC 9113, 8).
 
-A field is looked at once, when it enters the table that both sides keep, and is a number in all later heads:
-a client says nearly the same in each. A head that comes again while the table is the same is not read again.
-The code of Huffman and the fields that everybody knows are hpack's.
+A field is examined once, when it enters the table that both sides keep, and is a number in all later heads,
+since a client sends almost the same in each. A repeated head is not read again while the table is the same.
+The Huffman code and the static fields are hpack's.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from hpack.table import HeaderTable
 from gpuslice.adapters.web.frames import Code, ConnectionFault, StreamFault
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, date
 
-TABLE_BYTES = 4096  # of the fields that the client may have us remember: what both sides begin with
+TABLE_BYTES = 4096  # for the client's fields that we must remember: the initial size
 _OVERHEAD_BYTES = 32  # of a field in the table, by the RFC
 _MOST_RECENT = 16
-_RECENT_BYTES = 1 << 10  # of a head that is kept: all that are take less than the buffers of a connection
-_NUMBER_BYTES = 5  # the most that one takes behind its first byte
+_RECENT_BYTES = 1 << 10  # of a cached head: all of them take less than the buffers of a connection
+_NUMBER_BYTES = 5  # the most that a number takes after its first byte
 _NOT_IN_A_NAME = frozenset((*range(33), *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ:", *range(127, 256)))
 _OF_A_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 _FIRST_LINE = {b":method", b":scheme", b":path", b":authority"}
-_STATUS_200 = b"\x88"  # the eighth of the fields that both sides know
+_STATUS_200 = b"\x88"  # the eighth static field
 _STATUS = b"\x08"  # its name, with another value
 _LITERAL = b"\x00"
 _LENGTH_IS = b"\x0f\x0d"  # content-length, the 28th, with a value that is not remembered
 NO_TABLE = b"\x20"
-"""What our first head on a connection begins with. We have the client remember nothing; and one that allows a
-smaller table than the usual wants to be told that ours is no larger (RFC 7541, 4.2)."""
+"""The start of our first head on a connection: the client need not remember anything.
+
+A client that allows a smaller table than usual must be told that ours is not larger (RFC 7541, 4.2).
+"""
 
 
 class Field(NamedTuple):
-    """One field as text. `is_legal`: it may stand in a request, though perhaps not where it stands."""
+    """One field as text. `is_legal`: allowed in a request, though perhaps not at its position."""
 
     name: str
     value: str
@@ -46,7 +48,7 @@ class Field(NamedTuple):
 
 
 class Head:
-    """Its fields, and the request that they make: method, target, headers, bytes in memory."""
+    """Its fields and the resulting request: method, target, headers, bytes in memory."""
 
     __slots__ = ("_request", "fields")
 
@@ -55,7 +57,7 @@ class Head:
         self._request: tuple[str, str, Mapping[str, str], int] | None = None
 
     def request(self) -> tuple[str, str, Mapping[str, str], int]:
-        """Looked at once. Raises `StreamFault`."""
+        """Checked once. Raises `StreamFault`."""
         if self._request is None:
             method, target, headers = request_of(self.fields)
             size_bytes = HttpRequest(method, target, headers).size_bytes
@@ -64,18 +66,18 @@ class Head:
 
 
 class Unpacker:
-    """The heads of one client, in their order. `most_bytes`: of one head when it is unpacked."""
+    """The heads of one client, in order. `most_bytes`: of one unpacked head."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._table = list(_known_to_all())  # then those of this client, the latest first
         self._known = len(self._table)
-        self._table_bytes = 0  # of this client's
+        self._table_bytes = 0  # of this client's fields
         self._table_limit_bytes = TABLE_BYTES
-        self._recent: dict[bytes, Head] = {}  # by what they came as; good until the table changes
+        self._recent: dict[bytes, Head] = {}  # by their packed form; valid until the table changes
 
     def unpack(self, block: bytes) -> Head:
-        """Each must be unpacked, also one that is refused: others build on it. Raises `ConnectionFault`."""
+        """Every head must be unpacked, even a refused one: others depend on it. Raises `ConnectionFault`."""
         head = self._recent.get(block)
         if head is not None:
             return head
@@ -97,7 +99,7 @@ class Unpacker:
                     self._table_limit_bytes = limit_bytes
                     self._forget(0)
                     is_lasting = False
-                    size_bytes += _OVERHEAD_BYTES  # else a head of these alone could be as long as any
+                    size_bytes += _OVERHEAD_BYTES  # otherwise such entries could be of any length
                     if size_bytes > self._most_bytes:
                         raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
                     continue
@@ -134,7 +136,7 @@ class Unpacker:
         return field, at
 
     def _forget(self, more_bytes: int) -> None:
-        """The oldest, until there is room for so much more."""
+        """Forget the oldest entries until there is room for this much more."""
         while self._table_bytes and self._table_bytes + more_bytes > self._table_limit_bytes:
             self._table_bytes -= self._table.pop().size_bytes
 
@@ -145,7 +147,7 @@ def _known_to_all() -> tuple[Field, ...]:
 
 
 def _field(name: bytes, value: bytes) -> Field:
-    """What HTTP/1.1 would take for the end of a field, or for a word to a proxy, is not legal."""
+    """What HTTP/1.1 would take for the end of a field, or for an instruction to a proxy, is not legal."""
     is_legal = (
         (name in _FIRST_LINE or (name != b"" and _NOT_IN_A_NAME.isdisjoint(name)))
         and name not in _OF_A_CONNECTION
@@ -185,15 +187,15 @@ def _read_text(block: bytes, at: int) -> tuple[bytes, int]:
 
 
 def check_trailer(fields: Iterable[Field]) -> None:
-    """What comes behind a body is not heeded, but must be none of a first line. Raises `StreamFault`."""
+    """Trailers are ignored, but must not be pseudo-headers. Raises `StreamFault`."""
     if any(not field.is_legal or field.name[:1] == ":" for field in fields):
         raise StreamFault(Code.PROTOCOL_ERROR)
 
 
 def request_of(fields: Iterable[Field]) -> tuple[str, str, dict[str, str]]:
-    """Method, target and headers. Raises `StreamFault` where it is no request (RFC 9113, 8.3.1).
+    """Method, target and headers. Raises `StreamFault` if it is no request (RFC 9113, 8.3.1).
 
-    What HTTP/1.1 says in its first line is said once, and in front of all others.
+    Pseudo-headers must come first, and once each.
     """
     line: dict[str, str] = {}
     headers: dict[str, str] = {}
@@ -231,7 +233,7 @@ def of_answer(answer: HttpResponse, length_bytes: int) -> bytes:
 
 @lru_cache(maxsize=16)
 def _usual(status: int, content_type: str, second: int) -> bytes:
-    """What is the same in all answers of a second."""
+    """What is the same in all answers within a second."""
     fields = ((b"content-type", content_type.encode("latin-1")), (b"date", date(second).encode()))
     return packed(status, fields)
 
@@ -245,12 +247,12 @@ def packed(status: int, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 @lru_cache(maxsize=256)
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A field in full, to be remembered by nobody; of the next answer most are the same."""
+    """A field in full, not to be remembered: most fields of the next answer are the same."""
     return _LITERAL + _text(name) + _text(value)
 
 
 def _text(text: bytes) -> bytes:
-    """As it is, behind its length in seven bits or, where it is longer, in groups of seven."""
+    """Unchanged, after its length in seven bits or, if longer, in groups of seven."""
     length = len(text)
     if length < 127:
         return bytes((length,)) + text

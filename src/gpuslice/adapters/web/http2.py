@@ -1,8 +1,8 @@
-"""HTTP/2 for our own processes: the questions of one client side by side, over one connection.
+"""HTTP/2 for our own processes: concurrent requests of one client over one connection.
 
-kube-scheduler asks for many binds at once. By HTTP/1.1 its client (Go's) opens a connection for nearly each,
-with a TLS handshake that costs both sides more than the bind; by HTTP/2 it needs one connection in all.
-Source of the rules: RFC 9113; ours is what a client may take: memory, streams and time.
+kube-scheduler sends many binds at once. With HTTP/1.1 its client (Go's) opens a connection for almost each of
+them, with a TLS handshake that costs both sides more than the bind; with HTTP/2 it needs one connection.
+Source of the rules: RFC 9113; the limits on a client's memory, streams and time are ours.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from gpuslice.adapters.web.frames import END_STREAM, Code, ConnectionFault, Sett
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.stream import STREAM_BYTES, STREAM_WINDOW_BYTES, Stream
 
-MOST_STREAMS = 128  # requests of one client at once: more than the binds that an extender lets begin
-MOST_RESETS = 256  # taken back before their answer, more than answered: that is no client, it is an attack
+MOST_STREAMS = 128  # concurrent requests of one client: more than the binds that an extender lets begin
+MOST_RESETS = 256  # more streams reset before their answer than answered ones: an attack
 MOST_IDLE_FRAMES = 1_000
-"""More than its answers account for, of those that ask nothing and bring next to nothing: pings, settings,
-leave to send."""
-_IDLE_DATA_BYTES = 1 << 10  # a part of a body that is smaller is such a frame
-_IDLE_FRAMES_EACH = 20  # that an answer accounts for, and one for each so many bytes of it
+"""Frames without a request and almost without data, beyond those that its answers account for."""
+_IDLE_DATA_BYTES = 1 << 10  # a smaller part of a body counts as such a frame
+_IDLE_FRAMES_EACH = 20  # accounted for by each answer, plus one per this many bytes of it
 _BYTES_A_FRAME = 2 << 10
 _CONNECTION_WINDOW_BYTES = 4 << 20
 _BUSY = json_answer({"error": "others send large requests just now; try again"}, 503)
@@ -37,23 +36,23 @@ class Http2Connection(Client):
         super().__init__(clients)
         self._unpacker = heads.Unpacker(HEAD_LIMIT_BYTES)
         self._streams: dict[int, Stream] = {}
-        self._answering: dict[int, int] = {}  # bytes of requests that are worked on, also when taken back
-        self._last_stream = 0  # that the client has opened
+        self._answering: dict[int, int] = {}  # bytes of requests in progress, even after a reset
+        self._last_stream = 0  # the highest that the client has opened
         self._reader = frames.FrameReader()
-        self._came_bytes = 0  # of all bodies, as of a stream
+        self._came_bytes = 0  # of all bodies, as in a stream
         self._may_send_bytes = self._first_window_bytes = frames.FIRST_WINDOW_BYTES
-        self._frame_bytes = frames.SMALLEST_FRAME_BYTES  # that the client takes
+        self._frame_bytes = frames.SMALLEST_FRAME_BYTES  # the client's maximum
         self._window_grew = False
         self._to_send: list[bytes | memoryview] = []
         self._to_send_bytes = 0  # of bodies
         self._before_head = heads.NO_TABLE
-        self._begun = 0  # requests in what is being read
-        self._uncounted_bytes = 0  # held since it was last looked whether there is room
+        self._begun = 0  # requests in the data being read
+        self._uncounted_bytes = 0  # held since the last check for room
         self._resets = 0
         self._idle_frames = 0
         self._blocked_s: float | None = None  # since when the client does not read what we send
-        self.to_read = False  # of what has come, when its turn comes
-        self._leaving = False  # it has been told that no new request is taken
+        self.to_read = False  # received data that waits for its turn
+        self._leaving = False  # it has been told that no new requests are taken
 
     # -- what asyncio tells ----------------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ class Http2Connection(Client):
         self.read(self._clients.buffer[:nbytes])
 
     def read(self, heard: memoryview) -> None:
-        """For one turn; what has come and is not reached waits for the next, after everybody else's."""
+        """Read for one turn; data that is not reached waits until all other connections had theirs."""
         turn_ends_s, self.to_read = time.monotonic() + TURN_S, False
         coming = self._reader.read(heard)
         try:
@@ -116,7 +115,7 @@ class Http2Connection(Client):
 
     def _read_or_not(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            stops = self.to_read or self._blocked_s is not None  # whatever it sends may want an answer
+            stops = self.to_read or self._blocked_s is not None  # whatever it sends may require an answer
             (self._transport.pause_reading if stops else self._transport.resume_reading)()
 
     def eof_received(self) -> bool:
@@ -133,9 +132,9 @@ class Http2Connection(Client):
     # -- frames ----------------------------------------------------------------------------------------------
 
     def _take_other(self, kind: int, flags: int, stream: int, body: memoryview) -> None:
-        """What brings nothing of a request."""
+        """Frames that are not part of a request."""
         is_ack = bool(flags & frames.ACK)
-        of_all = kind in (frames.SETTINGS, frames.PING, frames.GOAWAY)  # of the connection, that is, of none
+        of_all = kind in (frames.SETTINGS, frames.PING, frames.GOAWAY)  # of the connection, not a stream
         if kind == frames.PUSH_PROMISE or (of_all and stream) or (kind == frames.PRIORITY and not stream):
             raise ConnectionFault(Code.PROTOCOL_ERROR)
         frames.check_length(kind, len(body))
@@ -147,7 +146,7 @@ class Http2Connection(Client):
                 self._resets += 1
                 self._streams.pop(stream, None)
             case frames.GOAWAY:
-                self.end_when_idle()  # it takes no requests from us; its own it wants answered
+                self.end_when_idle()  # it takes no requests from us, but wants its own answered
             case frames.SETTINGS:
                 said = frames.settings_said(flags, body)
                 if not is_ack:
@@ -180,7 +179,7 @@ class Http2Connection(Client):
                 raise StreamFault(Code.FLOW_CONTROL_ERROR if more_bytes else Code.PROTOCOL_ERROR)
 
     def _check_opened(self, stream: int) -> None:
-        """Of one that has ended more may come: it was on its way."""
+        """Frames of a stream that has ended may still arrive: they were in flight."""
         if not stream % 2 or stream > self._last_stream:
             raise ConnectionFault(Code.PROTOCOL_ERROR)
 
@@ -188,13 +187,13 @@ class Http2Connection(Client):
 
     def _take_head(self, flags: int, number: int, block: bytes) -> None:
         head, ends = self._unpacker.unpack(block), bool(flags & END_STREAM)
-        self._idle_frames += max(0, len(head.fields) - MOST_FIELDS)  # each took its time
+        self._idle_frames += max(0, len(head.fields) - MOST_FIELDS)  # each takes time
         if not number % 2:
             raise ConnectionFault(Code.PROTOCOL_ERROR)
         if number > self._last_stream:
             self._last_stream = number
             self._begin(number, head, ends=ends)
-        elif number in self._streams:  # what comes behind a body
+        elif number in self._streams:  # trailers
             if not self._streams[number].receiving:
                 raise StreamFault(Code.STREAM_CLOSED)
             heads.check_trailer(head.fields)
@@ -205,11 +204,11 @@ class Http2Connection(Client):
             self._idle_frames += 1
 
     def _begin(self, number: int, head: heads.Head, *, ends: bool) -> None:
-        # A request that was taken back may still be worked on, so the streams that are open are not all. Nor
-        # can the client know of any that ended in this read: to it they are open.
+        # A request that was reset may still be in progress, so there may be more than the open streams. And
+        # the client cannot know about streams that ended during this read: it considers them open.
         is_full = len(self._streams) >= MOST_STREAMS or len(self._answering) >= MOST_STREAMS
         if self._leaving or is_full or self._begun >= MOST_STREAMS:
-            raise StreamFault(Code.REFUSED_STREAM)  # that is: try again elsewhere
+            raise StreamFault(Code.REFUSED_STREAM)  # which means: retry elsewhere
         self._begun += 1
         method, target, headers, size_bytes = head.request()
         request = HttpRequest(method, target, headers, known=self.known, local=self.local)
@@ -229,8 +228,8 @@ class Http2Connection(Client):
             self._send_head(number, heads.packed(100, ()))
 
     def _take_data(self, flags: int, number: int, body: memoryview, length: int) -> None:
-        """What it brings counts, whatever becomes of its stream: the client has spent its leave to send.
-        That leave is not what bounds how much we hold, see `Clients`."""
+        """The data counts whatever happens to its stream: the client has used up its window. The window is
+        not what bounds how much we hold, see `Clients`."""
         ends = flags & END_STREAM
         if length < _IDLE_DATA_BYTES and (length or not body):
             self._idle_frames += 1
@@ -264,12 +263,12 @@ class Http2Connection(Client):
             self._ask(number)
 
     def _may_hold(self, more_bytes: int) -> bool:
-        """Whether there is room for so much more. It is looked at in steps, which all streams take together:
-        else each of them would stay below its own."""
+        """Whether there is room for this much more. Checked in steps that all streams share: else each of
+        them would stay below its own step."""
         self._uncounted_bytes += more_bytes
         if self._uncounted_bytes >> STEP_BITS:
             if not self._clients.makes_room(self, self._loop.time()):
-                return False  # and the next is asked about at once
+                return False  # and the next one is checked immediately
             self._uncounted_bytes = 0
         return True
 
@@ -277,7 +276,7 @@ class Http2Connection(Client):
         stream = self._streams[number]
         stream.receiving = False
         if stream.rest is not None:
-            return  # it has been answered before it was whole
+            return  # it was answered before it was complete
         request = stream.request
         said = request.headers.get("content-length")
         if said is not None and int(said) != len(stream.body):
@@ -294,7 +293,7 @@ class Http2Connection(Client):
         self._clients.hand_over(self._await(number, answer))
 
     async def _await(self, number: int, coming: Awaitable[HttpResponse]) -> None:
-        """It goes on when the client has left or taken its request back: what is begun must end."""
+        """Continues after the client has left or reset its request: what has begun must end."""
         try:
             answer = await coming
         finally:
@@ -329,7 +328,7 @@ class Http2Connection(Client):
         self._to_send += (frames.frame_head(len(block), frames.HEADERS, frames.END_HEADERS, number), block)
 
     def _send(self, number: int, stream: Stream) -> None:
-        """As much of an answer as the client takes. What is left of one keeps all of it in memory."""
+        """Send as much of an answer as the client's window allows. Any rest keeps all of it in memory."""
         rest = stream.rest
         assert rest is not None
         while True:
@@ -349,12 +348,12 @@ class Http2Connection(Client):
             self._to_send_bytes += size_bytes
             if ends:
                 break
-        # where not all of the request has come: we have said why, and what is still to come is not wanted
+        # if the request is incomplete: we have said why, and the rest is not wanted
         if stream.receiving:
             self._reset(number, Code.NO_ERROR)
         else:
             del self._streams[number]
-        if self._to_send_bytes >> STEP_BITS:  # answers of one read would be any number of bytes
+        if self._to_send_bytes >> STEP_BITS:  # otherwise the answers of one read could be of any size
             self._flush()
 
     def _reset(self, number: int, code: Code) -> None:
@@ -365,7 +364,7 @@ class Http2Connection(Client):
         if self._transport is None or self._transport.is_closing():
             return
         if self._to_send:
-            # together: each piece would be a record of TLS, work for both sides
+            # joined: each piece would be a TLS record, work for both sides
             data = b"".join(self._to_send)
             self._to_send.clear()
             self._to_send_bytes = 0
@@ -376,7 +375,7 @@ class Http2Connection(Client):
     # -- ending ----------------------------------------------------------------------------------------------
 
     def _end(self, code: Code | None = None) -> None:
-        """Close at once; `code`: what the client has done wrong. What is being worked on goes on."""
+        """Close immediately; `code`: the client's error. Requests in progress continue."""
         if self._transport is None:
             return
         if code is not None:
@@ -393,7 +392,7 @@ class Http2Connection(Client):
 
     @property
     def held_bytes(self) -> int:
-        """A request that is being answered counts once, also where its client has taken it back."""
+        """A request that is being answered counts once, even after its client has reset it."""
         streams = (each for number, each in self._streams.items() if number not in self._answering)
         buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
         of_streams = sum(each.held_bytes for each in streams) + sum(self._answering.values())

@@ -19,10 +19,10 @@ TEXT = "text/plain; charset=utf-8"
 
 @dataclass(slots=True)
 class HttpRequest:
-    """One request, read whole. `target` is the path as it came, with its query; header names are lower case.
+    """One request, read completely. `target` is the path with its query; header names are lower case.
 
-    `part` is what stood in the place of a route's ``{name}``. `known`: the client showed a certificate of the
-    CA that we were given for clients. `local`: it came from this machine, or from within this pod.
+    `part` is the value of a route's ``{name}``. `known`: the client showed a certificate of the CA that we
+    were given for clients. `local`: it came from this machine, or from within this pod.
     """
 
     method: str
@@ -36,7 +36,7 @@ class HttpRequest:
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes in memory."""
+        """Approximate size in memory."""
         fields = self.headers
         head_bytes = _FIELD_BYTES * len(fields) + sum(map(len, fields)) + sum(map(len, fields.values()))
         return len(self.body) + len(self.target) + head_bytes
@@ -55,9 +55,9 @@ class HttpRequest:
 
 @dataclass(slots=True)
 class HttpResponse:
-    """One answer. `more`: what follows `body`; to put large pieces together would be to copy them.
+    """One answer. `more`: what follows `body`; joining large pieces would copy them.
 
-    `last`: the client is to come back on another connection, which may lead to another process.
+    `last`: the client should return on another connection, which may lead to another process.
     """
 
     body: bytes = b""
@@ -84,7 +84,7 @@ def text_answer(text: str, status: int = 200) -> HttpResponse:
 def head_of(answer: HttpResponse, last: bool) -> bytes:
     """The bytes before the body in HTTP/1.1; `last`: nothing follows on this connection."""
     own = "".join([f"{name}: {value}\r\n" for name, value in answer.headers.items()])
-    # said always: a client that speaks HTTP/1.0 keeps its connection only when told to
+    # always: a client of HTTP/1.0 keeps its connection only if told to
     connection = "close" if last else "keep-alive"
     return (
         f"{_status_line(answer.status)}Content-Type: {answer.content_type}\r\n"
@@ -100,7 +100,7 @@ def _status_line(status: int) -> str:
 
 @lru_cache(maxsize=1)
 def date(second: int) -> str:
-    """By hand: strftime would speak the locale's language."""
+    """By hand: strftime would use the locale's language."""
     at = time.gmtime(second)
     days = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
     months = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")

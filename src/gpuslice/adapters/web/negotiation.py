@@ -1,4 +1,4 @@
-"""What a client would rather have (RFC 9110, 12.5): the format of a page, and whether it is compressed."""
+"""What a client prefers (RFC 9110, 12.5): the format of a page, and whether it is compressed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REFUSED = re.compile(r"q=0(\.0*)?")
 _WEIGHT = re.compile(r"0(\.\d*)?|1(\.0*)?")
 _PROTOBUF = {"proto": "io.prometheus.client.metricfamily", "encoding": "delimited"}
 _MOST = 32
-"""So many parts of a header are read: Prometheus names five, a hostile client tens of thousands."""
+"""How many parts of a header are read: Prometheus sends five, a hostile client tens of thousands."""
 _ANYTHING = 1  # the precision of */*
 
 _Liking = tuple[float, int]  # weight, and the precision of the range that gives it
@@ -19,14 +19,14 @@ _Liking = tuple[float, int]  # weight, and the precision of the range that gives
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """One part of an Accept header: a kind of content, and how much the client likes it."""
+    """One part of an Accept header: a media type, and how much the client prefers it."""
 
     kind: str
     version: str
     weight: float
 
     def precision(self, offer: Format) -> int:
-        """How exactly it names what we offer; 0 when it does not mean it."""
+        """How exactly it matches what we offer; 0 if it does not."""
         if self.version not in {"", offer.version}:
             return 0
         family = offer.media_type.partition("/")[0]
@@ -35,10 +35,10 @@ class _Range:
 
 
 def chosen_format(accept: str) -> Format:
-    """The format that a client's ``Accept`` likes best; of two liked alike, the one it names more exactly.
+    """The format preferred by a client's ``Accept``; of two equal ones, the one named more exactly.
 
-    A client that likes none, or says nothing, gets plain text: browsers and scripts read that. Protobuf goes
-    only to who names the message and its encoding.
+    A client that accepts none, or sends nothing, gets plain text, which browsers and scripts read. Protobuf
+    is only for clients that name the message and its encoding.
     """
     ranges = []
     binary = 0.0
@@ -69,6 +69,6 @@ def accepts_gzip(accept_encoding: str) -> bool:
 
 
 def _liking(offer: Format, ranges: list[_Range]) -> _Liking:
-    """What the range says that names the offer most exactly."""
+    """The preference by the range that matches the offer most exactly."""
     precision, weight = max(((each.precision(offer), each.weight) for each in ranges), default=(0, 0.0))
     return (weight, precision) if precision else (0.0, 0)

@@ -1,4 +1,4 @@
-"""What every process tells about itself: its share of the machine, how late its loop is, what its threads do.
+"""What every process reports about itself: resources, the lag of its event loop, what its threads do.
 
 Names and meanings of ``process_…`` and ``python_gc_…`` are those of Prometheus' own client libraries.
 """
@@ -26,10 +26,10 @@ _RSS_PAGES, _START_TICKS = 21, 19  # fields of /proc/PID/stat after the name of 
 
 
 class ProcessMetrics:
-    """Figures of this process; one instance, while `measured`.
+    """Metrics of this process; one instance, while `measured`.
 
     `certificates`: the PEM files that it serves with and checks clients with, "" for none. They are read at
-    each scrape, so a renewed one is told at once.
+    each scrape, so a renewed one is reported immediately.
     """
 
     def __init__(self, *certificates: str, proc: Path = Path("/proc")) -> None:
@@ -73,7 +73,7 @@ class ProcessMetrics:
             self._collecting.observe(took_s, str(info["generation"]))
 
     def families(self) -> Iterator[Family]:
-        """All of it, as of now."""
+        """All metrics, as of now."""
         yield from self._of_kernel()
         yield self._expiry()
         for name, key, about in (
@@ -88,7 +88,7 @@ class ProcessMetrics:
         yield from (each.family() for each in (self._collecting, self._lag, self.scrape))
 
     def _expiry(self) -> Family:
-        """Without those that cannot be read: what is not known is no date."""
+        """Without certificates that cannot be read: unknown is absent."""
         family = Family(
             "gpuslice_process_certificate_expiry_timestamp_seconds",
             MetricKind.GAUGE,
@@ -101,7 +101,7 @@ class ProcessMetrics:
         return family
 
     def _of_kernel(self) -> Iterator[Family]:
-        """By /proc; where there is none (a laptop's system), what the C library knows."""
+        """From /proc; without one (on a laptop's system), what the C library knows."""
 
         def one(name: str, kind: MetricKind, about: str, value: float) -> Family:
             return Family(name, kind, about, [("", value)])
@@ -137,7 +137,7 @@ def stacks() -> str:
 
 
 def _where(waiting: object) -> Iterator[traceback.FrameSummary]:
-    """The lines at which a coroutine, and each that it waits for, stands. A task's own stack has but one."""
+    """Where a coroutine, and each that it waits for, is suspended. A task's own stack has one line."""
     while waiting is not None:
         for kind in ("cr", "ag", "gi"):
             if (frame := getattr(waiting, f"{kind}_frame", None)) is not None:

@@ -1,4 +1,4 @@
-"""Serve an application until told to stop, then let what runs finish; certificates may change meanwhile."""
+"""Serves an application until told to stop, then lets requests finish; certificates may change meanwhile."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 RELOAD_EVERY_S = 10.0
 HANDSHAKE_S = 10.0
 BACKLOG = 1024
-MOST_HANDSHAKES = 64  # at a time: each takes some 50 KiB before anything is known of the client
-ACCEPT_AGAIN_S = 0.1  # after too many open files
+MOST_HANDSHAKES = 64  # at a time: each takes some 50 KiB before anything is known about the client
+ACCEPT_AGAIN_S = 0.1  # after an error for too many open files
 SWEEP_EVERY_S = 1.0
 HTTP2 = "h2"  # in the TLS handshake (ALPN)
-FIRST_INHERITED = 3  # the number of the first socket from systemd
+FIRST_INHERITED = 3  # the first socket from systemd
 EVERYWHERE = "::"
-"""All addresses of this machine, IPv4 included; IPv4 alone where the kernel knows no IPv6."""
+"""All addresses of this machine, including IPv4; only IPv4 if the kernel has no IPv6."""
 
 
 class CannotServeError(GpusliceError):
@@ -50,12 +50,10 @@ class CannotServeError(GpusliceError):
 class Listen:
     """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP.
 
-    `client_ca` is what clients' certificates are checked with; `must_show`: a client without is refused.
-    `client_names`: as `Clients.names`.
-    `http2`: clients that want HTTP/2 get it, with TLS alone; who speaks HTTP/1.1 is served as before.
-    `oldest_tls`: what a client must speak at least.
-    `inherited`: a listening socket that somebody else opened for us, in place of host and port.
-    `body_limit_bytes`, `most_bytes`, `admit`: as of `Clients`.
+    `client_ca` verifies clients' certificates; with `must_show` a client without one is refused.
+    `client_names`: as `Clients.names`. `http2`: offered to clients over TLS; HTTP/1.1 is always served.
+    `oldest_tls`: the oldest accepted version. `inherited`: a listening socket opened by somebody else,
+    instead of host and port. `body_limit_bytes`, `most_bytes`, `admit`: as in `Clients`.
     """
 
     port: int
@@ -67,8 +65,8 @@ class Listen:
     client_names: frozenset[str] = frozenset()
     oldest_tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
     http2: bool = False
-    drain_s: float = 5.0  # what a request that is under way gets to finish
-    reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are looked at
+    drain_s: float = 5.0  # how long a request in progress gets to finish
+    reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are checked
     inherited: socket.socket | None = None
     body_limit_bytes: int = 1 << 20
     most_bytes: int = 64 << 20
@@ -83,9 +81,9 @@ class Listen:
 async def serving(
     app: App, listen: Listen, met: Callable[[Clients], None] = lambda _: None
 ) -> AsyncIterator[int]:
-    """Serve `app` inside the block; yields the port, which the system chose when 0 was asked for.
+    """Serve `app` inside the block; yields the port, which the system chose if 0 was requested.
 
-    `met` hears of the clients, for who wants to send them away. Raises `CannotServeError`.
+    `met` is called with the clients, for code that must disconnect them. Raises `CannotServeError`.
     """
     clients = Clients(
         app,
@@ -119,7 +117,7 @@ async def serving(
         yield port
     finally:
         server.close()
-        for task in beside[2:]:  # nobody new
+        for task in beside[2:]:  # no new clients
             task.cancel()
         await clients.drain(listen.drain_s)
         for task in beside:
@@ -134,7 +132,7 @@ async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext |
     protocols = partial(Connection, clients)
     bound = listen.inherited
     if bound is None and listen.host == EVERYWHERE and socket.has_dualstack_ipv6():
-        # one socket for both: asyncio would open two, with a port each where the system chooses it
+        # one socket for both: asyncio would open two, with different ports if the system chooses
         bound = socket.create_server((EVERYWHERE, listen.port), family=socket.AF_INET6, dualstack_ipv6=True)
     if bound is None:
         host = "0.0.0.0" if listen.host == EVERYWHERE else listen.host
@@ -145,16 +143,16 @@ async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext |
 
 
 def _protocols(clients: Clients, listen: Listen) -> Callable[[], asyncio.BaseProtocol]:
-    """Makes the protocol of a new client that speaks TLS."""
+    """Creates the protocol for a new client that uses TLS."""
     if not listen.http2:
         return partial(Connection, clients)
-    from gpuslice.adapters.web.http2 import Http2Connection  # 3 MiB that most processes need not have
+    from gpuslice.adapters.web.http2 import Http2Connection  # 3 MiB that most processes do not need
 
     return partial(_ByAlpn, clients, Http2Connection)
 
 
 class _ByAlpn(asyncio.Protocol):
-    """A client that has shaken hands, and said there which HTTP it speaks."""
+    """A client after the handshake, in which it named the HTTP version that it speaks."""
 
     def __init__(self, clients: Clients, http2: type[Client]) -> None:
         self._clients = clients
@@ -171,13 +169,16 @@ class _ByAlpn(asyncio.Protocol):
 async def _accept(
     listening: socket.socket, protocols: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext
 ) -> None:
-    """Accept connections with TLS, for ever. A server of asyncio would begin any number of handshakes at
-    once, each with buffers of its own; here the oldest ends when there are too many."""
+    """Accept TLS connections, for ever.
+
+    An asyncio server would begin any number of handshakes at once, each with its own buffers; here the oldest
+    ends if there are too many.
+    """
     loop = asyncio.get_running_loop()
     shaking: dict[asyncio.Task[None], None] = {}
 
     async def shake(connection: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # the client's affair, also when it was not what TLS is
+        with contextlib.suppress(OSError):  # the client's problem, even if it does not speak TLS
             await loop.connect_accepted_socket(
                 protocols, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
             )
@@ -218,7 +219,7 @@ def inherited_socket(environ: Mapping[str, str] = os.environ) -> socket.socket |
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a process on uvloop where it is installed, else on asyncio's own loop."""
+    """Run a process on uvloop if it is installed, otherwise on asyncio's own loop."""
     tell_stacks_on_signal()
     make_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
@@ -230,17 +231,17 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def tell_stacks_on_signal() -> None:
-    """SIGUSR1 has the process write to stderr what its threads are doing, also where its loop hangs."""
+    """On SIGUSR1, write to stderr what the process's threads are doing, even if its loop hangs."""
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
 def until_stopped() -> Awaitable[None]:
-    """Returns when the process is asked to end: SIGTERM or SIGINT."""
+    """Returns when the process is told to end: SIGTERM or SIGINT."""
     return _Stopped()
 
 
 def memory_limit_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What the container may take, by its cgroup; None without a limit, or where nothing says so."""
+    """The container's memory limit, from its cgroup; None without a limit, or if it is unknown."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):
             limit = int((root / name).read_text())
@@ -249,7 +250,7 @@ def memory_limit_bytes(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 class _Stopped:
-    """No coroutine: a process that cannot start never awaits it, and Python would complain."""
+    """Not a coroutine: a process that fails to start never awaits it, and Python would complain."""
 
     def __await__(self) -> Generator[Any, None, Any]:
         stopped = asyncio.Event()
@@ -267,8 +268,9 @@ class _Stopped:
 async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[Any, Any, None]]) -> None:
     """Run the long tasks of a process, by name, until `stopped`. One that fails ends all, and is raised.
 
-    So does one that is cancelled though nobody here asked for it, as libraries may do that tell a task of a
-    lost connection by cancelling it. A TaskGroup takes that for its end, and the process would do without.
+    So does one that is cancelled although nobody here asked for it: some libraries report a lost connection
+    to a task by cancelling it. A TaskGroup would take that for its normal end, and the process would continue
+    without it.
     """
     ending = False
 
@@ -296,7 +298,7 @@ async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[A
                     task.cancel()
     finally:
         for work in tasks.values():
-            work.close()  # one that was cancelled before it began
+            work.close()  # if it was cancelled before it began
 
 
 def _tls_context(listen: Listen) -> ssl.SSLContext:
@@ -304,10 +306,10 @@ def _tls_context(listen: Listen) -> ssl.SSLContext:
     context.minimum_version = listen.oldest_tls
     if listen.http2:
         context.set_alpn_protocols([HTTP2, "http/1.1"])
-    context.num_tickets = 0  # kube-scheduler and Prometheus do not resume: a write less in each handshake
+    context.num_tickets = 0  # nobody resumes sessions: a write less per handshake
     try:
         context.load_cert_chain(listen.certificate, listen.key or None)
-    except OSError as error:  # ssl's errors are of that kind too
+    except OSError as error:  # includes ssl's errors
         files = " and ".join(filter(None, (listen.certificate, listen.key)))
         raise CannotServeError(f"certificate and key {files} cannot be used: {words_of(error)}") from error
     if listen.client_ca:
@@ -320,10 +322,10 @@ def _tls_context(listen: Listen) -> ssl.SSLContext:
 
 
 async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
-    """Load a renewed certificate into the live context: the next handshake gets it, no connection is cut.
+    """Load a renewed certificate into the live context: the next handshake uses it, no connection is cut.
 
-    By looking at the files: a Secret volume is renewed by renaming a link, which many watchers miss. A CA for
-    clients that is new is trusted from then on; one that was taken out is until the next start.
+    The files are polled: a Secret volume is renewed by renaming a link, which many watchers miss. A new CA
+    for clients is trusted from then on; a removed one until the next start.
     """
     seen = _stamp(listen)
     while True:
@@ -335,7 +337,7 @@ async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
             context.load_cert_chain(listen.certificate, listen.key or None)
             if listen.client_ca:
                 context.load_verify_locations(listen.client_ca)
-        except (OSError, ssl.SSLError) as error:  # half written: look again
+        except (OSError, ssl.SSLError) as error:  # half written: check again later
             _log.warning("certificate not reloaded", extra={"file": listen.certificate, "error": str(error)})
             continue
         seen = now
@@ -343,7 +345,7 @@ async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
 
 
 def _stamp(listen: Listen) -> list[tuple[int, int]]:
-    """What tells a renewed file from the one before; a file may be missing while it is being renewed."""
+    """Distinguishes renewed files from the previous ones; a file may be missing during the renewal."""
     stamps = []
     for file in filter(None, (listen.certificate, listen.key, listen.client_ca)):
         with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 """The JSON between kube-scheduler and an extender (k8s.io/kube-scheduler/extender/v1, 1.36).
 
-The Go types have no JSON tags: the outer keys are Go field names, which Go matches without regard to case.
-kube-scheduler writes them as declared, so they are decoded that way first, and again in any case only when
-something is missing.
+The Go types have no JSON tags: the outer keys are Go field names, which Go matches regardless of case.
+kube-scheduler writes them as declared, so they are decoded that way first, and in any case only if something
+is missing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 from gpuslice.adapters.wire.names import Json, Pieces
 
 _NULL = b"null"
-MOST_NODES = 100_000  # in a question; Kubernetes itself is built for 5,000
-MOST_VALUES = 2_000_000  # in a body; each takes some hundred bytes once it is read, however few it was
+MOST_NODES = 100_000  # in a question; Kubernetes itself is designed for 5,000
+MOST_VALUES = 2_000_000  # in a body; each takes some hundred bytes once decoded, however short it was
 _NAMES_KEY = b'"NodeNames":'
 
 
@@ -68,12 +68,12 @@ class PodSpec(_Wire):
 
     @property
     def pod_group(self) -> str:
-        """The name of the pod group that is scheduled as one, "" where the pod is none's member."""
+        """The name of the pod group that is scheduled as one, "" if the pod is in none."""
         return self.scheduling_group.pod_group_name if self.scheduling_group is not None else ""
 
     @property
     def prefers(self) -> bool:
-        """Whether the owner says which of the nodes that would do are better than others."""
+        """Whether the owner prefers some of the feasible nodes."""
         spread = self.topology_spread_constraints or ()
         affinity = self.affinity or Affinity()
         kinds = (affinity.node_affinity, affinity.pod_affinity, affinity.pod_anti_affinity)
@@ -90,7 +90,7 @@ class Metadata(_Wire):
 
 
 class Pod(_Wire):
-    """The part of the pod that decides about GPUs."""
+    """The part of the pod that concerns GPUs."""
 
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
@@ -117,14 +117,14 @@ class _Args(msgspec.Struct, gc=False, rename="pascal"):
 
 @dataclass(frozen=True, slots=True)
 class ExtenderArgs:
-    """The body of filter and prioritize: `names`, as JSON, only when the extender is ``nodeCacheCapable``."""
+    """The body of filter and prioritize: `names`, as JSON, only if the extender is ``nodeCacheCapable``."""
 
     pod: Pod | None = None
     nodes: NodeList | None = None
     names: Json | None = None
 
     def names_json(self) -> Json | None:
-        """The nodes to decide about as a JSON list of names; None when the caller named none."""
+        """The nodes in question as a JSON list of names; None if the caller named none."""
         if self.names is not None:
             return self.names
         if self.nodes is None or self.nodes.items is None:
@@ -133,13 +133,13 @@ class ExtenderArgs:
 
     @property
     def whole_nodes(self) -> list[msgspec.Raw] | None:
-        """The node objects, where the caller sent them instead of names."""
+        """The node objects, if the caller sent them instead of names."""
         return self.nodes.items if self.nodes is not None and self.names is None else None
 
 
 @dataclass(slots=True)
 class FilterResult:
-    """`failed_nodes` may be helped by preemption, those in `failed_and_unresolvable_nodes` not. In JSON."""
+    """`failed_nodes` may be helped by preemption, `failed_and_unresolvable_nodes` not. As JSON."""
 
     nodes: NodeList | None = None
     node_names: Json = _NULL
@@ -148,7 +148,7 @@ class FilterResult:
     error: str = ""
 
     def pieces(self) -> Pieces:
-        """As JSON. By hand: the lists are JSON already, and large enough that each copy of them counts."""
+        """As JSON. Written by hand: the lists are JSON already, and so large that each copy matters."""
         return (
             b'{"Nodes":',
             msgspec.json.encode(self.nodes),
@@ -165,7 +165,7 @@ class FilterResult:
 
 
 class BindingArgs(msgspec.Struct, gc=False, frozen=True, rename="pascal"):
-    """The body of bind: which pod goes to which node; the pod itself is not sent."""
+    """The body of bind: which pod goes to which node; the pod itself is not included."""
 
     pod_name: str = ""
     pod_namespace: str = ""
@@ -205,7 +205,7 @@ class PreemptionArgs(msgspec.Struct, gc=False, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims] | None = None
 
     def victims(self) -> dict[str, MetaVictims]:
-        """Per node the victims by uid, whichever form was sent."""
+        """The victims of each node by uid, whichever form was sent."""
         if self.node_name_to_meta_victims is not None:
             return self.node_name_to_meta_victims
         return {
@@ -232,9 +232,9 @@ _ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class Questions:
     """Reads the bodies of filter and prioritize.
 
-    The list of names is nearly all of a body and is read by `names` anyway: where it stands at the end, as
-    kube-scheduler writes it, it is cut off here unread, and may still turn out to be no list of strings. What
-    stands before it, the pod, is the same in the two questions about a pod, and read once.
+    The list of names is most of a body and is read by `names` anyway. If it is at the end, as kube-scheduler
+    writes it, it is cut off here unread, and may still turn out not to be a list of strings. What precedes
+    it, the pod, is the same in the two questions about a pod, and is decoded once.
     """
 
     def __init__(self) -> None:
@@ -266,7 +266,7 @@ class Questions:
 
 
 def check_size(body: bytes) -> None:
-    """A value needs a comma before it, so that counting them bounds what reading the body may take.
+    """A value needs a comma before it, so counting commas bounds the cost of decoding.
 
     Raises `MalformedError`.
     """
@@ -278,7 +278,7 @@ def check_size(body: bytes) -> None:
 
 
 def decode_binding(body: bytes) -> BindingArgs:
-    """The body of bind. Raises `MalformedError`, also when a name is missing."""
+    """The body of bind. Raises `MalformedError`, also if a name is missing."""
     args = _decode(_BINDING, body)
     if not (args.pod_name and args.pod_namespace and args.node):
         args = _in_any_case(_BINDING, body)
@@ -311,7 +311,7 @@ def _decode(decoder: msgspec.json.Decoder[T], body: bytes | msgspec.Raw) -> T:
 
 
 def _in_any_case(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode once more with the outer keys spelt as declared, whatever their case was."""
+    """Decode again with the outer keys as declared, whatever their case was."""
     struct: Any = decoder.type
     spelling = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(struct)}
     given = _decode(_ANY_KEYS, body)

@@ -1,13 +1,13 @@
 """Lists of node names, from JSON to rows of the fleet and back, without a string for each name.
 
-kube-scheduler sends every name of the cluster with every question, in an order of its own: at 5,000 nodes
-that is 55 KB, and to make 5,000 strings, hash them and look them up costs more than to decide. Here the
-names stay bytes. Each is hashed as 64-bit words straight from the body, all at once, and found in a table;
-answers are put together from rows of ready-made JSON, padded with blanks to one width.
+kube-scheduler sends every name of the cluster with every question, in its own order: with 5,000 nodes that is
+55 KB, and creating, hashing and looking up 5,000 strings costs more than the decision. Here the names stay
+bytes. All of them are hashed at once as 64-bit words from the body and looked up in a table; answers are
+composed of rows of prepared JSON, padded with blanks to one width.
 
-A hash stands for its name: every step of it can be undone, so names that differ in one word never share one,
-and of names that differ in several about one pair in 2⁶⁴ does. What follows a name in the list is hashed with
-it: where every name is found, the list needs no other proof that it is one.
+A hash represents its name: every step of it is reversible, so that names which differ in one word never
+collide, and of names that differ in several words one pair in 2⁶⁴ does. What follows a name in the list is
+hashed with it: if every name is found, the list needs no further check.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint64]
 Json = bytes | memoryview
 Pieces = tuple[Json, ...]
-"""JSON, in pieces that are not put together: they are large enough that each copy of them counts."""
+"""JSON in pieces that are not joined: they are so large that each copy matters."""
 
 UNKNOWN = -1
 _WORD = 8
 _SHIFT = np.uint64(29)
-LONGEST_NAME = 300  # in bytes, and more than that: a node's name has 253 at most
-_SPARE_BITS = 3  # a table has eight to sixteen places for each name
+LONGEST_NAME = 300  # in bytes, with a margin: a node's name has at most 253
+_SPARE_BITS = 3  # a table has eight to sixteen places per name
 _QUOTE, _COMMA = ord('"'), ord(",")
-_EDGE = b'","'  # what stands between two names, and is taken to stand after the last as well
+_EDGE = b'","'  # what separates two names, and is assumed after the last one too
 _NUMBERS = np.array([list(b"%2d" % number) for number in range(20)], dtype=np.uint8)
 _KEPT_TEXTS = 8
 _TAIL = np.array([(1 << (8 * count)) - 1 for count in range(_WORD)] + [(1 << 64) - 1], dtype=np.uint64)
@@ -42,7 +42,7 @@ _TAIL = np.array([(1 << (8 * count)) - 1 for count in range(_WORD)] + [(1 << 64)
 
 
 class NameTable:
-    """The names of the fleet's rows, for one state of the fleet; make a new one when nodes come or go."""
+    """The names of the fleet's rows for one state of the fleet; remade when nodes are added or removed."""
 
     def __init__(self, row_of: Mapping[str, int], seed: int = 0) -> None:
         self._row_of = dict(row_of)
@@ -52,14 +52,14 @@ class NameTable:
         self._longest = self._quoted.shape[1] - 2 + len(_EDGE)
         words = -(-self._longest // _WORD)
         numbers = np.random.default_rng(seed).integers(0, 2**63, size=words, dtype=np.uint64)
-        self._factors = numbers * np.uint64(2) + np.uint64(1)  # odd: what they multiply can be told again
-        self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)  # empty places of a table point to the last
+        self._factors = numbers * np.uint64(2) + np.uint64(1)  # odd, so that multiplication is reversible
+        self._hash_of_row = np.zeros(size + 1, dtype=np.uint64)  # empty places refer to the last
 
-        # a table by the first bits of a hash, and in order those for which it has no place
+        # a table indexed by the first bits of a hash, and a sorted list of those without a place
         names, rows = list(self._row_of), np.array(list(self._row_of.values()), dtype=np.int32)
         bits = max(4, len(names).bit_length() + _SPARE_BITS)
         self._shift = np.uint64(64 - bits)
-        narrow = np.int16 if len(self._hash_of_row) < 1 << 15 else np.int32  # half the memory to look up in
+        narrow = np.int16 if len(self._hash_of_row) < 1 << 15 else np.int32  # half the memory to search
         self._table = np.full(1 << bits, UNKNOWN, dtype=narrow)
         raw = msgspec.json.encode(names)
         hashes = self._hashes(raw, _uneven_cut(raw)) if names else np.zeros(0, dtype=np.uint64)
@@ -67,13 +67,13 @@ class NameTable:
         self._table[self._places(hashes)] = rows
         left = np.flatnonzero(self._table.take(self._places(hashes)) != rows)
         left = left[np.argsort(hashes[left])]
-        self._crowded = np.append(hashes[left], np.uint64(0))  # one more, for what is larger than all
+        self._crowded = np.append(hashes[left], np.uint64(0))  # one more, for hashes larger than all
         self._crowded_rows = np.append(rows[left], np.int32(UNKNOWN))
 
     def rows(self, raw: Json) -> Rows:
-        """The row of each name in a JSON list of strings, `UNKNOWN` for names that are none of ours.
+        """The row of each name in a JSON list of strings, `UNKNOWN` for unknown names.
 
-        Raises `MalformedError` when `raw` is not such a list.
+        Raises `MalformedError` if `raw` is not such a list.
         """
         if raw[:2] == b'["' and raw[-2:] == b'"]':
             for cut_of in (_even_cut, _uneven_cut):
@@ -81,27 +81,27 @@ class NameTable:
                     rows = self._look_up(self._hashes(raw, cut), cut)
                     if rows.min() != UNKNOWN or _is_plain(raw, cut):
                         return rows
-        get = self._row_of.get  # anything unusual goes the plain way
+        get = self._row_of.get  # anything unusual takes the slow path
         return np.array([get(name, UNKNOWN) for name in name_list(raw)], dtype=np.int64)
 
     def names(self, rows: Rows) -> bytes:
-        """A JSON list of these rows' names, as compact as Go writes it."""
+        """A JSON list of these rows' names, as compact as Go's."""
         padded = self._cells(rows, b"", b",").tobytes()
         compact = padded.translate(None, b" ") if b" " in padded else padded
         return b"[" + compact[:-1] + b"]"
 
     def pairs(self, rows: Rows, text: str) -> memoryview:
-        """``"name":"text"`` for each row, with commas between: the inside of a JSON object."""
+        """``"name":"text"`` for each row, separated by commas: the inside of a JSON object."""
         return _without_last(self._cells(rows, b"", b":" + msgspec.json.encode(text) + b","))
 
     def scores(self, rows: Rows, scores: Rows) -> memoryview:
-        """``{"Host":"name","Score":n}`` for each row, with commas between; scores 0…19."""
+        """``{"Host":"name","Score":n}`` for each row, separated by commas; scores 0…19."""
         cells = self._cells(rows, b'{"Host":', b',"Score": 0},')
         cells[:, -4:-2] = _NUMBERS.take(scores, axis=0)
         return _without_last(cells)
 
     def _cells(self, rows: Rows, before: bytes, after: bytes) -> Bytes:
-        """One line for each row: its quoted name between two texts; the lines of all rows are kept."""
+        """One line per row: its quoted name between two texts; the lines of all rows are cached."""
         lines = self._lines.get((before, after))
         if lines is None:
             if len(self._lines) >= _KEPT_TEXTS:
@@ -148,7 +148,7 @@ class NameTable:
         return rows
 
     def _places(self, hashes: Words) -> Rows:
-        """In the table, by the first bits."""
+        """The index in the table, from the first bits."""
         return (hashes >> self._shift).view(np.int64)
 
 
@@ -162,14 +162,14 @@ def name_list(raw: Json) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where each name of a list starts, and how long it or each of them is with the `_EDGE` after it."""
+    """Where each name of a list starts, and the length of it or of each with the `_EDGE` after it."""
 
     starts: Rows | slice
     lengths: Rows
 
 
 def _even_cut(raw: Json) -> _Cut | None:
-    """As if all names had the length of the first, as in many clusters: then they need not be looked for."""
+    """For names that all have the length of the first, as in many clusters: no search is needed."""
     width = bytes(raw[:LONGEST_NAME]).find(b",")
     if width < len(_EDGE) or (len(raw) - 1) % width:
         return None
@@ -177,17 +177,17 @@ def _even_cut(raw: Json) -> _Cut | None:
 
 
 def _uneven_cut(raw: Json) -> _Cut:
-    """As if a comma always stood between two names."""
+    """Assuming a comma between any two names."""
     commas = np.flatnonzero(np.frombuffer(raw, dtype=np.uint8) == _COMMA)
     starts = np.append(2, commas + 2)
     return _Cut(starts, np.append(commas + 2, len(raw) + 1) - starts)
 
 
 def _is_plain(raw: Json, cut: _Cut) -> bool:
-    """Whether it is a compact list of strings, cut where they end.
+    """Whether it is a compact list of strings that was cut correctly.
 
-    With brackets around, a quote before and after each comma, no other quotes than these and no escapes it
-    can only be that. The strings are not looked at here: what no JSON may hold is no node's name.
+    With brackets around it, a quote before and after each comma, no other quotes and no escapes, it can be
+    nothing else. The strings themselves are not checked here: what JSON does not allow is not a node's name.
     """
     text = np.frombuffer(raw, dtype=np.uint8)
     starts = np.arange(len(raw))[cut.starts]
@@ -205,11 +205,11 @@ def _matrix(row_of: Mapping[str, int], size: int) -> Bytes:
 
 
 def framed(parts: Sequence[Json], opening: bytes, closing: bytes) -> Pieces:
-    """Parts that are not empty, with commas between."""
+    """The nonempty parts, separated by commas."""
     between = [piece for part in parts if part for piece in (b",", part)]
     return (opening, *between[1:], closing)
 
 
 def _without_last(cells: Bytes) -> memoryview:
-    """All bytes but the comma at the end, without a copy."""
+    """All bytes except the comma at the end, without a copy."""
     return cells.reshape(-1)[:-1].data

@@ -1,6 +1,7 @@
 """The JSON of admission: AdmissionReview v1 (k8s.io/api/admission/v1), and the pod in it as a plain value.
 
-Only what decides is decoded; what a patch writes back whole (environment, affinity, amounts) stays as it is.
+Only what matters for the decision is decoded; what a patch writes back whole (environment, affinity, amounts)
+is kept as it is.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from gpuslice.core.form import ContainerForm, Operation, PodForm
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 MOST_VALUES = 20_000
-"""Of a pod: each takes some hundred bytes and microseconds, however few bytes it was. Large have 1,000."""
+"""In a pod: each takes some hundred bytes and microseconds, however short it is. Large pods have 1,000."""
 MOST_REVIEW_VALUES = 1_000_000
-"""More than two pods can have that the API server keeps."""
+"""More than any two pods that the API server accepts."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 
@@ -80,7 +81,7 @@ class _Resource(_Wire):
 
 
 class AdmissionRequest(_Wire):
-    """One write under review. `object` and `old_object` are pods only where `is_pod` says so."""
+    """One write under review. `object` and `old_object` are pods only if `is_pod`."""
 
     uid: str
     operation: str = ""
@@ -122,7 +123,7 @@ def decode_review(body: bytes) -> AdmissionRequest:
 
 
 def _values(document: bytes, enough: int) -> int:
-    """How many values a JSON document has, or more than `enough`; a comma in a text is none."""
+    """The number of values in a JSON document, or more than `enough`; commas in strings do not count."""
     if (values := document.count(b",")) <= enough:
         return values
     values = end = 0
@@ -135,8 +136,10 @@ def _values(document: bytes, enough: int) -> int:
 
 
 def pod_form(raw: msgspec.Raw) -> PodForm:
-    """A pod of a review. Raises `MalformedError`, and `InvalidRequestError` for one that is beyond measure: a
-    review that fails may be passed over, a pod that is denied is not."""
+    """A pod of a review. Raises `MalformedError`, and `InvalidRequestError` for an excessive one.
+
+    A review that fails may be ignored; a pod that is denied is not.
+    """
     if (values := _values(bytes(raw), MOST_VALUES)) > MOST_VALUES:
         raise InvalidRequestError("the pod's size", f"{values} values", f"at most {MOST_VALUES}")
     try:
@@ -181,7 +184,7 @@ def _forms(shelf: str, containers: Sequence[_Container]) -> Iterator[ContainerFo
 def answer(
     uid: str, *, denial: str = "", operations: Sequence[Operation] = (), warnings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The AdmissionReview that goes back: a denial with its sentence, or a yes with what to change."""
+    """The AdmissionReview to return: a denial with its message, or a yes with the changes."""
     response: dict[str, Any] = {"uid": uid, "allowed": not denial}
     if denial:
         response["status"] = {"code": 422, "reason": "Invalid", "message": denial}

@@ -1,7 +1,7 @@
-"""One agent of a node is active at a time: an update starts the next one before it ends this one.
+"""Only one agent of a node is active: an update starts the next agent before it ends this one.
 
-The next one reads everything it needs meanwhile, so that kubelet goes without for a moment only. A lock on
-the agents' own folder tells which is active; the kernel lets go of it however its holder ends.
+The next agent reads everything it needs meanwhile, so that kubelet lacks one only for a moment. A lock in the
+agents' own folder decides which is active; the kernel releases it however its holder ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.05
 LAST_S = 10.0  # how long the end of serving kubelet may take; the container runtime kills us after 30 s
 PORT_S = 60.0
-"""How long an active agent waits for the port: the one before it may still be answering."""
+"""How long an active agent waits for the port: the previous one may still be answering."""
 
 
 class ActiveLock:
@@ -38,10 +38,10 @@ class ActiveLock:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """While inside, the lock is not given up.
+        """While inside, the lock is kept.
 
-        Should the next agent register before kubelet has seen this one's stream end, some versions of kubelet
-        drop the connection of the next one.
+        If the next agent registers before kubelet has seen this one's stream end, some versions of kubelet
+        drop the next one's connection.
         """
         self._serving += 1
         self._served.clear()
@@ -69,7 +69,7 @@ class ActiveLock:
                             _log.info("another agent serves this node; standing by until it ends")
                         standing_by = True
                     await asyncio.sleep(POLL_S)
-            except OSError as error:  # worse than two agents for a moment is none
+            except OSError as error:  # no agent would be worse than two for a moment
                 _log.warning("cannot tell whether another agent runs here", extra={"error": str(error)})
             self.held.set()
             try:
@@ -84,9 +84,9 @@ class ActiveLock:
 async def serving_once_free(
     app: App, listen: Listen, lock: ActiveLock, patience_s: float = PORT_S
 ) -> AsyncIterator[int]:
-    """As `serving`, once the agent before this one has let go of the port; it answers probes until then.
+    """As `serving`, once the previous agent has released the port; that one answers probes until then.
 
-    Raises `SettingsError` when somebody else has the port, `patience_s` after this agent became active.
+    Raises `SettingsError` if somebody else has the port `patience_s` after this agent became active.
     """
     async with contextlib.AsyncExitStack() as stack:
         waited_s = 0.0

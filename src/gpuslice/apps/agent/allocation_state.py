@@ -1,7 +1,7 @@
-"""What the agent knows of its node: who waits for devices, who was granted some, who has which; no I/O.
+"""What the agent knows of its node: who waits for devices, to whom some were granted, who has them. No I/O.
 
-kubelet's calls are answered from here at once: no question to the API server or to kubelet stands between a
-call and its answer. What is known comes in beside them, by `pod_changed` and `assignments_read`.
+kubelet's calls are answered from this state, without a request to the API server or to kubelet. What is known
+is updated separately, by `pod_changed` and `assignments_read`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from gpuslice.apps.agent.folders import Owner
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer, no_room_beside
 from gpuslice.apps.agent.pending import (
+    GrantRecord,
     PendingContainer,
     Proposal,
     Recipient,
@@ -33,20 +34,20 @@ from gpuslice.apps.agent.repair import (
 )
 from gpuslice.apps.agent.repair_order import RepairOrder, withdrawal
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
-from gpuslice.core.device_assignment import DeviceAssignment, Receiver, holder_of, still_true
+from gpuslice.core.device_assignment import DeviceAssignment, holder_of, still_true
 from gpuslice.core.grant import placement_of_devices
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
 
 LISTED_AFTER_S = 60.0
-"""How long kubelet may take from Allocate to listing the devices; after that it rejected the pod."""
+"""How long kubelet may take from Allocate to listing the devices; after that it has rejected the pod."""
 UNLISTED_AFTER_S = 10.0
-"""How long kubelet may list a pod that the API server has no more; later another pod has its name."""
+"""How long kubelet may list a pod that is gone from the API server; later another pod has its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The container that device ids belong to. `exact`: kubelet lists it with just these ids."""
+    """The container that device ids belong to. `exact`: kubelet lists it with exactly these ids."""
 
     pod: NodePod
     container: ContainerRequest | None
@@ -56,9 +57,9 @@ class Holder:
 class AllocationState:
     """The agent's knowledge of one node. Changes happen between awaits, so every answer is consistent.
 
-    `rules` are what the node's labels say, as far as they are in force. `assignments` are kubelet's, None
-    until it was asked. `tentative` are grants that kubelet does not list yet. `targets`, by pod uid, are the
-    cards where pods are meant to be in place of those that their annotations name.
+    `rules` are what the node's labels say, as far as it is in force. `assignments` are kubelet's, None until
+    they were read. `tentative` are grants that kubelet does not list yet. `targets`, by pod uid, are cards
+    where pods are meant to be instead of those that their annotations name.
     """
 
     def __init__(
@@ -75,15 +76,14 @@ class AllocationState:
         self.tentative: list[TentativeGrant] = []
         self.targets: dict[str, Placement] = {}
         self.changed = asyncio.Event()
-        self._unanswered: dict[str, Repair] = {}  # by pod uid, writes that may still be carried out
+        self._unanswered: dict[str, Repair] = {}  # by pod uid, writes that may still take effect
         self._place_unplaced = place_unplaced
         self._clock = clock
         self._now_ns = now_ns
         self._pods: dict[str, NodePod] = {}
-        self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod they were last seen with
+        self._owners: dict[frozenset[str], str] = {}  # ids → uid of the pod that they were last seen with
         self._gone_s: dict[str, float] = {}  # uid → since when an owner is gone
-        # ids → when they were granted, to whom, and the uids of pods that had theirs already then
-        self._granted: dict[frozenset[str], tuple[float, Receiver | None, frozenset[str]]] = {}
+        self._granted: dict[frozenset[str], GrantRecord] = {}
         self._forgotten = ForgottenContainers()
 
     # -- what becomes known ---------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class AllocationState:
         self.node = Node(self.node.name, cards, unhealthy, names=self.node.names)
 
     def pod_changed(self, pod: NodePod) -> None:
-        """A pod as the API server showed it. The watch may be behind the answers to our own writes."""
+        """A pod as the API server showed it. The watch may lag behind the answers to our own writes."""
         known = self._pods.get(pod.view.uid)
         if known is not None and 0 < pod.view.version < known.view.version:
             return
@@ -104,12 +104,12 @@ class AllocationState:
         self.changed.set()
 
     def written(self, pod: NodePod) -> None:
-        """A pod as the answer to our own write shows it, which may come after the news of its end."""
+        """A pod as the answer to our own write shows it, which may arrive after the news of its end."""
         if pod.view.uid in self._pods:
             self.pod_changed(pod)
 
     def sent(self, repair: Repair) -> bool:
-        """Until it is answered it may be written any time. Answers whether one was unanswered before."""
+        """Record a write that may take effect until it is answered; whether one was unanswered before."""
         uid = repair.pod.view.uid
         unanswered = uid in self._unanswered
         if repair.of_cards and uid in self._pods:
@@ -127,20 +127,20 @@ class AllocationState:
         self.tentative = [grant for grant in self.tentative if grant.uid != uid]
         if uid in self._owners.values():
             self._gone_s[uid] = self._clock()
-        # news of its end came late: ids granted since are not its own, but the next pod's of its name
-        for ids, (_, _, had_theirs) in self._granted.items():
-            if uid in had_theirs and self._owners.get(ids) == uid:
+        # news of its end was late: ids granted since then are those of the next pod of its name
+        for ids, grant in self._granted.items():
+            if uid in grant.had_theirs and self._owners.get(ids) == uid:
                 del self._owners[ids]
 
     def kubelet_came(self, running: Iterable[RunningContainer], granted: Iterable[list[str]] = ()) -> None:
-        """A kubelet follows our list. `running` may run, known to it or not; `granted`: each folder's ids."""
+        """A kubelet connected. `running` may run, known to it or not; `granted`: the ids of each folder."""
         self._forgotten.kubelet_came(running, self._clock())
         for ids in granted:
-            self._granted.setdefault(frozenset(ids), (self._clock(), None, frozenset()))
+            self._granted.setdefault(frozenset(ids), GrantRecord(self._clock(), None, frozenset()))
 
     def assignments_read(self, assignments: Iterable[DeviceAssignment], asked_at_s: float) -> None:
         """kubelet's device assignments as they were some time after `asked_at_s`."""
-        since = {ids: receiver for ids, (at_s, receiver, _) in self._granted.items() if at_s > asked_at_s}
+        since = {ids: grant.receiver for ids, grant in self._granted.items() if grant.at_s > asked_at_s}
         self.assignments = still_true(assignments, since)
         self._forgotten.assignments_read(self.assignments, asked_at_s, self._clock(), self._pod_of)
         listed = frozenset[str]().union(*(each.ids for each in self.assignments))
@@ -157,12 +157,11 @@ class AllocationState:
         self._owners = {
             ids: uid for ids, uid in self._owners.items() if ids & listed and uid not in long_gone
         }
-        owning = set(self._owners.values())
-        self._gone_s = {uid: at_s for uid, at_s in self._gone_s.items() if uid in owning}
+        self._gone_s = {uid: at_s for uid, at_s in self._gone_s.items() if uid in {*self._owners.values()}}
         self._granted = {
             ids: grant
             for ids, grant in self._granted.items()
-            if ids & listed or self._clock() - grant[0] < LISTED_AFTER_S
+            if ids & listed or self._clock() - grant.at_s < LISTED_AFTER_S
         }
         for actual in self._actual_placements(self.assignments):
             for each in self._assignments_of(actual.pod):
@@ -170,14 +169,15 @@ class AllocationState:
         self.changed.set()
 
     def granted(self, ids: frozenset[str], recipient: Recipient) -> None:
-        """The ids are given away; they are nobody else's from now on."""
+        """The ids have been given to this recipient and belong to nobody else from now on."""
         to = recipient.pending
         receiver = (to.pod.view.key, to.container.name) if to else None
         if self.assignments is not None:
             self.assignments = still_true(self.assignments, {ids: receiver})
         self._owners = {known: uid for known, uid in self._owners.items() if not known & ids}
         had_none = {recipient.uid, *(each.pod.view.uid for each in self.waiting())}
-        self._granted[ids] = self._clock(), receiver, frozenset(self._pods.keys() - had_none)
+        self._granted.pop(ids, None)  # the latest is the last
+        self._granted[ids] = GrantRecord(self._clock(), receiver, frozenset(self._pods.keys() - had_none))
         if to is None:
             return
         grant = TentativeGrant(recipient.uid, to.container.name, ids, self._clock(), to.never_listed)
@@ -191,15 +191,15 @@ class AllocationState:
 
     @property
     def places_unplaced(self) -> bool:
-        """Whether a pod without a card gets one here. With one card there is nothing to choose."""
+        """Whether a pod without a card gets one here. With one card there is no choice."""
         return self._place_unplaced or len(self.node.cards) == 1
 
     def waiting(self) -> list[PendingContainer]:
-        """Containers without devices, most probable first."""
+        """Containers without devices, the most probable first."""
         return pending_containers(self._pods.values(), self._served(), self.targets)
 
     def _served(self) -> set[tuple[str, str]]:
-        """(pod uid, container) of those with devices. A name that kubelet lists may be an earlier pod's."""
+        """(pod uid, container) of those with devices. kubelet may list a name that was an earlier pod's."""
         served = {(grant.uid, grant.container) for grant in self.tentative}
         for each in self.assignments or ():
             named = self._pod_named(each.pod_key)
@@ -208,19 +208,19 @@ class AllocationState:
         return served
 
     def acceptable(self) -> list[PendingContainer]:
-        """Those who get what they ask for; one that was taken off its card gets another."""
+        """Those who get what they ask for; a pod that was taken off its card gets another."""
         any_card = self.places_unplaced
         return [each for each in self.waiting() if each.cards or any_card or each.pod.taken_off]
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
-        """Ids for the container that kubelet probably asks for; none that one it forgot still uses."""
+        """Ids for the container that kubelet probably asks for; none that a forgotten one still uses."""
         in_use = {
             identifier: each.uid for each in self.maybe_forgotten() for identifier in each.assignment.ids
         }
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
     def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
-        """For whom `ids` are. Raises `GrantError` for foreign ids. Nothing is remembered until `granted`."""
+        """For whom `ids` are. Raises `GrantError` for unknown ids. Nothing changes until `granted`."""
         waiting, listed = self.acceptable(), self.assignments or ()
         recipient = recipient_of(
             ids, waiting, self.tentative, listed, self.node, unplaced=self.places_unplaced
@@ -230,12 +230,12 @@ class AllocationState:
         return recipient
 
     def pod_units(self, recipient: Recipient) -> int | None:
-        """What the whole pod holds, None when the pod is not known."""
+        """The units of the whole pod; None if the pod is not known."""
         pod = self._pods.get(recipient.uid)
         return pod.view.request.units if pod and pod.view.request else None
 
     def holder(self, ids: frozenset[str]) -> Holder | None:
-        """The container that `ids` belong to, by kubelet's assignments, or else by what was granted."""
+        """The container that `ids` belong to, by kubelet's assignments, otherwise by what was granted."""
         if (match := holder_of(ids, self.assignments or ())) is not None:
             pod, name = self._pod_named(match.assignment.pod_key), match.assignment.container
         else:
@@ -246,13 +246,13 @@ class AllocationState:
         containers = pod.view.request.containers if pod.view.request else ()
         if match is None or match.exact:
             container = next((each for each in containers if each.name == name), None)
-        else:  # an init container, whose ids the app containers use again: its amount tells which
+        else:  # an init container, whose ids the app containers reuse: its amount identifies it
             inits = (each for each in containers if each.kind is ContainerKind.INIT)
             container = next((each for each in inits if each.units == len(ids)), None)
         return Holder(pod, container, exact=match is not None and match.exact)
 
     def owner(self, ids: frozenset[str]) -> Owner:
-        """Of the folder for `ids`; without news of the pod, by the name that kubelet has for it."""
+        """The owner of the folder for `ids`; for an unknown pod, by the name that kubelet lists."""
         if (holder := self.holder(ids)) is not None:
             pod, container = holder.pod.view, holder.container
             return Owner(sorted(ids), pod.uid, pod.namespace, pod.name, container.name if container else "")
@@ -265,29 +265,30 @@ class AllocationState:
 
     def maybe_forgotten(self) -> tuple[RunningContainer, ...]:
         """Containers that may be running without kubelet listing them."""
-        again = {(grant.uid, grant.container) for grant in self.tentative}  # kubelet asked: it had ended
+        ended = {(grant.uid, grant.container) for grant in self.tentative}  # since kubelet asked again
+        ended |= {(uid, name) for uid, pod in self._pods.items() for name in pod.completed}
         found = []
         for each in self._forgotten.containers:
             if pod := self._pod_of(each):
                 found.append(replace(each, uid=pod.uid))
-            elif not each.uid:  # there is no news of its pod yet
+            elif not each.uid:  # its pod is not known yet
                 found.append(each)
-        return tuple(each for each in found if each.name not in again)
+        return tuple(each for each in found if each.name not in ended)
 
     def _pod_of(self, container: RunningContainer) -> Pod | None:
-        """By its uid, or else by its name, as long as it lives."""
+        """By its uid, otherwise by its name, if it is alive."""
         named = None if container.uid else self._pod_named(container.assignment.pod_key)
         return self.living(named.view.uid if named else container.uid)
 
     def forgotten(self) -> tuple[RunningContainer, ...]:
-        """Those of whom that is certain."""
+        """Those of which that is certain."""
         return self.maybe_forgotten() if self._forgotten.certain else ()
 
     def without_devices(self) -> dict[str, tuple[Pod, list[str]]]:
-        """Pods with containers that run without the devices that they ask for, by uid.
+        """Pods with running containers that lack the devices that they ask for, by uid.
 
-        kubelet started them when it knew nothing of the resource: its checkpoint was lost, and we were away.
-        A pod that ever got its devices is annotated as assigned, or has a folder.
+        kubelet started them when it did not know the resource: its checkpoint was lost and no agent was
+        running. A pod that ever got its devices is annotated as assigned or has a folder.
         """
         if self.assignments is None or not self._forgotten.certain:
             return {}
@@ -302,12 +303,12 @@ class AllocationState:
         return found
 
     def crowded(self, ids: frozenset[str], uid: str) -> Refusal | None:
-        """Why pod `uid` may not use `ids`: with those whom kubelet forgot it is too much for a card."""
+        """Why pod `uid` may not use `ids`: together with forgotten containers it is too much for a card."""
         others = [each for each in self.forgotten() if each.uid != uid]
         return no_room_beside(others, ids, self.held_ids(), self.node)
 
     def _may_not_start(self, pod: NodePod, settled: Set[str]) -> bool:
-        """Whether it waits beside what kubelet forgot, with devices of a card that has no room for both."""
+        """Whether the pod waits and its devices are on a card without room next to forgotten ones."""
         ids = frozenset[str]().union(*(each.ids for each in self._assignments_of(pod)))
         waits = not pod.running and pod.view.uid not in settled
         return waits and self.crowded(ids, pod.view.uid) is not None
@@ -315,13 +316,10 @@ class AllocationState:
     # -- what must be written ---------------------------------------------------------------------------
 
     def due_repairs(self, uid: str = "") -> list[Repair]:
-        """What may be written next so that annotations say where pods are, or what leads to one pod's.
-
-        Each is for now: once one was written, ask again. Exchanges targets on the way.
-        """
+        """What can be written next so that annotations say where pods are, or where one pod is."""
         if self.assignments is None:
             return []
-        # the forgotten before the others: they run, and nobody starts beside them for whom there is no room
+        # forgotten ones first: they run, and a pod without room next to them does not start
         forgotten = self.forgotten()
         settled = {each.uid for each in forgotten}  # they wait for nothing
         placed = self._actual_placements((*(each.assignment for each in forgotten), *self.assignments))
@@ -341,7 +339,7 @@ class AllocationState:
         fresh = [each.pod for each in waiting if each.first]
         known = settled | never_listed.keys() | {each.pod.view.uid for each in placed}
         known |= {pod.view.uid for pod in fresh}
-        # those that were granted something, or were about to be, and are not listed (yet)
+        # those to which something was granted or about to be, and which are not listed yet
         unlisted = [pod for pod in self._pods.values() if pod.holds_slices and pod.view.uid not in known]
         order = RepairOrder(
             due,
@@ -353,25 +351,24 @@ class AllocationState:
         )
         return order.next_writes(uid)
 
-    # -- who has what -----------------------------------------------------------------------------------
+    # -- what each pod holds ---------------------------------------------------------------------------
 
     def held_ids(self) -> frozenset[str]:
-        """Every id that somebody has, by kubelet's assignments or by what was granted."""
+        """Every id that is held, by kubelet's assignments or by what was granted."""
         held = [each.ids for each in self.assignments or ()]
         return frozenset[str]().union(*held, *(grant.ids for grant in self.tentative))
 
     def ids_of_living(self) -> frozenset[str]:
-        """What kubelet lists for pods that have not ended."""
+        """The ids that kubelet lists for pods that have not ended."""
         holders = set(self.holders())
         listed = [each.ids for each in self.assignments or () if each.pod_key in holders]
         return frozenset[str]().union(*listed)
 
     def listed_ids(self, uid: str, container: str) -> frozenset[str] | None:
-        """What kubelet lists for a container of a living pod; None when it does not list it."""
+        """The ids that kubelet lists for a container of a living pod; None if it lists none."""
         pod = self.living(uid)
         mine = (pod.key if pod else None, container)
-        listed = self.assignments or ()
-        return next((each.ids for each in listed if (each.pod_key, each.container) == mine), None)
+        return next((one.ids for one in self.assignments or () if (one.pod_key, one.container) == mine), None)
 
     def holders(self) -> list[str]:
         """Pods of this node that hold slices of its cards."""
@@ -384,14 +381,14 @@ class AllocationState:
         return self._pods.get(uid)
 
     def tiers(self, *, allow_cgpu_disable: bool) -> Iterator[tuple[NodePod, str, Tier]]:
-        """Each container that asks for a part of a card, and what holds its limits from its start on."""
+        """Each container that asks for a part of a card, and what enforces its limits from its start on."""
         for pod in self._pods.values():
             for container in pod.view.request.containers if pod.view.request and pod.holds_slices else ():
                 tier = pod.tier(container.name, self.rules, allow_cgpu_disable=allow_cgpu_disable)
                 yield pod, container.name, tier
 
     def alive(self, uid: str) -> bool:
-        """Whether the pod is still there and its containers may run."""
+        """Whether the pod still exists and its containers may run."""
         pod = self._pods.get(uid)
         return pod is not None and not pod.view.finished
 
@@ -399,8 +396,8 @@ class AllocationState:
         return self._pods[uid].view if self.alive(uid) else None
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
-        """Where pods are. Not of pods whose name kubelet still lists with the devices of an earlier pod."""
-        ours = {*self._granted, *(each.assignment.ids for each in self._forgotten.containers)}
+        """Where pods are, except pods whose name kubelet still lists with the devices of an earlier pod."""
+        ours = (*(each.assignment.ids for each in self._forgotten.containers), *self._granted)
         found = actual_placements(self._pods.values(), assignments, self.node, ours)
         return [
             each
@@ -415,6 +412,6 @@ class AllocationState:
         return [each for each in self.assignments or () if each.pod_key == pod.view.key]
 
     def _pod_named(self, key: str) -> NodePod | None:
-        """Of several pods of one name the one that lives."""
+        """If several pods have this name, the living one."""
         named = [pod for pod in self._pods.values() if pod.view.key == key]
         return max(named, key=lambda pod: (not pod.view.finished, not pod.view.terminating), default=None)

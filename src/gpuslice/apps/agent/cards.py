@@ -1,4 +1,4 @@
-"""Keeps an eye on the cards: which there are, which must not be given out, and says so everywhere."""
+"""Monitors the cards: which exist, which must not be given out; and makes that known."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from gpuslice.adapters.gpu.location import SYSFS, location
+from gpuslice.adapters.gpu.renewal import Renewal
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.agent.active_lock import ActiveLock
@@ -27,16 +29,23 @@ from gpuslice.core.model import Card
 _log = logging.getLogger(__name__)
 
 FAILURES_TO_LOST = 3
-"""One question that the driver does not answer in time is no lost card."""
+"""One query that the driver does not answer in time does not make a card lost."""
+REOPEN_EVERY = 12  # queries, while a card is lost
 MOST_UNTOLD = 100
-"""Changes that are remembered while the API server cannot be told of them."""
+"""Changes that are remembered while the API server cannot be reached."""
+
+
+class _NodeEvent(NamedTuple):
+    reason: str
+    message: str
+    warning: bool = True
 
 
 class CardMonitor:
     """Follows the driver, the operator's file and the clock.
 
-    A card that was seen once stays in the list with its units, lost or not: kubelet may not see an id vanish
-    that a container holds.
+    A card that was seen once stays in the list with its units, even if it is lost: an id that a container
+    holds must not disappear for kubelet.
     """
 
     def __init__(
@@ -51,10 +60,11 @@ class CardMonitor:
         unit: str,
         settings: AgentSettings,
         sysfs: Path = SYSFS,
+        proc: Path = Path("/proc"),
     ) -> None:
         self.cards: tuple[Card, ...] = ()
         self.health = Health(settings.recovery_s)
-        self.problem = "the cards have not been read yet"  # "" while the driver answers with cards
+        self.problem = "the cards have not been read yet"  # "" while the driver reports cards
         self.driver_version = ""
         self.bus_ids: dict[int, str] = {}  # PCI addresses by index
         self._source = source
@@ -66,13 +76,16 @@ class CardMonitor:
         self._unit = unit
         self._file = Path(settings.unhealthy_file)
         self._every_s = settings.inventory_s
+        listed = proc / "driver" / "nvidia" / "gpus"
+        self._renewal = Renewal(listed, lost_every_s=REOPEN_EVERY * self._every_s)
         self._follow_events = settings.health_check
         self._failures = 0
-        self.links: dict[frozenset[str], Link] = {}  # by two uuids
+        self.links: dict[frozenset[str], Link] = {}  # by a pair of uuids
         self._sysfs = sysfs
         self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
-        self._untold: deque[tuple[str, str, bool]] = deque(maxlen=MOST_UNTOLD)  # node events, in order
+        self._untold: deque[_NodeEvent] = deque(maxlen=MOST_UNTOLD)  # in order
         self._file_problem = ""
+        self._changed = asyncio.Event()
 
     def reasons(self) -> dict[int, str]:
         """Why cards are out of use, by index."""
@@ -82,14 +95,22 @@ class CardMonitor:
     # -- tasks ----------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
-        """Ask for the cards, the file and the time, for ever."""
+        """Query the cards, the file and the time, for ever."""
         while True:
             await self.refresh()
-            await self._record()
             await asyncio.sleep(self._every_s)
 
+    async def record(self) -> None:
+        """Write down what is found, for ever. Nobody who looks at the cards waits for the API server."""
+        while True:
+            await self._record()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s):
+                    await self._changed.wait()
+            self._changed.clear()
+
     async def follow_events(self) -> None:
-        """Take the driver's reports, for ever. A driver that cannot report is asked again now and then."""
+        """Handle the driver's reports, for ever. A driver that cannot report is asked again now and then."""
         if not self._follow_events:
             return
         problem = ""
@@ -101,26 +122,29 @@ class CardMonitor:
                         _log.warning("driver reports", extra={"xid": event.xid, "uuid": event.uuid})
                         known = [card.uuid for card in self.cards]
                         await self._set(self.health.event(event, known, time.monotonic()))
-                        await self._record()
+                # the driver was reopened: subscribe again at once, so that no report is missed
             except GpuUnavailableError as error:
                 if str(error) != problem:
                     problem = str(error)
                     _log.warning("no fault reports from the driver", extra={"error": problem})
-            await asyncio.sleep(self._every_s)
+                await asyncio.sleep(self._every_s)
 
     # -- the verdict ----------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Ask everybody once. Never raises for a driver or file that cannot be read.
+        """Query everything once. Never raises for a driver or file that cannot be read.
 
-        Raises `TooManyUnitsError` for cards that are too many devices for kubelet in this unit.
+        Raises `TooManyUnitsError` if the cards are too many devices for kubelet in this unit.
         """
         inventory: Inventory | GpuUnavailableError
+        if self._renewal.reason(lost=bool(self.health.lost)):
+            await self._source.close()
+            self._renewal.done()
         try:
             inventory = await self._source.inventory()
         except GpuUnavailableError as error:
             inventory = error
-        health = self.health.aged(time.monotonic())  # only now: a report may have come meanwhile
+        health = self.health.aged(time.monotonic())  # not earlier: a report may have arrived meanwhile
         if isinstance(inventory, Inventory):
             self._failures = 0
             self.driver_version = inventory.driver_version
@@ -144,10 +168,12 @@ class CardMonitor:
     def _set_problem(self, problem: str) -> None:
         if problem and problem != self.problem:
             _log.warning("cards cannot be given out", extra={"reason": problem})
+        elif self.problem and not problem:
+            _log.info("the driver answers", extra={"cards": len(self.cards)})
         self.problem = problem
 
     def _excluded(self) -> frozenset[str]:
-        """What the operator's file takes out of use; while it cannot be read, what it did before."""
+        """What the operator's file takes out of use; if it cannot be read, what it did before."""
         try:
             excluded = excluded_cards(self._file.read_bytes(), self.cards)
         except FileNotFoundError:
@@ -166,32 +192,38 @@ class CardMonitor:
         for uuid, reason in health.reasons().items():
             if uuid not in known:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
+        for uuid in sorted(known.keys() - health.reasons().keys()):
+            _log.info("card back in use", extra={"uuid": uuid})
+        self._changed.set()
         after = self.reasons()
-        if self._lock.held.is_set():  # else another agent tells
+        if self._lock.held.is_set():  # otherwise another agent reports
             self._untold.extend(
                 _out_of_use(each, after[each]) for each in sorted(after.keys() - before.keys())
             )
             for each in sorted(before.keys() - after.keys()):
-                self._untold.append(("GPUBackInUse", f"card {each} is given out again", False))
+                self._untold.append(
+                    _NodeEvent("GPUBackInUse", f"card {each} is given out again", warning=False)
+                )
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
         places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
         numa_nodes = {uuid: at.numa_node for uuid, at in places.items() if at.numa_node is not None}
         await self._devices.update(self.cards, unhealthy, numa_nodes)
-        uuids = [card.uuid for card in self.cards]  # lost ones too
+        uuids = [card.uuid for card in self.cards]  # including lost ones
         pairs = [
             [self.links.get(frozenset((uuid, other))) for other in uuids[at + 1 :]]
             for at, uuid in enumerate(uuids[:-1])
         ]
         known_pairs = [[link for link in row if link is not None] for row in pairs]
-        self._node.links = ()  # where the driver does not tell of each pair
+        self._node.links = ()  # if the driver does not report each pair
         if known_pairs and known_pairs == pairs:
             self._node.links = card_links(known_pairs)
         self._node.wake()
 
     async def _record(self) -> None:
-        """Write the ConfigMap when it does not say what we found, and tell of each change, also of one that
-        did not last; try again in the next round.
+        """Write the ConfigMap if it differs from what we found, and report each change, even if it is over.
+
+        What cannot be written is retried in the next round.
         """
         if not self.cards or not self._lock.held.is_set():
             return
@@ -214,11 +246,11 @@ class CardMonitor:
             return
         self._recorded = reasons, faulty
         while self._untold:
-            reason, message, warning = self._untold.popleft()
-            await self._writer.node_event(reason, message, warning=warning)
+            event = self._untold.popleft()
+            self._writer.node_event(event.reason, event.message, warning=event.warning)
 
     async def _take_over(self, present: dict[str, str] | None) -> None:
-        """A fault that an earlier agent knew of is still there: its restart has mended nothing."""
+        """A fault that an earlier agent recorded still counts: its restart has repaired nothing."""
         recorded = recorded_faults(present)
         now_s = time.monotonic()
         until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
@@ -230,5 +262,5 @@ class CardMonitor:
         await self._set(replace(self.health, faults={**found, **self.health.faults}))
 
 
-def _out_of_use(index: int | None, reason: str) -> tuple[str, str, bool]:
-    return "GPUOutOfUse", f"card {index}: {reason}", True
+def _out_of_use(index: int | None, reason: str) -> _NodeEvent:
+    return _NodeEvent("GPUOutOfUse", f"card {index}: {reason}")

@@ -45,7 +45,7 @@ class VendorCommand(click.Command):
 
 
 def translated(arguments: Sequence[str]) -> Iterator[str]:
-    """The same command line with two dashes in place of one and without what has no meaning here."""
+    """The same command line with two dashes instead of one, and without flags that have no meaning here."""
     rest = iter(arguments)
     for argument in rest:
         name, separator, value = argument.lstrip("-").partition("=")

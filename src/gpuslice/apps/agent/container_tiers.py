@@ -1,7 +1,7 @@
-"""What holds each container's limits: the library, as long as it is in every process that the driver names.
+"""What enforces each container's limits: the library, if it is in every process that the driver reports.
 
-A program that the library does not enter has its memory all the same, and is seen by the driver's figures
-alone. Then the watchdog is what is left, and the container's pod says so.
+A program into which the library was not loaded gets its memory all the same, and only the driver's figures
+show it. Then only the watchdog enforces the limit, and the pod is annotated with that.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _log = logging.getLogger(__name__)
 REASON = "GPULimitHeldByWatchdog"
 
 KEPT_S = 60.0
-"""How long a container counts as one with a process without the library, after the last look that found it.
-The region is the tenant's: accounts that come and go there would have its pod written anew each time."""
+"""How long a container counts as having a process without the library after that was last seen.
+
+The region is the tenant's: accounts that come and go there would cause a write each time.
+"""
 
 ContainerName = tuple[str, str]
 """The pod's uid and the container's name."""
 
 
 class ContainerTiers:
-    """Compares the driver's list of processes with the region, and says on pods what came of it."""
+    """Compares the driver's list of processes with the region, and annotates pods with the result."""
 
     def __init__(
         self, state: AllocationState, folders: Folders, writer: Writer, *, allow_cgpu_disable: bool
@@ -45,7 +47,7 @@ class ContainerTiers:
         self._folders = folders
         self._writer = writer
         self._allow_cgpu_disable = allow_cgpu_disable
-        self._without: frozenset[tuple[ContainerName, Figure]] = frozenset()  # processes, at the last look
+        self._without: frozenset[tuple[ContainerName, Figure]] = frozenset()  # processes, at the last check
         self.kept_s = KEPT_S
         self._loose: dict[ContainerName, float] = {}  # when a process without it was last seen
 
@@ -56,10 +58,10 @@ class ContainerTiers:
             yield pod, name, min(tier, Tier.WATCHDOG) if loose else tier
 
     async def judge(self, figures: Mapping[ContainerName, Sequence[Figure]]) -> None:
-        """One look, at what the driver says of each container's processes.
+        """One check, with what the driver reports of each container's processes.
 
-        A process counts as one without the library when two looks in a row find no account of it: it may be
-        starting. What cannot be written to the API server is tried again with the next look.
+        A process counts as one without the library if two checks in a row find no account of it, since it may
+        be starting. What cannot be written to the API server is retried with the next check.
         """
         with_account = counted(self._folders, figures)
         without = {
@@ -80,7 +82,7 @@ class ContainerTiers:
             if tier is not node_tier:
                 tiers[name] = tier
             if (pod.view.uid, name) in new and tier is Tier.WATCHDOG:
-                await self._warn(pod, name, loose[pod.view.uid, name])
+                self._warn(pod, name, loose[pod.view.uid, name])
         for pod, tiers in said.values():
             if tiers == pod.tiers:
                 continue
@@ -89,7 +91,7 @@ class ContainerTiers:
             except KubeError as error:
                 _log.warning("tiers not written", extra={"pod": pod.view.key, "error": str(error)})
 
-    async def _warn(self, pod: NodePod, container: str, process: Figure) -> None:
+    def _warn(self, pod: NodePod, container: str, process: Figure) -> None:
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
         asked = f"; the pod asks for {LABEL_MIN_TIER}={wanted.word}" if wanted > Tier.WATCHDOG else ""
         what = (
@@ -97,11 +99,14 @@ class ContainerTiers:
             f"{process.uuid} without libgpuslice in it, so only the watchdog holds its limit{asked}"
         )
         _log.warning("process without the library", extra={"pod": pod.view.key, "pid": process.pid})
-        await self._writer.pod_event(pod.view, REASON, what)
+        self._writer.pod_event(pod.view, REASON, what)
 
 
 def publish(folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]], at_ns: int) -> None:
-    """What the driver says of each container's processes, read at monotonic `at_ns`. Raises OSError."""
+    """Publish what the driver reports of each container's processes, at monotonic `at_ns`.
+
+    Raises OSError.
+    """
     for place, folder in folders.of_containers().items() if figures else ():
         if own := figures.get(place):
             write_figures(folder / "etc" / "figures", own, at_ns)
@@ -110,9 +115,9 @@ def publish(folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]],
 def counted(
     folders: Folders, figures: Mapping[ContainerName, Sequence[Figure]]
 ) -> dict[ContainerName, frozenset[Identity]]:
-    """The processes of which the library keeps accounts, on the cards of `figures`.
+    """The processes that have accounts in the region, on the cards of `figures`.
 
-    A container whose region cannot be read is left out: nothing is known of it.
+    A container whose region cannot be read is left out, since nothing is known of it.
     """
     known, found = folders.of_containers(), {}
     for name, own in figures.items():

@@ -1,9 +1,10 @@
-"""The node's cards as kubelet's devices: each unit is a device, healthy where it may be given out.
+"""The node's cards as kubelet's devices: each unit is a device, healthy if it may be given out.
 
-kubelet asks the plugin before each start of a container. So where cards are not shared any more, it is served
-until the last pod that holds a slice of one has ended: their containers start again, and nobody else gets
-any. What they hold stays healthy, because kubelet does not take in a pod again whose devices are not, and
-tells in the pod's status; everything else is unhealthy, which leaves a scheduler nothing to give.
+kubelet asks the plugin before each start of a container. So on a node that no longer shares its cards, the
+list is served until the last pod that holds a slice has ended: its containers can restart, and nobody else
+gets any. What they hold stays healthy, because kubelet does not admit a pod again whose devices are
+unhealthy, and reports that in the pod's status. Everything else is unhealthy, so that a scheduler has nothing
+to give.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from gpuslice.core.units import UNIT_MIB, card_units
 _log = logging.getLogger(__name__)
 
 SETTLE_S = 0.1
-"""Several faults at once are one message: kubelet writes its checkpoint for each."""
+"""Several faults at once are one message, since kubelet writes its checkpoint for each."""
 REFRESH_S = 0.2
 
 MOST_LIST_BYTES = 4 * 1024 * 1024
 """gRPC's limit for one message in kubelet; ListAndWatch has to name every device in one."""
-ENTRY_BYTES = 26  # tags, lengths, "Unhealthy", a NUMA node and some room, beside the id itself
+ENTRY_BYTES = 26  # tags, lengths, "Unhealthy", a NUMA node and some room, besides the id itself
 NOT_KNOWN: Mapping[str, int] = {}
 
 
@@ -39,7 +40,7 @@ class TooManyUnitsError(GpusliceError):
 
 
 def memory_unit(wanted: str) -> tuple[str, str]:
-    """The unit to use and a warning where `wanted` is none: the vendor's plugin falls back to GiB as well."""
+    """The unit to use, and a warning if `wanted` is not one: like the vendor's plugin we fall back to GiB."""
     if wanted in UNIT_MIB:
         return wanted, ""
     return "GiB", f'memory unit "{wanted}" is unknown, must be {" or ".join(UNIT_MIB)}; using GiB'
@@ -69,7 +70,7 @@ class DeviceList:
         self._cards: tuple[Card, ...] = ()
         self._unhealthy: frozenset[str] = frozenset()  # uuids
         self._numa_nodes: Mapping[str, int] = {}  # by uuid
-        self._only: frozenset[str] | None = None  # ids that alone may be had; None: all of healthy cards
+        self._only: frozenset[str] | None = None  # the only ids given out; None: all of healthy cards
         self._version = 0
         self._changed = asyncio.Condition()
 
@@ -78,14 +79,14 @@ class DeviceList:
     async def update(
         self, cards: tuple[Card, ...], unhealthy: Collection[str], numa_nodes: Mapping[str, int] = NOT_KNOWN
     ) -> None:
-        """The cards now, the uuids of those not to be given out, and by uuid the NUMA node, where known."""
+        """The cards now, the uuids of those not to be given out, and by uuid the NUMA node if known."""
         self._numa_nodes = numa_nodes
         await self._set(cards, frozenset(unhealthy), self._only)
 
     async def refresh(self) -> None:
-        """Where cards are not shared any more, give out nothing but what is held.
+        """If cards are no longer shared, offer nothing but what is held.
 
-        Also by those who run unlisted: a kubelet that has just started lists nobody yet.
+        That includes containers that are not listed: a kubelet that has just started lists none yet.
         """
         unlisted = (each.assignment.ids for each in self._state.maybe_forgotten())
         only = None if self._state.rules.shared else self._state.ids_of_living().union(*unlisted)
@@ -102,7 +103,7 @@ class DeviceList:
 
     @property
     def needless(self) -> bool:
-        """Whether nobody needs kubelet to know of the cards."""
+        """Whether nobody needs kubelet to know the cards."""
         return not self._state.rules.shared and not self._state.holders()
 
     async def refresh_until_needless(self) -> None:

@@ -1,24 +1,24 @@
 """The folder that each container gets on the host: its limits, and the memory region of its processes.
 
-kubelet fixes a container's mounts at Allocate, before anybody knows the container, and uses them again at
-every restart. So a folder is named by the set of device ids, and what is in it is written at each start.
-Where a container that kubelet forgot still lives in it, the next one with those ids gets a folder with a
-number behind the name (``-2`` …); the highest is the one that Allocate named last::
+kubelet fixes a container's mounts at Allocate, before the container is known, and reuses them at every
+restart. So a folder is named after the set of device ids, and its content is written at each start. If a
+container that kubelet has forgotten is still using it, the next one with those ids gets a folder with a
+number appended (``-2`` …); the highest is the one that Allocate named last::
 
     <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
     <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload and Nix's
     <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
-    <root>/containers/<token>/var/       region, empty at first: the one place where its processes write
+    <root>/containers/<token>/var/       region, empty at first: the only place where its processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
     <root>/containers/<token>/library    the version of the library that it was granted
     <root>/cards/<uuid>/<token>/claim    where it tells its neighbours on a card what it uses, if compute is
-                                         shared out; all of <uuid>/ is mounted read-only beside it
+                                         divided; all of <uuid>/ is mounted read-only next to it
     <root>/trash/                        what is to be removed, a little at a time
 
 A claim of dynamic resource allocation is known when it is prepared: its folder is ``claim-<uid>.<request>``.
 
-Nobody but root gets below ``containers`` and ``cards``: what a tenant makes in its folder, such as a program
-that runs as its owner, is out of reach of the host's users.
+Only root can enter ``containers`` and ``cards``: what a tenant creates in its folder, such as a setuid
+program, is out of reach of the host's users.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from gpuslice.core.units import MIB
 
 CLAIM_PREFIX = "claim-"
 CLAIM_BYTES = 4096
-"""What containers tell each other has less."""
+"""More than what containers tell each other takes."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose folder it is. All but `ids` are "" while nobody knows. `boot`: the run of the machine.
+    """Whose folder it is. All but `ids` are "" while unknown. `boot`: the run of the machine.
 
-    `earlier`: by card, what the same container counted before it was started again.
+    `earlier`: by card, what the same container counted before it was restarted.
     """
 
     ids: list[str]
@@ -68,7 +68,7 @@ class Owner(msgspec.Struct, frozen=True):
     earlier: dict[str, Counts] = {}
 
     def is_of(self, other: Owner) -> bool:
-        """Whether both are the same container of the same pod, as far as anybody knows."""
+        """Whether both are the same container of the same pod, as far as is known."""
         return bool(self.uid) and (self.uid, self.container) == (other.uid, other.container)
 
 
@@ -102,16 +102,16 @@ class Folders:
         self._host_root = host_root or root
         self.boot = boot_id() if boot is None else boot
         self._now_ns = now_ns
-        # the second where an operator made `containers` a file system of its own
+        # the second is needed where an operator made `containers` a file system of its own
         self._trash = (root / "trash", root / "containers" / ".trash")
         self.library = Library(root)
         self.regions = RegionFileSystem(root, wanted=bound_regions)
 
     def check(self) -> None:
-        """See that all is in place that enforces limits.
+        """Check that everything that enforces limits is in place.
 
-        Raises `IsolationMissingError` or `RegionFileSystemError` with what is missing, OSError for a disk
-        that fails.
+        Raises `IsolationMissingError` or `RegionFileSystemError` with what is missing, OSError for a failing
+        disk.
         """
         self.library.check()
         self.regions.check()
@@ -119,7 +119,7 @@ class Folders:
     # -- one container --------------------------------------------------------------------------------
 
     def mounts(self, name: str, cards: Iterable[str] = ()) -> tuple[HostMount, ...]:
-        """What a container with the folder `name` is given. `cards`: where it meets others."""
+        """What a container with the folder `name` is given. `cards`: where it communicates with others."""
         folder = self._host_root / "containers" / name
         mounts = [
             *(HostMount(path, str(self._host_root / PRELOAD), read_only=True) for path in PRELOAD_FILES),
@@ -134,16 +134,16 @@ class Folders:
         return tuple(mounts)
 
     def current(self, ids: Iterable[str]) -> str:
-        """The name of the folder that the last Allocate of these ids mounted, or the next one will."""
+        """The name of the folder that the last Allocate of these ids mounted, or that the next one will."""
         first = token(ids)
         numbers = (_number(found.name) for found in (self._root / "containers").glob(f"{first}*"))
         last = max(numbers, default=1)
         return first if last == 1 else f"{first}-{last}"
 
     def prepare(self, ids: Iterable[str], occupied: Container[str] = ()) -> str:
-        """Make the folder that Allocate mounts, and answer its name. What an older container left stays.
+        """Create the folder that Allocate mounts; returns its name. What an older container left stays.
 
-        Folders in `occupied` are left alone: somebody lives there.
+        Folders in `occupied` are not touched: a container lives there.
         """
         ids = sorted(ids)
         name = self.current(ids)
@@ -164,7 +164,7 @@ class Folders:
     def grant(
         self, ids: Iterable[str], occupied: Container[str] = (), *, limits_compute: bool = False
     ) -> tuple[HostMount, ...]:
-        """What Allocate answers: the mounts of a folder that was made ready, and noted with its library."""
+        """What Allocate answers: the mounts of a prepared folder, whose library is recorded."""
         self.library.check()
         ids = sorted(ids)
         name = self.prepare(ids, occupied)
@@ -172,16 +172,16 @@ class Folders:
         return self._granted(name, cards)
 
     def _granted(self, name: str, cards: Collection[str]) -> tuple[HostMount, ...]:
-        """The mounts of a folder, noted with its library. `cards`: where it meets others."""
+        """The mounts of a folder, whose library is recorded. `cards`: where it communicates with others."""
         replace_file(self._folder(name) / "library", self.library.version.encode(), 0o644)
         for uuid in cards:
             self._make_claim(uuid, name)
         return self.mounts(name, cards)
 
     def _make_claim(self, uuid: str, name: str) -> None:
-        """An empty one: a file and no folder is mounted, so a tenant can make nothing beside it.
+        """An empty file: a folder is not mounted, so that a tenant can create nothing next to it.
 
-        It has its page of memory from the beginning: a neighbour that makes its own longer takes nobody's.
+        Its memory is allocated from the start: a neighbour that enlarges its own file takes none from it.
         """
         meeting = self._root / "cards" / uuid
         meeting.mkdir(parents=True, exist_ok=True)
@@ -207,10 +207,10 @@ class Folders:
         interactive: bool = False,
         occupied: Container[str] = (),
     ) -> None:
-        """Ready for a container's first instruction: limits in place, and a region nobody has written in.
+        """Prepare for a container's first instruction: its limits, and a region that nobody has written in.
 
-        Raises `LimitsError` for limits that the library would not accept. `limited` false: the file says
-        that there is no limit, for a container that is exempt. `occupied` as for `prepare`.
+        Raises `LimitsError` for limits that the library would not accept. `limited` false: the file says that
+        there is no limit, for an exempt container. `occupied` as for `prepare`.
         """
         name = self.prepare(ids, occupied)
         self._start(
@@ -236,7 +236,7 @@ class Folders:
         self._make_region_folder(folder)
         self._own(folder, msgspec.structs.replace(owner, boot=self.boot, earlier=earlier))
         for limit in limits:
-            if (self._root / "cards" / limit.uuid).is_dir():  # where a container's share was ever limited
+            if (self._root / "cards" / limit.uuid).is_dir():  # where a share was ever limited
                 self._make_claim(limit.uuid, name)
         limits_file.write_limits(folder / "etc" / "limits", limits)
 
@@ -245,7 +245,7 @@ class Folders:
     def start_claim(
         self, name: str, limits: Sequence[CardLimit], owner: Owner, rules: Rules
     ) -> tuple[HostMount, ...]:
-        """Everything of the folder `name` as for a first start, and its mounts.
+        """Prepare the whole folder `name` as for a first start; returns its mounts.
 
         Raises `IsolationMissingError`, `LimitsError` and OSError.
         """
@@ -255,22 +255,22 @@ class Folders:
         return self._granted(name, {limit.card.uuid for limit in limits} if rules.limits_compute else ())
 
     def claim_limits(self) -> dict[tuple[str, str], dict[str, int | None]]:
-        """By pod uid and container, bytes by card uuid: what containers with claims of their own may hold."""
+        """By pod uid and container, bytes by card uuid: the limits of containers with claims of their own."""
         found = {}
         for name in self.of_claims():
             owner = self.owner(name)
-            with contextlib.suppress(limits_file.LimitsError, OSError):  # not all of it is there yet
+            with contextlib.suppress(limits_file.LimitsError, OSError):  # it is not complete yet
                 limits = limits_file.read_limits(self._folder(name) / "etc" / "limits") or ()
                 if owner.uid:
                     found[owner.uid, owner.container] = {each.uuid: each.memory_bytes for each in limits}
         return found
 
     def of_claims(self) -> list[str]:
-        """The names of the folders of claims."""
+        """The names of claims' folders."""
         return sorted(found.name for found in (self._root / "containers").glob(f"{CLAIM_PREFIX}*"))
 
     def of_containers(self) -> dict[tuple[str, str], Path]:
-        """By pod uid and container's name, the folder of each container that is known."""
+        """By pod uid and container name, the folder of each known container."""
         owners = [(name, owner) for name, owner, _ in self.owners()]
         owners += [(name, self.owner(name)) for name in self.of_claims()]
         return {(owner.uid, owner.container): self._folder(name) for name, owner in owners if owner.uid}
@@ -280,7 +280,7 @@ class Folders:
     def owners(self) -> Iterator[tuple[str, Owner, float]]:
         """(token, owner, age in seconds) of every folder that is not a claim's.
 
-        One that cannot be read belongs to nobody.
+        An unreadable owner is nobody.
         """
         containers = self._root / "containers"
         with contextlib.suppress(FileNotFoundError):
@@ -291,28 +291,28 @@ class Folders:
                         yield folder.name, _read_owner(folder), age_s
 
     def counts(self) -> Iterator[tuple[str, Owner, dict[str, Counts]]]:
-        """Of every folder what its container counted in all its lives, by card; for display alone."""
+        """For each folder, what its container has counted over all restarts, by card; for display only."""
         for name, owner, _ in self.owners():
             cards = {card_of_device_id(each) for each in owner.ids}
             yield name, owner, with_region(owner.earlier, self._folder(name) / "var" / "region", cards)
 
     def owner(self, name: str) -> Owner:
-        """Of the folder `name`; of nobody where it cannot be read."""
+        """The owner of the folder `name`; nobody if it cannot be read."""
         return _read_owner(self._folder(name))
 
     def unidentified(self, owner: Owner) -> bool:
-        """Whether nobody could tell whose it is when its container started, in this run of the machine."""
+        """Whether its container was started in this run of the machine without being identified."""
         return bool(owner.boot) and owner.boot == self.boot and not owner.uid
 
     def identify(self, name: str, before: Owner, owner: Owner) -> None:
-        """Whose the container is that lives in the folder, which was `before`'s. Raises OSError."""
+        """Record whose container lives in the folder, which was `before`'s. Raises OSError."""
         found = msgspec.structs.replace(owner, boot=before.boot, earlier=before.earlier)
         self._own(self._folder(name), found)
 
     def running(self) -> Iterator[RunningContainer]:
         """The folders of containers that were started in this run of the machine, so may be running.
 
-        None where the disk does not answer: what is not known there cannot be kept.
+        None of them if the disk cannot be read.
         """
         with contextlib.suppress(OSError):
             for name, owner, _ in self.owners():
@@ -322,7 +322,7 @@ class Folders:
                     yield RunningContainer(name, owner.uid, assignment)
 
     def granted(self) -> Iterator[list[str]]:
-        """The ids of every folder; None where the disk does not answer."""
+        """The ids of every folder; none of them if the disk cannot be read."""
         with contextlib.suppress(OSError):
             yield from (owner.ids for _, owner, _ in self.owners())
 
@@ -331,7 +331,7 @@ class Folders:
         return self._folder(self.current(ids)).is_dir()
 
     def discard(self, name: str) -> None:
-        """Out of the way at once, whatever is in it; removed by and by. Raises OSError."""
+        """Move the folder away at once, whatever is in it; it is removed gradually. Raises OSError."""
         self.regions.unmount(self._folder(name) / "var")
         self._move_to_trash(self._folder(name))
         for own in (self._root / "cards").glob(f"*/{name}"):
@@ -339,7 +339,7 @@ class Folders:
             own.rmdir()
 
     def empty_trash(self, budget_s: float) -> bool:
-        """Remove what was discarded, for so long; True when nothing is left.
+        """Remove discarded folders for that long; True when nothing is left.
 
         Raises OSError for what cannot be removed, after everything else was.
         """
@@ -355,16 +355,16 @@ class Folders:
         return True
 
     def sweep_libraries(self, older_than_s: float) -> None:
-        """Remove versions of the library that no folder's container was granted."""
+        """Remove versions of the library that no folder's container uses."""
         notes = (self._root / "containers").glob("*/library")
         self.library.sweep({note.read_text() for note in notes}, older_than_s)
 
     def _make_region_folder(self, folder: Path) -> None:
         (folder / "var").mkdir(exist_ok=True)
         self.regions.renew(folder / "var")
-        # made here: a process that comes while another one makes it, under a tight umask, may not open it
+        # created here: a process that opens it while another creates it under a strict umask may be denied
         prepare_region(folder / "var" / "region")
-        (folder / "var").chmod(0o1777)  # any user of the container may write, and make a region that is gone
+        (folder / "var").chmod(0o1777)  # any user of the container may write, and recreate a removed region
 
     def _move_to_trash(self, folder: Path) -> None:
         for trash in self._trash:
@@ -387,7 +387,7 @@ class Folders:
 
 
 def boot_id() -> str:
-    """What tells one run of the machine from the next; "" where the kernel does not say."""
+    """Identifies one run of the machine; "" if the kernel does not say."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -400,9 +400,9 @@ def _number(name: str) -> int:
 
 
 def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.LimitsEntry:
-    """What the library reads. 0 percent here means that compute is not divided.
+    """What the library reads. 0 percent means here that compute is not divided.
 
-    Where compute is lent a container without a percentage weighs what part of the card's memory it has.
+    Where compute is lent, a container without a percentage weighs as much as its part of the card's memory.
     """
     percent = limit.compute_percent
     if policy is ComputePolicy.FAIR:

@@ -1,4 +1,4 @@
-"""Which cards must not be given out, and why. Pure: time and events come in, a verdict comes out."""
+"""Which cards must not be given out, and why. Pure: time and events in, a verdict out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = "does not answer"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a card is out of use by a reported error, and until when (monotonic seconds; None: for good)."""
+    """Why a card is out of use after a reported error, and until when (monotonic seconds; None: for good)."""
 
     reason: str
     until_s: float | None
@@ -28,10 +28,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is wrong with the cards, by uuid. Each of the three has its own way to get well again.
+    """What is wrong with the cards, by uuid. Each of the three recovers in its own way.
 
     `faults` heal after `recovery_s` without a new one, twice as long each time; 0 means never. `lost` cards
-    heal by answering, `excluded` ones when the operator's file no longer names them.
+    heal when they answer, `excluded` ones when the operator's file no longer names them.
     """
 
     recovery_s: float
@@ -40,7 +40,7 @@ class Health:
     excluded: frozenset[str] = frozenset()
 
     def event(self, event: XidEvent, uuids: Iterable[str], now_s: float) -> Health:
-        """A driver's report: one without a uuid may mean any card, so it means all."""
+        """A report of the driver. One without a uuid may mean any card, so it counts for all of them."""
         if event.xid in IGNORED_XIDS:
             return self
         faults = {**self.faults}
@@ -52,11 +52,11 @@ class Health:
         return replace(self, faults=faults)
 
     def seen(self, answering: Iterable[str], known: Iterable[str]) -> Health:
-        """Of the `known` cards those not `answering` are lost."""
+        """Of the `known` cards, those that are not `answering` are lost."""
         return replace(self, lost=frozenset(known) - frozenset(answering))
 
     def aged(self, now_s: float) -> Health:
-        """Faults whose time is over are forgiven, but counted."""
+        """Faults whose time is over are forgiven, but still counted."""
         over = {
             uuid: replace(fault, reason="", until_s=None)
             for uuid, fault in self.faults.items()
@@ -66,11 +66,11 @@ class Health:
         return self if faults == self.faults else replace(self, faults=faults)
 
     def faulty(self) -> frozenset[str]:
-        """The cards with a fault that is not forgiven yet: only time mends them."""
+        """The cards with a fault that is not forgiven yet and that only time heals."""
         return frozenset(uuid for uuid, fault in self.faults.items() if fault.reason)
 
     def reasons(self) -> dict[str, str]:
-        """Every card that must not be given out with the reason."""
+        """Every card that must not be given out, with the reason."""
         faults = {uuid: self.faults[uuid].reason for uuid in self.faulty()}
         excluded = dict.fromkeys(self.excluded, "excluded by the operator")
         return {**faults, **excluded, **dict.fromkeys(self.lost, LOST)}
@@ -86,7 +86,7 @@ def excluded_cards(text: bytes, cards: Iterable[Card]) -> frozenset[str]:
     """The uuids that ``unhealthyDevices.json`` takes out of use. Raises `ContractError`."""
     try:
         entries = msgspec.json.decode(text, type=_Excluded)
-    except (ValueError, RecursionError) as error:  # no JSON of this shape, or no text
+    except (ValueError, RecursionError) as error:  # not JSON of this shape, or not text
         shown = text[:80].decode(errors="replace")
         raise ContractError("unhealthyDevices.json", shown, f'{{"index":[],"uuid":[]}} ({error})') from error
     indices = {str(index) for index in entries.index}
@@ -95,14 +95,14 @@ def excluded_cards(text: bytes, cards: Iterable[Card]) -> frozenset[str]:
 
 
 # -- the ConfigMap ---------------------------------------------------------------------------------------
-OWN_KEY = "agent"  # the cards that the agent itself put there; the others are the operator's
-FAULTS_KEY = "faults"  # those of them that only time mends; the others are asked about anew by each agent
+OWN_KEY = "agent"  # the cards that the agent itself listed; the others are the operator's
+FAULTS_KEY = "faults"  # those of them that only time heals; the others are checked again by each agent
 
 
 def unhealthy_data(
     present: Mapping[str, str] | None, unhealthy: Mapping[int, str], faulty: Iterable[int]
 ) -> dict[str, str]:
-    """The ConfigMap's data for these cards and reasons, with what an operator wrote there left in place."""
+    """The ConfigMap's data for these cards and reasons, preserving what an operator wrote."""
     present = present or {}
     operators = _indices(present.get("gpus", "")) - _indices(present.get(OWN_KEY, ""))
     return {
@@ -114,9 +114,9 @@ def unhealthy_data(
 
 
 def recorded_faults(data: Mapping[str, str] | None) -> frozenset[int]:
-    """The cards of which an earlier agent knew faults: a restart must not make them well.
+    """The cards for which an earlier agent knew faults: a restart must not heal them.
 
-    An older agent's record does not tell faults from cards that were lost, or excluded by the operator.
+    An older agent's record does not distinguish faults from cards that were lost or excluded by the operator.
     """
     data = data or {}
     return frozenset(_indices(data.get(FAULTS_KEY, data.get(OWN_KEY, ""))))

@@ -1,7 +1,7 @@
 """``gpuslice install-extender``: gives the kube-scheduler of a control-plane node the extender's section.
 
 For kube-schedulers that kubelet runs from a file, as kubeadm and the vendor's clusters do. The file is
-changed, kubelet starts the scheduler anew, and if it is not healthy in time the file is put back as it was.
+changed, kubelet restarts the scheduler, and if that is not healthy in time, the file is restored.
 What the file was before is kept beside the manifests, and comes back byte for byte.
 """
 
@@ -202,7 +202,7 @@ class MasterFiles:
         return found
 
     def write(self, content: bytes) -> None:
-        """From here on kubelet starts the scheduler anew."""
+        """From here on kubelet restarts the scheduler."""
         replace_file(self.path, content, self.path.stat().st_mode & 0o777, lasting=True)
 
     def sweep(self) -> None:
@@ -288,7 +288,7 @@ async def _unhealthy(
 
 
 def _said(container: Json) -> str:
-    """What kubelet tells of a container that does not run."""
+    """What kubelet reports about a container that does not run."""
     ends = [container.get(when, {}).get("terminated") for when in ("state", "lastState")]
     messages = [end.get("message") or f"it ended with code {end.get('exitCode')}" for end in ends if end]
     waiting = container.get("state", {}).get("waiting")

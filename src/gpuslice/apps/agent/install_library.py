@@ -51,7 +51,7 @@ async def keep(
 
 
 def start(settings: InstallLibrarySettings) -> None:
-    """The process, until it is asked to end."""
+    """Run the process until it is told to end."""
 
     async def main() -> None:
         await keep(settings, until_stopped())

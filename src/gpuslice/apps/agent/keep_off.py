@@ -35,7 +35,7 @@ Json = Mapping[str, Any]
 
 
 def kept_off(affinity: Json | None, label: str) -> dict[str, Any]:
-    """The affinity with which a pod runs where it ran before, but for nodes that share their cards."""
+    """The affinity with which a pod runs as before, except on nodes that share their cards."""
     found = dict(affinity or {})
     node = dict(found.get("nodeAffinity") or {})
     required = dict(node.get(REQUIRED) or {})

@@ -56,7 +56,7 @@ class Library:
         _put(self._root / PRELOAD, f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode(), 0o644)
 
     def check(self) -> None:
-        """See that all is in place, mending what can be. Raises `IsolationMissingError` naming the file."""
+        """Check that all is in place, and repair it. Raises `IsolationMissingError` naming the file."""
         for again in (True, False):
             files = (self._root / self.folder / LIBRARY, self._root / PRELOAD)
             missing = [path for path in files if not path.is_file()]

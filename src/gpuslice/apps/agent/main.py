@@ -1,7 +1,7 @@
-"""The agent process: wires everything and starts named tasks.
+"""The agent process: wires everything together and starts named tasks.
 
-The plugin registers with kubelet only when an answer to its first question can be right: the cards, the
-node's rules and the node's pods are known, and what enforces the limits is in place.
+The plugin registers with kubelet only once it can answer its first question correctly: the cards, the node's
+rules and the node's pods are known, and what enforces the limits is in place.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ class Agent:
         self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
         self.cards = CardMonitor(
-            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings
-        )
+            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings,
+            proc=proc,
+        )  # fmt: skip
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
         self.reconciler = Reconciler(state, kubelet, writer, self.counters, every_s=every_s, clock=clock)
         after_s = settings.sweep_after_s
@@ -137,9 +138,9 @@ class Agent:
     async def run(
         self, stopped: Awaitable[object], listening: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Serve until `stopped`; `listening` hears the port of health and metrics.
+        """Serve until `stopped`; `listening` is called with the port of health and metrics.
 
-        Raises `TooManyUnitsError` when the cards are too many devices for kubelet in this unit.
+        Raises `TooManyUnitsError` if the cards are too many devices for kubelet in this unit.
         """
         if self._warning:
             _log.warning(self._warning)
@@ -179,7 +180,7 @@ class Agent:
             await self.node.leave(self.settings.node_label, self.state.holders())
 
     def upkeep(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """All that goes on beside kubelet's calls, by name."""
+        """All tasks besides kubelet's calls, by name."""
 
         async def keep_node() -> None:
             await self.lock.held.wait()
@@ -196,12 +197,14 @@ class Agent:
             "node object": keep_node(),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
+            "record of cards": self.cards.record(),
+            "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
             "device assignments": reconcile(),
         }
 
     async def sweep(self) -> None:
-        """Nobody's folder is nobody's before it is known who lives here, and what kubelet lists."""
+        """Sweep folders, once it is known which pods live here and what kubelet lists."""
         await self._pods.synced.wait()
         await self.lock.held.wait()
         await self.sweeper.run()
@@ -216,14 +219,14 @@ class Agent:
                 await work_until(self.devices.refresh_until_needless(), {"plugin server": self.server.run()})
 
     async def _serve_claims(self) -> None:
-        """Claims beside the plugin: one of them waits until nobody holds a part of a card by the other."""
+        """Serve claims: of plugin and claims, one waits until nobody holds a part of a card by the other."""
         await self.node.read.wait()
         await self._pods.synced.wait()
         await self.lock.held.wait()
         await self.claims.run(self.lock)
 
     async def until_servable(self) -> None:
-        """Wait until kubelet's questions can be answered rightly."""
+        """Wait until kubelet's questions can be answered correctly."""
         await self.node.read.wait()
         await self._pods.synced.wait()
         while reason := self._find_obstacle():
@@ -231,7 +234,7 @@ class Agent:
                 _log.warning("not registering with kubelet", extra={"reason": reason})
             self._obstacle = reason
             if reason == self._in_use_whole() and reason != self._reported and self.lock.held.is_set():
-                await self._writer.node_event("GPUModeWaits", reason, warning=True)
+                self._writer.node_event("GPUModeWaits", reason, warning=True)
                 self._reported = reason
             await asyncio.sleep(RETRY_S)
         self._obstacle = ""
@@ -251,7 +254,7 @@ class Agent:
         return reason if rules.isolation else ""
 
     def _no_claims_yet(self) -> str:
-        """Why no part of a card may be given out by a claim yet; "" when it may."""
+        """Why no part of a card may be given out by a claim yet; "" if it may."""
         if not self.state.node.cards:
             return self.cards.problem or "there are no cards"
         if holders := self.state.holders():
@@ -262,7 +265,7 @@ class Agent:
         return self._in_use_whole() or self._isolation_missing()
 
     def _isolation_missing(self) -> str:
-        """What of that which enforces limits is not in place; "" when all is."""
+        """What is missing of that which enforces limits; "" if nothing is."""
         try:
             if not self.folders.library.version:
                 writes = self.settings.install_library
@@ -273,7 +276,7 @@ class Agent:
         return ""
 
     def _in_use_whole(self) -> str:
-        """Why parts of cards would be parts of cards that somebody has as a whole."""
+        """Which cards somebody has as a whole, so that no parts of them can be given out."""
         if holders := self.state.holders_of_whole_cards():
             return (
                 f"{len(holders)} pods hold whole cards of this node ({', '.join(holders[:5])}); "
@@ -287,14 +290,14 @@ class Agent:
         return ""
 
     def register_again(self) -> None:
-        """SIGHUP, as the vendor's plugin takes it."""
+        """Called on SIGHUP, like the vendor's plugin."""
         self.server.register_again()
         self.reconciler.wake()
 
     # -- what others see --------------------------------------------------------------------------------
 
     def not_ready(self) -> str:
-        """Why kubelet does not know our cards; "" when it does, or will once the agent before us ends."""
+        """Why kubelet does not know our cards; "" if it does, or will once the previous agent ends."""
         if self.state.rules.claims:
             return self.claims.not_ready() if self.lock.held.is_set() else ""
         if self._obstacle or not self.lock.held.is_set():
@@ -333,7 +336,7 @@ class Agent:
 
 
 def start(settings: AgentSettings) -> None:
-    """The process, until it is asked to end."""
+    """Run the process until it is told to end."""
 
     async def main() -> None:
         source: GpuSource = NvmlSource(library=settings.nvml_library, timeout_s=settings.driver_timeout_s)

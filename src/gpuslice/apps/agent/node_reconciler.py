@@ -1,4 +1,4 @@
-"""The node object: its labels say how to give cards out, its status and an annotation say which there are."""
+"""The node object: its labels say how cards are given out, its status and an annotation say what there is."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ FIRST_RETRY_S = 0.5
 
 
 class NodeReconciler:
-    """Watches the node and writes what kubelet does not keep: kubelet zeroes it after it lost its checkpoint.
+    """Watches the node and writes what kubelet does not keep: kubelet zeroes it after losing its checkpoint.
 
-    The rules of the start stay in force until the agent is started anew, unless `hot`.
+    The rules from the start stay in force until the agent is restarted, unless `hot`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class NodeReconciler:
         self._isolation_missing = isolation_missing
         self._woken = asyncio.Event()
         self._kubelet_away = False
-        self._waits = ""  # what the node's labels say that does not hold yet
+        self._waits = ""  # what the node's labels say that is not in force yet
         self._reported = ""
         name = state.node.name
         self._reflector = Reflector(client, NODES, self._changed, fields=f"metadata.name={name}", clock=clock)
@@ -78,23 +78,25 @@ class NodeReconciler:
         await self._reflector.run()
 
     def wake(self) -> None:
-        """The cards changed: see soon whether the node says so."""
+        """The cards changed: check soon whether the node says so."""
         self._woken.set()
 
     def kubelet_answers(self, answers: bool) -> None:
-        """Whether kubelet is there. While it is not, the node says so, and nothing is placed there: when it
-        starts it admits what is bound to it before it knows any device plugin, and fails it for good.
+        """Record whether kubelet answers. While it does not, the node offers nothing.
+
+        A kubelet that starts admits the pods bound to it before it knows any device plugin, and fails them
+        for good.
         """
         self._kubelet_away = not answers
         self._woken.set()
 
     @property
     def packing(self) -> str:
-        """How the node's label wants its cards taken; "" where it does not say."""
+        """The packing that the node's label asks for; "" if it has none."""
         return ((self.seen and self.seen.metadata.labels) or {}).get(LABEL_PLACEMENT, "")
 
     def offered_whole(self) -> int:
-        """How many whole cards somebody else's plugin gives out of this node."""
+        """How many whole cards another device plugin gives out on this node."""
         status = self.seen.status if self.seen else None
         return whole_number(((status and status.allocatable) or {}).get(EXCLUSIVE_GPU)) or 0
 
@@ -102,7 +104,7 @@ class NodeReconciler:
         if change.object is None:
             return
         if change.kind is ChangeKind.DELETED:
-            self.seen = None  # there is nothing to write; made anew it comes as another
+            self.seen = None  # there is nothing to write; a recreated node is a new one
             return
         self.seen = change.object
         rules = rules_of(self.seen.metadata.labels or {}) if self._new_pods else Rules(NodeMode.EXCLUSIVE)
@@ -132,7 +134,7 @@ class NodeReconciler:
                 _log.warning("node object not written, will try again", extra={"error": str(error)})
                 wait_s, retry_s = retry_s, min(EVERY_S, 2 * retry_s)
             if self._waits and self._waits != self._reported:
-                await self._writer.node_event("GPUModeWaits", self._waits, warning=True)
+                self._writer.node_event("GPUModeWaits", self._waits, warning=True)
             self._reported = self._waits
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -158,7 +160,7 @@ class NodeReconciler:
                 await self._writer.node_annotation(name, text)
 
     async def leave(self, label: str, holders: list[str]) -> None:
-        """At the agent's end: where the node is not to share any more, nothing may say that it does."""
+        """At the agent's end: if the node no longer shares cards, nothing may say that it does."""
         try:
             async with asyncio.timeout(LEAVE_S):
                 node = await self._client.get(NODES, self._state.node.name)
@@ -172,13 +174,14 @@ class NodeReconciler:
                     "the node is not to share its cards any more", extra={"label": label, "value": value}
                 )
                 await self._writer.node_status(wanted_amounts(0, Rules(NodeMode.EXCLUSIVE)))
-                await self._writer.node_event("GPUSharingEnds", farewell(label, value, holders), warning=True)
+                self._writer.node_event("GPUSharingEnds", farewell(label, value, holders), warning=True)
+                await self._writer.events.write_waiting()
         except (KubeError, TimeoutError) as error:
             _log.warning("node not tidied", extra={"error": str(error)})
 
 
 def farewell(label: str, value: str | None, holders: list[str]) -> str:
-    """What becomes of the node and of who holds slices of its cards, now that it has no agent."""
+    """What happens to the node and to the pods that hold slices of its cards, now that it has no agent."""
     whole = value in ("false", "default")
     if whole:
         said = f"label {label} is {value}: parts of cards are not given out any more"
@@ -200,10 +203,10 @@ def farewell(label: str, value: str | None, holders: list[str]) -> str:
 def wanted_amounts(
     card_count: int, rules: Rules, offered: ResourceNames = VENDOR_NAMES
 ) -> dict[str, str | None]:
-    """What the node status has to say besides kubelet's devices; None for what it must not say any more.
+    """What the node status must say besides kubelet's devices; None for what it must no longer say.
 
-    kubelet keeps resources that it does not know, so what the node gave out under other labels or names stays
-    until somebody takes it away, and pods that ask for it go there.
+    kubelet keeps resources that it does not know. What the node offered under other labels or names stays
+    until somebody removes it, and pods that ask for it are sent there.
     """
     wanted: dict[str, str | None] = {}
     for names in NAME_SETS.values():
@@ -215,7 +218,7 @@ def wanted_amounts(
 
 
 def amounts_to_write(node: Node, wanted: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Those of `wanted` that capacity or allocatable say otherwise."""
+    """Those of `wanted` that differ in capacity or allocatable."""
     sides = (node.status.capacity or {}, node.status.allocatable or {})
     return {
         name: amount

@@ -1,18 +1,19 @@
 """Which container kubelet asks for, and which device ids it gets.
 
 kubelet does not say for whom it asks. But it admits one pod at a time and its containers in order, and the
-extender wrote down when it placed each pod; so the next request can be told from what was granted before. A
-wrong guess is harmless: it can only swap containers of equal amounts, and annotations follow kubelet.
+extender recorded when it placed each pod, so the next request can be predicted from what was granted before.
+A wrong guess is harmless: it can only swap containers of equal amounts, and the annotations are corrected.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.core.contract import DEVICE_ID_SEPARATOR, card_of_device_id
-from gpuslice.core.device_assignment import DeviceAssignment
+from gpuslice.core.device_assignment import DeviceAssignment, Receiver
 from gpuslice.core.grant import GrantError, units_per_card
 from gpuslice.core.model import ContainerKind, ContainerRequest, Node, Placement, Refusal, Request
 from gpuslice.core.words import counted
@@ -25,9 +26,9 @@ NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class PendingContainer:
-    """A container that waits for devices. `cards`: where its pod was placed, () when nobody placed it.
+    """A container that waits for devices. `cards`: where its pod was placed, () if nobody placed it.
 
-    `next_of_pod`: kubelet will ask for it before the pod's others; `begun`: the pod has some devices already.
+    `next_of_pod`: kubelet will ask for it before the pod's others; `begun`: the pod already has some devices.
     """
 
     pod: NodePod
@@ -48,19 +49,27 @@ class PendingContainer:
 
     @property
     def never_listed(self) -> bool:
-        """Whether kubelet will not list it once it has devices: its pod has ordinary init containers only."""
+        """Whether kubelet will not list it even with devices: its pod has only ordinary init containers."""
         return all(each.kind is ContainerKind.INIT for each in self.request.containers)
 
 
 @dataclass(frozen=True, slots=True)
 class TentativeGrant:
-    """Device ids that were granted, and the container that they are believed to be for."""
+    """Device ids that were granted, and the container for which they probably are."""
 
     uid: str
     container: str
     ids: frozenset[str]
     at_s: float
     never_listed: bool = False
+
+
+class GrantRecord(NamedTuple):
+    """When some ids were granted, to whom, and the uids of the pods that had theirs already then."""
+
+    at_s: float
+    receiver: Receiver | None
+    had_theirs: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +82,9 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """The container that ids are believed to be for; both None for a pod nobody placed.
+    """The container for which ids probably are; None if they are for a pod that nobody placed.
 
-    `again`: the very ids were granted before, to this container.
+    `again`: the same ids were granted to this container before.
     """
 
     pending: PendingContainer | None = None
@@ -83,7 +92,7 @@ class Recipient:
 
     @property
     def uid(self) -> str:
-        """Of the pod; "" when it is not known."""
+        """The pod's uid; "" if it is not known."""
         if self.pending is not None:
             return self.pending.pod.view.uid
         return self.again.uid if self.again else ""
@@ -95,7 +104,7 @@ def pending_containers(
 ) -> list[PendingContainer]:
     """Every container without devices, most probable first.
 
-    `served` has (pod uid, container name) of those with devices; `targets` overrule annotations, by pod uid.
+    `served` has (pod uid, container name) of those with devices; `targets`, by pod uid, override annotations.
     """
     found = []
     for pod in pods:
@@ -103,7 +112,7 @@ def pending_containers(
         if view.request is None or view.finished or view.terminating:
             continue
         containers = view.request.containers
-        # kubelet gives in order, so whatever comes before a served container has been served
+        # kubelet serves containers in order, so those before a served container have been served
         done = [place for place, each in enumerate(containers) if (view.uid, each.name) in served]
         begun = max(done, default=-1) + 1
         placement = target_of(pod, targets)
@@ -117,13 +126,13 @@ def pending_containers(
 
 
 def _likelihood(pending: PendingContainer) -> tuple[bool, bool, bool, str, int, int, str]:
-    """A pod that is half admitted comes first, then what was bound first.
+    """A partly admitted pod comes first, then pods in the order of their binding.
 
-    kubelet admits in the order in which the API server shows it pods. Binds are on their way side by side, so
-    the times at which they were decided do not tell that order, and the versions do: also if we have not
-    heard yet of the pod that kubelet asks for, because those that came before it have been served.
-    A pod that had its devices once (assigned) asks again only after kubelet lost its checkpoint or the
-    machine was started anew; then kubelet goes by creation time.
+    kubelet admits pods in the order in which the API server shows them. Binds are in flight concurrently, so
+    that the times of their decisions do not give that order, but the pods' versions do. They do so even if we
+    have not seen the pod yet that kubelet asks for, because those before it have been served. A pod that had
+    its devices once (assigned) asks again only after kubelet lost its checkpoint or the machine restarted;
+    then kubelet goes by creation time.
     """
     pod, came = pending.pod.view, pending.pod.came
     created = pending.pod.created if pod.assigned else ""
@@ -146,10 +155,10 @@ def propose(
     *,
     in_use: Mapping[str, str] = NOTHING,
 ) -> Proposal | Refusal:
-    """`size` ids from the cards of the first container of that size that have room, else from the best fit.
+    """`size` ids on the cards of the first container of that size that have room, otherwise on the best fit.
 
-    The answer is always whole: kubelet would fill up a short one from any card. `in_use` are ids that kubelet
-    takes for free and that somebody holds, with that pod's uid: they go to that pod only, and last.
+    The answer is always complete: kubelet would complete it from any card. `in_use` are ids that kubelet
+    considers free and that somebody holds, with the uid of that pod: they go only to that pod, and last.
     """
     must = frozenset(must_include)
     try:
@@ -183,7 +192,7 @@ def propose(
 
 
 def _free_ids(offered: Set[str], must: frozenset[str], node: Node) -> dict[int, list[str]]:
-    """By card index. Ids of cards that are gone are left out. Raises `GrantError` where one must be used."""
+    """By card index, without ids of cards that are gone. Raises `GrantError` if one of those must be used."""
     index_of = {card.uuid: card.index for card in node.cards}
     free: dict[int, list[str]] = {card.index: [] for card in node.cards}
     for identifier in offered:
@@ -203,7 +212,7 @@ def _free_ids(offered: Set[str], must: frozenset[str], node: Node) -> dict[int, 
 
 
 def _take(free: FreeIds, must: frozenset[str], size: int, cards: Sequence[int]) -> tuple[str, ...]:
-    """The same number of ids from each of `cards`, with all of `must` among them; () where that cannot be."""
+    """As many ids from each of `cards`, including all of `must`; () if that is impossible."""
     if not cards or size % len(cards):
         return ()
     each = size // len(cards)
@@ -212,7 +221,7 @@ def _take(free: FreeIds, must: frozenset[str], size: int, cards: Sequence[int]) 
 
 
 def _best_fit(free: FreeIds, must: frozenset[str], units: int, node: Node) -> list[int]:
-    """Cards with room for `units`, those with the least room first; cards that must be used before them."""
+    """Cards with room for `units`, those with the least room first, after cards that must be used."""
     used = {card for card, ids in free.items() if must & set(ids)}
     roomy = [card for card, ids in free.items() if len(ids) >= units and card not in node.unhealthy]
     return sorted(roomy, key=lambda card: (card not in used, len(free[card]), card))
@@ -230,8 +239,8 @@ def recipient_of(
 ) -> Recipient | Refusal:
     """For whom these ids are, or why they cannot be granted.
 
-    `unplaced`: accept ids of one card for a pod that no extender placed. Raises `GrantError` for ids that are
-    of no card of the node.
+    `unplaced`: accept ids of one card for a pod that no extender placed. Raises `GrantError` for ids that
+    belong to no card of the node.
     """
     index_of = {card.uuid: card.index for card in node.cards}
     units = units_per_card(ids)
@@ -240,7 +249,7 @@ def recipient_of(
     cards = {index_of[uuid]: count for uuid, count in units.items()}
 
     fitting = [each for each in waiting if each.units == len(ids)]
-    if len(set(cards.values())) == 1:  # the first that was placed on just these cards, else the first
+    if len(set(cards.values())) == 1:  # the first pod placed on exactly these cards, otherwise the first
         shaped = [each for each in fitting if each.request.card_count == len(cards)]
         shaped.sort(key=lambda each: set(each.cards) != set(cards))
         if shaped:
@@ -250,7 +259,7 @@ def recipient_of(
     if repeated is not None or any(each.ids == ids for each in assignments):
         return Recipient(again=repeated)
 
-    # a container that got back ids of its pod's own init containers, in whatever mix of that pod's cards
+    # a container that got back ids of its pod's init containers, in any mix of that pod's cards
     for each in fitting:
         if ids <= frozenset[str]().union(*(one.ids for one in tentative if one.uid == each.pod.view.uid)):
             return Recipient(each)

@@ -1,8 +1,8 @@
-"""From kubelet's question to a granted container: which ids, what comes with them, and its last check.
+"""From kubelet's question to a granted container: its device ids, what comes with them, and a last check.
 
 kubelet asks three times for each container: GetPreferredAllocation when it admits the pod, Allocate right
-after, and PreStartContainer before each start. Only the last comes with a certain answer to whose ids these
-are, so limits are written there.
+after that, and PreStartContainer before each start. Only at the last one is it certain whose ids these are,
+so limits are written there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 IDENTIFY_S = 3.0
-"""kubelet waits 30 s for PreStartContainer and tries again after an error, so this may take its time."""
+"""kubelet waits 30 s for PreStartContainer and retries after an error, so this may take its time."""
 
 ANNOTATE_S = 3.0
 RETRY_S = 0.1
@@ -51,7 +51,7 @@ RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PluginOptions:
-    """What of the settings concerns the answers to kubelet."""
+    """The settings that affect the answers to kubelet."""
 
     match_wait_s: float = 1.0
     memory_unit: str = "GiB"
@@ -110,11 +110,11 @@ class GpuMemoryPlugin(DevicePluginService):
     async def _propose(
         self, request: dp.ContainerPreferredAllocationRequest
     ) -> dp.ContainerPreferredAllocationResponse:
-        """Ids of the card where the extender placed the pod that kubelet probably asks for."""
+        """Ids on the card where the extender placed the pod that kubelet is probably asking for."""
         state, size = self._state, request.allocation_size
 
         def expected() -> bool:
-            """Whether somebody waits for that much who does not run already. One card makes no difference."""
+            """Whether a container of that size waits and is not running. Irrelevant with one card."""
             runs = {each.name for each in state.maybe_forgotten()}
             return state.places_unplaced or any(
                 each.units == size and (each.pod.view.uid, each.container.name) not in runs
@@ -142,10 +142,7 @@ class GpuMemoryPlugin(DevicePluginService):
         return dp.AllocateResponse(container_responses=answers)
 
     async def _grant(self, ids: frozenset[str]) -> dp.ContainerAllocateResponse:
-        """Environment, mounts and CDI devices of the container that `ids` are for, or an error that says why.
-
-        kubelet keeps what is answered here over every restart of the container.
-        """
+        """Environment, mounts and CDI devices for the container that `ids` are for, or why not."""
         state = self._state
         if not state.rules.shared and not ids <= state.ids_of_living():  # a holder may just have ended
             reason = f"node {state.node.name} does not share its cards any more: its labels say so"
@@ -188,7 +185,7 @@ class GpuMemoryPlugin(DevicePluginService):
         )
 
     def _refuse(self, why: str, reason: str, units: int) -> dp.ContainerAllocateResponse:
-        """An error, so that a controller makes the pod anew; as an option what the vendor's plugin says."""
+        """An error, so that a controller recreates the pod; optionally what the vendor's plugin answers."""
         self._counters.refused(why)
         _log.warning("refused", extra={"reason": reason, "units": units})
         if self._options.legacy_poison_env:
@@ -198,10 +195,11 @@ class GpuMemoryPlugin(DevicePluginService):
     # -- the last moment before the container's first instruction ---------------------------------------
 
     async def pre_start_container(self, request: dp.PreStartContainerRequest) -> dp.PreStartContainerResponse:
-        """Whose ids these are, its limits and a fresh region in place, its annotations true.
+        """Find out whose ids these are, write the limits and a fresh region, and correct the annotations.
 
-        The limit of memory follows from the ids alone, so a container that cannot be told from others still
-        gets its own. A share of compute does not: where compute is divided, unknown means not yet.
+        The memory limit follows from the ids alone, so a container that cannot be identified still gets its
+        own. A share of compute does not: where compute is divided, an unidentified container may not start
+        yet.
         """
         ids, state = frozenset(request.devices_ids), self._state
         holder = await self._identify(ids)
@@ -226,14 +224,14 @@ class GpuMemoryPlugin(DevicePluginService):
             return dp.PreStartContainerResponse()
 
         uid = holder.pod.view.uid
-        try:  # before the container can read its annotations, if the API server answers; else soon after
+        try:  # before the container can read its annotations, if the API server answers; otherwise soon after
             async with asyncio.timeout(ANNOTATE_S):
                 await self._reconciler.write(uid)
         except TimeoutError:
             _log.warning("container start: API server too slow", extra={"pod": holder.pod.view.key})
             self._reconciler.wake()
-        # kubelet reads annotations for the environment when it begins to sync the pod: its next try begins
-        # with the corrected ones
+        # kubelet reads annotations for the environment when it begins to sync the pod: its next attempt uses
+        # the corrected ones
         reads = container is not None and container.name in holder.pod.reading
         if reads and self._reconciler.take_corrected(uid):
             raise GRPCError(
@@ -242,7 +240,7 @@ class GpuMemoryPlugin(DevicePluginService):
         return dp.PreStartContainerResponse()
 
     def _held_too_loosely(self, holder: Holder) -> str:
-        """Why the container may not start where its pod wants its limits to be held better; "" if it may."""
+        """Why the container may not start, if its pod demands a stricter enforcement; "" if it may."""
         pod, name = holder.pod, holder.container.name if holder.container else ""
         tier = pod.tier(name, self._state.rules, allow_cgpu_disable=self._options.allow_cgpu_disable)
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
@@ -252,17 +250,23 @@ class GpuMemoryPlugin(DevicePluginService):
         return f"pod {pod.view.key} asks for {asked}, its limits would be held by {tier.word}"
 
     async def _identify(self, ids: frozenset[str]) -> Holder | None:
-        """By kubelet's assignments, read anew; by what was granted when kubelet does not list them."""
+        """By kubelet's assignments, read again; by the grants if kubelet does not list the ids.
+
+        If a kubelet connected meanwhile, it may have forgotten others: then they are read once more.
+        """
         now = asyncio.get_running_loop().time
         deadline = now() + IDENTIFY_S
         while True:
+            readable = True
             try:
                 async with asyncio.timeout(IDENTIFY_S):
                     await self._reconciler.read()
             except (PodResourcesError, TimeoutError) as error:
+                readable = False
                 _log.warning("container start: kubelet's assignments not read", extra={"error": str(error)})
             holder = self._state.holder(ids)
-            if holder is not None or now() >= deadline:
+            is_certain = self._state.forgotten() == self._state.maybe_forgotten() or not readable
+            if is_certain and (holder is not None or now() >= deadline):
                 return holder
             await asyncio.sleep(RETRY_S)
 
@@ -288,9 +292,9 @@ class GpuMemoryPlugin(DevicePluginService):
     # -- waiting --------------------------------------------------------------------------------------
 
     async def _until(self, size: int, ask: Callable[[], T], good: Callable[[T], bool]) -> T:
-        """The answer once it is good, else the last one after a moment of waiting for news.
+        """The answer as soon as it is good, otherwise the last one after waiting a moment for news.
 
-        kubelet stands still meanwhile, so nobody waits twice in vain for the same amount.
+        kubelet is blocked meanwhile, so nobody waits twice in vain for the same amount.
         """
         now = asyncio.get_running_loop().time
         in_vain = self._in_vain.get(size, 0) > now()
@@ -308,7 +312,7 @@ class GpuMemoryPlugin(DevicePluginService):
 
 
 def poison(units: int, unit: str) -> dict[str, str]:
-    """The environment with which the vendor's plugin says no: a card's name that no runtime knows."""
+    """The environment with which the vendor's plugin refuses: a card name that no runtime knows."""
     return {
         ENV_VISIBLE: f"no-gpu-has-{units}{unit}-to-run",
         ENV_INDEX: "-1",

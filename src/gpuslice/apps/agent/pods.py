@@ -52,16 +52,17 @@ NODE_PODS: Resource[Any] = Resource("v1", "pods", "Pod", AgentPod)
 
 @dataclass(frozen=True, slots=True)
 class NodePod:
-    """A pod of this node. `created` is RFC 3339, the order in which kubelet admits after its own restart;
-    else it goes by `came`, the version with which the pod was first seen here.
+    """A pod of this node. kubelet admits pods by `created` (RFC 3339) after its own restart, else by `came`.
 
-    `unlimited` names the containers that switch isolation off for themselves, by ``CGPU_DISABLE``;
-    `reading` those whose environment is made of the pod's placement annotations; `running` those that run.
-    `container_ids` are the runtime's ids, with the containers' names. `whole`: it asks for whole cards, which
-    kubelet gave it by another plugin. `interactive`: small work that somebody waits for. `said` are its
-    placement annotations as they stand, for others read them without our care. `meant_for`: the card that is
-    kept for it once it was taken off its own. `tiers`: what is said of containers whose limits are held
-    otherwise than the node says. `traceparent`: where its trace goes on.
+    `came` is the version with which the pod was first seen here. `unlimited` names the containers that turn
+    isolation off for themselves by ``CGPU_DISABLE``; `reading` those whose environment comes from the pod's
+    placement annotations; `running` those that run; `completed` the init containers that ended well, which
+    kubelet does not start again. `container_ids` are the runtime's ids, with the containers' names.
+    `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
+    waits for. `said` are its placement annotations as they are, since others read them without our care.
+    `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
+    containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
+    continues.
     """
 
     view: Pod
@@ -70,6 +71,7 @@ class NodePod:
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
     running: frozenset[str] = frozenset()
+    completed: frozenset[str] = frozenset()
     container_ids: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     interactive: bool = False
@@ -79,7 +81,7 @@ class NodePod:
     traceparent: str = ""
 
     def tier(self, container: str, rules: Rules, *, allow_cgpu_disable: bool) -> Tier:
-        """What holds the container's limits, if the library enters all of its programs."""
+        """What enforces the container's limits, if the library is loaded into all of its programs."""
         exempt = allow_cgpu_disable and container in self.unlimited
         return Tier.LIBRARY if rules.isolation and not exempt else Tier.NONE
 
@@ -90,7 +92,7 @@ class NodePod:
 
     @property
     def taken_off(self) -> bool:
-        """Whether the agent took it off its card, because that is another pod's."""
+        """Whether the agent took it off its card, because the card is another pod's."""
         return ANN_MEANT in self.said
 
     @property
@@ -108,7 +110,7 @@ def node_pod(pod: AgentPod) -> NodePod:
     placement_paths = {f"metadata.annotations['{name}']" for name in (ANN_VISIBLE, ANN_INDEX)}
 
     def having(has: Callable[[EnvVar], bool]) -> frozenset[str]:
-        """The containers of which a variable is like that."""
+        """The containers that have such a variable."""
         return frozenset(each.name for each in containers if any(map(has, each.env or ())))
 
     return NodePod(
@@ -119,6 +121,11 @@ def node_pod(pod: AgentPod) -> NodePod:
             lambda one: ((one.value_from or {}).get("fieldRef") or {}).get("fieldPath", "") in placement_paths
         ),
         running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
+        completed=frozenset(
+            each.name
+            for each in status.init_container_statuses or ()
+            if (each.state or {}).get("terminated", {}).get("exitCode") == 0
+        ),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses},
         interactive=annotations.get(ANN_LATENCY_CLASS) == "interactive",
         whole=any(

@@ -1,4 +1,4 @@
-"""Asks kubelet who holds which devices, and makes pods' annotations agree."""
+"""Reads from kubelet which pods hold which devices, and corrects the pods' annotations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from gpuslice.core.model import Pod
 _log = logging.getLogger(__name__)
 
 SOON_S = 0.2
-"""After Allocate kubelet still has to note the ids; asking in that moment shows nothing."""
+"""After Allocate kubelet still has to record the ids; a read at that moment would not show them."""
 MOST_TRIES = 5
-"""Writes of one pod in one round: off its card, on the other, and whatever changed in between."""
+"""Writes of one pod in one round: off its card, onto the other, and for changes in between."""
 REMEMBERED_CORRECTIONS = 1000
 UNSERVED = {
     "RunsWithoutDevices": "container {containers} runs without the {resource} it asks for, and without a "
@@ -34,20 +34,20 @@ UNSERVED = {
     "its {resource} and limit but cannot be started again in this pod; delete the pod when convenient, so "
     "that it is recreated",
 }
-"""What is said in events, by their reason."""
+"""The texts of events, by their reason."""
 _Unserved = tuple[str, str]  # reason, uid
 
 
 class AssignmentSource(Protocol):
-    """Who holds which devices, by kubelet: its pod-resources socket, or a kubelet in memory."""
+    """Who holds which devices according to kubelet: its pod-resources socket, or a kubelet in memory."""
 
     async def assignments(self, resource: str) -> tuple[DeviceAssignment, ...]:
-        """Raises `PodResourcesError` when kubelet does not answer."""
+        """Raises `PodResourcesError` if kubelet does not answer."""
         ...
 
 
 class Reconciler:
-    """It reads at least each `every_s` seconds and soon after `wake`."""
+    """Reads at least every `every_s` seconds, and soon after `wake`."""
 
     def __init__(
         self,
@@ -68,22 +68,22 @@ class Reconciler:
         self._clock = clock
         self._woken = asyncio.Event()
         self._writing = asyncio.Lock()
-        self._corrected: OrderedDict[str, None] = OrderedDict()  # uids whose annotated card was another
-        self.without_devices: tuple[Pod, ...] = ()  # that run all the same, as reported
-        self._unserved: frozenset[_Unserved] = frozenset()  # last round; twice in a row is no coincidence
+        self._corrected: OrderedDict[str, None] = OrderedDict()  # uids of pods whose annotated card was wrong
+        self.without_devices: tuple[Pod, ...] = ()  # that run nevertheless, as reported
+        self._unserved: frozenset[_Unserved] = frozenset()  # of the last round; only two in a row count
         self._reported: frozenset[_Unserved] = frozenset()
 
     def wake(self) -> None:
-        """Read soon, because something probably changed."""
+        """Read soon, because something has probably changed."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Reconcile for ever. Whatever fails is tried again in the next round."""
+        """Reconcile for ever. Whatever fails is retried in the next round."""
         while True:
             with contextlib.suppress(PodResourcesError):
                 await self.read()
                 await self.write()
-                await self._report_unserved()
+                self._report_unserved()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
                     await self._woken.wait()
@@ -91,7 +91,7 @@ class Reconciler:
             self._woken.clear()
 
     async def read(self) -> None:
-        """Ask kubelet. Raises `PodResourcesError`; what was known before then stays."""
+        """Read from kubelet. Raises `PodResourcesError`; the state then stays as it was."""
         asked_at_s = self._clock()
         try:
             assignments = await self._kubelet.assignments(self._state.node.names.memory)
@@ -100,16 +100,18 @@ class Reconciler:
                 _log.warning("kubelet's device assignments cannot be read", extra={"error": str(error)})
             self.problem = str(error)
             raise
+        if self.problem:
+            _log.info("kubelet's device assignments are read")
         self.problem = ""
         self._state.assignments_read(assignments, asked_at_s)
 
     # -- annotations ----------------------------------------------------------------------------------
 
     async def write(self, uid: str = "") -> None:
-        """Write what has to be written, or what leads to that of one pod. Never raises for the API server."""
+        """Write what has to be written, or what is needed for one pod. Never raises for the API server."""
         tries: Counter[str] = Counter()
         while True:
-            async with self._writing:  # the next step is planned only when the last was answered
+            async with self._writing:  # the next step is planned only when the last one was answered
                 due = self._state.due_repairs(uid)
                 step = next((each for each in due if tries[each.pod.view.uid] < MOST_TRIES), None)
                 if step is None:
@@ -125,7 +127,7 @@ class Reconciler:
         try:
             try:
                 found = await self._writer.repair(repair)
-            except ConflictError:  # it has changed since: as it is now
+            except ConflictError:  # it has changed since: plan again from its current state
                 self._state.answered(repair)
                 found = await self._writer.pod(pod)
             else:
@@ -158,8 +160,8 @@ class Reconciler:
 
     # -- pods that kubelet does not serve as they ask -----------------------------------------------------
 
-    async def _report_unserved(self) -> None:
-        """An event on each, once. A pod may be news to us before kubelet's assignments show it."""
+    def _report_unserved(self) -> None:
+        """One event for each. kubelet's assignments may show a pod later than the API server does."""
         bare = self._state.without_devices()
         found = {("RunsWithoutDevices", uid): each for uid, each in bare.items()}
         for each in self._state.forgotten():
@@ -174,7 +176,7 @@ class Reconciler:
             )
             names, resource = ", ".join(containers), self._state.node.names.memory
             text = UNSERVED[reason].format(containers=names, resource=resource)
-            await self._writer.pod_event(pod, reason, text)
+            self._writer.pod_event(pod, reason, text)
         self._reported = (self._reported | self._unserved) & found.keys()
         self._unserved = frozenset(found)
         self.without_devices = tuple(

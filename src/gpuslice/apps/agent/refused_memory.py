@@ -1,7 +1,7 @@
-"""Says on a pod that memory was refused to it: an event is what a person looks at first.
+"""An event on a pod whose memory requests were refused, since that is what a person looks at first.
 
-The library counts refusals in the container's region, which its own processes could write: what is said here
-is for people, and nothing rests on it.
+The library counts refusals in the container's region, where its own processes can write: the events are for
+people, and nothing depends on them.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class RefusedOf(NamedTuple):
 
 
 class RefusedMemory:
-    """Looks at the counters of all regions now and then. The same event again only raises its count."""
+    """Checks the counters of all regions now and then. A repeated event only raises its count."""
 
     def __init__(self, state: AllocationState, folders: Folders, writer: Writer) -> None:
         self._state = state
         self._folders = folders
         self._writer = writer
-        self._told: dict[RefusedOf, int] | None = None  # None before the first look
+        self._told: dict[RefusedOf, int] | None = None  # None before the first check
 
     async def run(self) -> None:
-        """Look for ever. What a tenant writes in its region stops nobody."""
+        """Check for ever. What a tenant writes in its region stops nobody."""
         while True:
             try:
                 await self.check()
-            except Exception as error:  # whatever a tenant has thought of
+            except Exception as error:  # a tenant can provoke anything
                 _log.warning("refusals not read, will try again", exc_info=error)
             await asyncio.sleep(EVERY_S)
 
     async def check(self) -> None:
-        """One look. What was refused before this agent began has been told by the one before."""
+        """One check. What was refused before this agent started, the previous agent has reported."""
         folders = await asyncio.to_thread(lambda: list(self._folders.counts()))
         found = {
             RefusedOf(owner.uid, owner.container, card): counted.refused
@@ -61,9 +61,9 @@ class RefusedMemory:
         before, self._told = self._told, found
         for place, number in found.items():
             if before is not None and number > before.get(place, 0):
-                await self._tell(place)
+                self._tell(place)
 
-    async def _tell(self, place: RefusedOf) -> None:
+    def _tell(self, place: RefusedOf) -> None:
         pod, ids = self._state.pod(place.uid), self._state.listed_ids(place.uid, place.container)
         if pod is None or ids is None:
             return
@@ -83,6 +83,6 @@ class RefusedMemory:
             else "it has the whole card already"
         )
         what = f"container {place.container} was refused memory of card {limit.card.index}"
-        await self._writer.pod_event(
+        self._writer.pod_event(
             pod.view, REASON, f"{what}: it would have passed its limit of {limit.memory_mib} MiB; {ask}"
         )

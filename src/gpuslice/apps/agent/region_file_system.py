@@ -1,9 +1,8 @@
-"""Small file systems in memory, for each container's region and for what the containers of a card tell each
-other, so that what they write there is bounded.
+"""Small file systems in memory that bound what containers write in their regions and claims.
 
-These are the places of the node where a container writes without its disk being counted as the pod's.
-Mounting needs CAP_SYS_ADMIN, and the mount must reach the node: the agent's own folder is mounted into its
-pod with Bidirectional propagation then.
+These are the places on the node where a container can write without its disk use being counted as the pod's.
+Mounting needs CAP_SYS_ADMIN, and the mounts must reach the node: the agent's own folder is mounted into its
+pod with Bidirectional propagation.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from gpuslice.adapters.region.layout import REGION_BYTES
 from gpuslice.core.errors import GpusliceError
 
 MOST_BYTES = 2 * REGION_BYTES
-"""One region, and as much again, so that a tenant's careless file does no harm at once."""
+"""One region and as much again, so that an accidental file does no harm immediately."""
 MOST_ENTRIES = 16
 MOST_CLAIM_BYTES = 1 << 20
 MOST_CLAIM_ENTRIES = 1024
-"""Of all containers on a card: a folder and a file each."""
+"""For all containers on a card: a folder and a file each."""
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 2, 4, 8, 2
 
 
 class RegionFileSystemError(GpusliceError):
-    """The agent is to bound what containers write, and may not."""
+    """What containers write is to be bounded, but the agent may not mount."""
 
 
 class RegionFileSystem:
-    """Mounts and unmounts it. Where `wanted` is false, folders are left as they are."""
+    """Mounts and unmounts them. If not `wanted`, folders are left as they are."""
 
     def __init__(self, root: Path, *, wanted: bool) -> None:
         self._root = root
@@ -39,7 +38,7 @@ class RegionFileSystem:
         self._checked = False
 
     def check(self) -> None:
-        """See once that it can be had. Raises `RegionFileSystemError` with what is missing."""
+        """Check once that mounting works. Raises `RegionFileSystemError` with what is missing."""
         if not self._wanted or self._checked:
             return
         if not shared(self._root, Path("/proc/self/mountinfo").read_text()):
@@ -61,18 +60,18 @@ class RegionFileSystem:
         self._checked = True
 
     def renew(self, folder: Path) -> None:
-        """An empty one at `folder`, in place of the one that is there. Raises OSError."""
+        """Replace what is at `folder` by an empty file system. Raises OSError."""
         self.unmount(folder)
         if self._wanted:
             self._mount(folder)
 
     def bound(self, folder: Path) -> None:
-        """One at `folder`, if there is none, for what the containers of a card tell. Raises OSError."""
+        """Mount a file system at `folder` for the containers' claims, if there is none. Raises OSError."""
         if self._wanted and not os.path.ismount(folder):
             self._mount(folder, MOST_CLAIM_BYTES, MOST_CLAIM_ENTRIES, 0o755)
 
     def unmount(self, folder: Path) -> None:
-        """Who has it mounted elsewhere keeps it until it ends. Raises OSError."""
+        """Unmount it here; where else it is mounted it stays. Raises OSError."""
         while os.path.ismount(folder):
             if self._libc.umount2(os.fsencode(folder), _MNT_DETACH) != 0:
                 raise _failure(folder)
@@ -92,7 +91,7 @@ def _failure(folder: Path) -> OSError:
 
 
 def shared(folder: Path, mountinfo: str) -> bool:
-    """Whether mounts below `folder` reach other mount namespaces: the mount that it lies on is shared."""
+    """Whether mounts below `folder` reach other mount namespaces, because the mount it is on is shared."""
     best, shared = "", False
     path = os.path.realpath(folder)
     for line in mountinfo.splitlines():

@@ -1,15 +1,15 @@
 """What must be written so that pods' annotations say which cards kubelet gave them.
 
-kubelet's device assignments are the truth about cards: it gave the ids. Where a pod got another card than it
-was meant for, its annotation follows. And where that card was meant for a pod that still waits, the two
-exchange their targets, so that the sums per card stay what the extender counted on. In which order: see
-`repair_order`.
+kubelet's device assignments are the truth about cards, since it gave the ids. If a pod got another card than
+it was meant for, its annotation follows. And if that card was meant for a pod that still waits, the two
+exchange their targets, so that the sums per card stay as the extender counted them. For the order of writes
+see `repair_order`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuslice.apps.agent.pending import PendingContainer, target_of
@@ -27,7 +27,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.errors import ContractError
 from gpuslice.core.grant import GrantError, units_per_card
-from gpuslice.core.model import CardSlice, ContainerKind, Node, Placement, Request
+from gpuslice.core.model import CardSlice, ContainerKind, Node, Placement
 from gpuslice.core.placement import on_cards
 from gpuslice.core.request import held_at_peak
 
@@ -35,7 +35,7 @@ Table = dict[str, dict[int, int]]
 """Units by container key and card index."""
 
 Size = tuple[int, int]
-"""Units of a pod and the number of cards that they are on: pods of one size can take each other's place."""
+"""A pod's units and on how many cards they are: pods of one size can take each other's place."""
 
 Cards = tuple[int, ...]
 """Card indices in order."""
@@ -43,9 +43,9 @@ Cards = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Annotations to write on one pod, None for one to take away, and why in a few words.
+    """Annotations to write on one pod (None removes one), and the reason in a few words.
 
-    `target`: the cards that they place it on, None when they place it on none or say nothing of cards.
+    `target`: the cards that they place it on; None if they place it on none or say nothing about cards.
     `ahead`: kubelet has not given these yet.
     """
 
@@ -57,13 +57,13 @@ class Repair:
 
     @property
     def of_cards(self) -> bool:
-        """Whether it says where the pod is, or is not any more."""
+        """Whether it says on which cards the pod is, or that it is on none."""
         return ANN_INDEX in self.annotations
 
 
 @dataclass(frozen=True, slots=True)
 class ActualPlacement:
-    """Where a pod really sits, by kubelet's device assignments."""
+    """Where a pod really is, by kubelet's device assignments."""
 
     pod: NodePod
     placement: Placement
@@ -75,11 +75,11 @@ def actual_placements(
     pods: Iterable[NodePod],
     assignments: Iterable[DeviceAssignment],
     node: Node,
-    ours: Container[frozenset[str]],
+    ours: Sequence[frozenset[str]],
 ) -> list[ActualPlacement]:
     """Of the pods whose devices kubelet lists completely and without contradiction.
 
-    `ours`: what an agent granted. Another plugin's ids may name more cards than the pod is on.
+    `ours`: what an agent granted, the latest last. Another plugin's ids may be of more cards than the pod's.
     """
     by_pod: dict[str, list[DeviceAssignment]] = defaultdict(list)
     for each in assignments:
@@ -89,7 +89,10 @@ def actual_placements(
 
 
 def _actual_placement(
-    pod: NodePod, assignments: list[DeviceAssignment], node: Node, ours: Container[frozenset[str]]
+    pod: NodePod,
+    assignments: list[DeviceAssignment],
+    node: Node,
+    ours: Sequence[frozenset[str]],
 ) -> ActualPlacement | None:
     request = pod.view.request
     if not assignments or request is None or pod.view.finished:
@@ -97,9 +100,10 @@ def _actual_placement(
     held = {each.container: each for each in assignments}
     asked = {each.name: each.units for each in request.containers if each.kind is not ContainerKind.INIT}
     if len(held) != len(assignments) or {name: len(each.ids) for name, each in held.items()} != asked:
-        return None  # two pods of one name, or a pod of that name that is no more
+        return None  # two pods of one name, or a pod of that name that is gone
     index_of = {card.uuid: card.index for card in node.cards}
     table: Table = {}
+    mine = frozenset[str]().union(*(each.ids for each in assignments))
     held_on: Counter[int] = Counter()  # units by card
     try:
         for container, units in held_at_peak(request):
@@ -109,12 +113,16 @@ def _actual_placement(
                 table[key] = {index_of[uuid]: count for uuid, count in sorted(counts.items())}
                 held_on.update(table[key])
             else:
-                table[key] = _of_init_container(units, held_on, pod, request)
+                # an init container, which kubelet does not list: others of its pod have some of its devices
+                grants = (ids for ids in reversed(ours) if len(ids) == container.units and ids & mine)
+                left = next((ids - mine for ids in grants if len(ids - mine) == units), ())
+                left_on = Counter({index_of[uuid]: count for uuid, count in units_per_card(left).items()})
+                table[key] = dict(left_on or _promised_beyond(held_on, units, pod))
     except (GrantError, KeyError):
         return None
     scattered = any(len(each) > request.card_count for each in table.values())
     if scattered and not all(each.ids in ours for each in assignments):
-        return None  # another plugin gave ids away without a thought of their cards
+        return None  # another plugin gave ids away without regard to their cards
     sums = Counter[int]()
     for each in table.values():
         sums.update(each)
@@ -123,23 +131,15 @@ def _actual_placement(
     return ActualPlacement(pod, Placement(node.name, slices), table)
 
 
-def _of_init_container(
-    units: int, held_on: Mapping[int, int], pod: NodePod, request: Request
-) -> dict[int, int]:
-    """On which cards an init container holds `units` beyond the rest of its pod, which kubelet does not list.
+def _promised_beyond(held_on: Counter[int], units: int, pod: NodePod) -> Mapping[int, int]:
+    """The cards of `units` beyond those that the pod's listed containers have: an init container's.
 
-    It had as much of each card, and the others took theirs from that, perhaps all of one card: the rest is
-    what is left of the pod's cards. Those that nobody else is on are known by the annotations alone.
+    The annotations tell, if they do not contradict kubelet's list; else it is on the others' first card.
     """
     said = pod.view.placement.slices if pod.view.placement is not None else ()
-    cards = [*sorted(held_on), *(part.card for part in said if part.card not in held_on)][
-        : request.card_count
-    ]
-    left = {card: request.units_per_card - held_on.get(card, 0) for card in cards}
-    if sum(left.values()) == units and min(left.values()) >= 0:
-        return {card: amount for card, amount in left.items() if amount}
-    on = sorted(held_on)[: request.card_count]
-    return {card: units // len(on) for card in on}
+    promised = Counter({part.card: part.units for part in said})
+    beyond = promised - held_on
+    return beyond if held_on <= promised and beyond.total() == units else {min(held_on): units}
 
 
 # -- what annotations should say -------------------------------------------------------------------------
@@ -154,8 +154,8 @@ def repairs(actual: Iterable[ActualPlacement], node: Node, now_ns: int) -> list[
             {key: {str(card): units for card, units in cards.items()} for key, cards in each.table.items()}
         )
         true[ANN_ASSIGNED] = "true"
-        # Where two annotations disagree, `Pod.placement` is of the more exact one, and others read the other.
-        # What was never written is not missed: not every extender writes all of them.
+        # If two annotations disagree, `Pod.placement` is from the more exact one, and others read the other.
+        # An annotation that was never written is not missing: not every extender writes all of them.
         names = (ANN_INDEX, ANN_POD_UNITS, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE)
         wrong = [name for name in names if name in said and not _agree(name, said[name], true.get(name))]
         reason = ""
@@ -186,7 +186,7 @@ def _agree(name: str, text: str, true: str | None) -> bool:
 def target_repairs(
     targets: Mapping[str, Placement], waiting: Iterable[PendingContainer], node: Node
 ) -> list[Repair]:
-    """For pods that still wait and whose annotations name other cards than their target."""
+    """For waiting pods whose annotations name other cards than their target."""
     made, cards = [], {card.index for card in node.cards}
     for each in waiting:
         pod, target = each.pod, target_of(each.pod, targets)
@@ -206,10 +206,10 @@ def exchanges(
     targets: Mapping[str, Placement],
     node: Node,
 ) -> Iterator[tuple[str, Placement]]:
-    """New targets, as (pod uid, placement): pods that wait take over the cards of those who got theirs.
+    """New targets, as (pod uid, placement): waiting pods take over the cards of those that got theirs.
 
-    Only what pods of one size have not settled among themselves is left to those who wait. One that got
-    another card is answered too, so that one exchange is not found twice.
+    Only what pods of one size have not settled among themselves is left to those that wait. A pod that got
+    another card is included, so that the same exchange is not found twice.
     """
 
     def size(pod: NodePod) -> Size:
@@ -228,7 +228,7 @@ def exchanges(
         for each in waiting
         if each.first and (target := target_of(each.pod, targets)) is not None
     ]
-    for of_size in came:  # those who wait where more came than left go where more left than came
+    for of_size in came:  # waiting pods go from cards with more arrivals to those with more departures
         free = [*(Counter(left[of_size]) - Counter(came[of_size])).elements()]
         for cards in (Counter(came[of_size]) - Counter(left[of_size])).elements():
             other = next((each for each in meant_for if each[1:] == (of_size, cards)), None)

@@ -1,14 +1,14 @@
 """In which order pods change their cards in the annotations, so that no card is promised beyond its units.
 
-Everybody may read the annotations at any moment, and any write may be lost or late. So a pod is moved to a
-card only when nobody else has to leave it and there is room; a pod in the way is taken off its cards
-before. A bound pod without a card counts against every card of its node (see `core.ledger`), so nobody ever
-counts too much free, and a sum over cards never counts too much promised.
+Anybody may read the annotations at any moment, and any write may be lost or late. So a pod is moved to a card
+only when no other pod has to leave it and there is room; a pod in the way is first taken off its cards. A
+bound pod without a card counts against every card of its node (see `core.ledger`), so nobody ever counts too
+much as free, and the sum over a card is never too high.
 
-What kubelet gave goes before what is only meant for a pod that waits. Where there is no room even so, a
-container runs there that kubelet has forgotten: the pod may not start (see `plugin`), and stays without a
-card. A pod taken off its cards keeps a note of those that are meant for it, so that the next agent knows them
-should this one die.
+What kubelet gave takes precedence over what is only meant for a waiting pod. If there is still no room, a
+container is running there that kubelet has forgotten: the pod may not start (see `plugin`) and stays without
+a card. A pod taken off its cards keeps a note of those meant for it, so that the next agent knows them if
+this one dies.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, ANN_INDEX, ANN
 from gpuslice.core.model import Node, Placement
 
 OF_NO_CARD = {ANN_ASSIGNED, ANN_ASSUME_TIME}
-"""What says nothing of cards: whether the pod still waits, and since when."""
+"""What says nothing about cards: whether the pod still waits, and since when."""
 
 
 class RepairOrder:
-    """What has to be written, and where everybody stands by the annotations as they were last seen.
+    """What has to be written, and where all pods are by the annotations as last seen.
 
-    `waiting` have no devices yet, most probable first; `granted` have some, and kubelet does not list of
+    `waiting` have no devices yet, most probable first; `granted` have some, and kubelet does not list on
     which cards. `unanswered` was sent and may have been written or not.
     """
 
@@ -53,7 +53,8 @@ class RepairOrder:
     def next_writes(self, uid: str = "") -> list[Repair]:
         """The next write for each repair, or for that of one pod. After one was done, ask again.
 
-        What may have been written already is written once more, and the answer tells. Nobody moves before.
+        What may have been written already is written again, and the answer shows it. Nothing else moves
+        before that.
         """
         wanted = [each for each in self._repairs if uid in ("", each.pod.view.uid)]
         if self._unanswered:
@@ -65,17 +66,17 @@ class RepairOrder:
         return writes
 
     def _too_many(self, pod: NodePod) -> bool:
-        """Whether its card is promised beyond its units: it was bound while kubelet gave others that card."""
+        """Whether its card is promised beyond its units: bound while kubelet gave the card to others."""
         cards = units_by_card(pod.view.placement)
         return any(self._promised(card) > self._units.get(card, 0) for card in cards)
 
     def _promised(self, card: int, *, but: str = "") -> int:
-        """Units of a card that annotations name as they stand now, of all pods but the one of this uid."""
+        """Units of a card that annotations currently promise to all pods except the one of this uid."""
         others = (pod.view for pod in self._pods if pod.view.uid != but)
         return sum(units_by_card(pod.placement).get(card, 0) for pod in others)
 
     def _next_write(self, repair: Repair) -> Repair | None:
-        """`repair` itself, or what must come before it; None when it has to wait."""
+        """`repair` itself, or what must come before it; None if it has to wait."""
         leaver = self._leaver(repair)
         if repair.ahead:
             return None if leaver is not None or self._overfull(repair) else repair
@@ -86,7 +87,7 @@ class RepairOrder:
         return withdrawal(leaver.pod, leaver.target)
 
     def _making_room(self, repair: Repair) -> Repair | None:
-        """Those who may be elsewhere leave the cards that kubelet gave, before `repair` itself is written."""
+        """Pods that may be elsewhere leave the cards that kubelet gave, before `repair` itself is written."""
         overfull, grows = self._overfull(repair), _grows(repair).keys()
         for pod in self._granted:
             if not grows.isdisjoint(units_by_card(pod.view.placement)):
@@ -100,7 +101,7 @@ class RepairOrder:
         return repair
 
     def _leaver(self, repair: Repair) -> Repair | None:
-        """Somebody who is to leave a card that `repair` makes fuller."""
+        """A pod that is to leave a card which `repair` makes fuller."""
         grows = _grows(repair).keys()
         for other in self._repairs:
             if other.pod is repair.pod or other.target is None:
@@ -117,7 +118,7 @@ class RepairOrder:
         others = [pod for pod in self._pods if pod.view.uid != repair.pod.view.uid]
 
         def most(pod: NodePod, card: int) -> int:
-            """What the annotations may say that a pod has of a card, before or after all has been written."""
+            """The most that the annotations may give the pod of a card, before or after all writes."""
             now, then = units_by_card(pod.view.placement), units_by_card(self._targets.get(pod.view.uid))
             return max(now.get(card, 0), then.get(card, 0))
 

@@ -1,7 +1,7 @@
-"""Goes through the folders: notes whose they are where a start could not tell, removes those of containers
-that are gone, off the event loop and a little at a time.
+"""Goes through the folders: records owners that could not be identified at the start, and removes folders of
+containers that are gone, off the event loop and a little at a time.
 
-A tenant writes in its folder what it likes, so nothing that is found there may stop the agent or hold it up.
+A tenant writes what it likes in its folder, so nothing found there may stop or delay the agent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpuslice.apps.agent.reconciler import Reconciler
 _log = logging.getLogger(__name__)
 
 BUDGET_S = 1.0
-"""Of each round: the disk is the node's, and others use it."""
+"""For each round: the disk is the node's, and others use it."""
 
 
 class Sweeper:
-    """Removes what neither kubelet nor a living pod knows any more, once it is `after_s` old."""
+    """Removes folders that neither kubelet nor a living pod knows any more, once they are `after_s` old."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Sweeper:
         self._problem = ""
 
     async def run(self) -> None:
-        """Sweep for ever. Whatever goes wrong is logged once and tried again."""
+        """Sweep for ever. A failure is logged once and retried."""
         while True:
             await asyncio.sleep(self._every_s)
             if self._reconciler.problem:
@@ -47,7 +47,7 @@ class Sweeper:
             problem = ""
             try:
                 await self.sweep()
-            except Exception as error:  # whatever a tenant has thought of
+            except Exception as error:  # a tenant can provoke anything
                 problem = f"{type(error).__name__}: {error}"
                 if problem != self._problem:
                     _log.warning("folders not swept, will try again", exc_info=error)
@@ -67,18 +67,20 @@ class Sweeper:
             raise failure
 
     def _look_at(self, name: str, age_s: float) -> None:
-        """Note whose a folder is, and discard it if it is nobody's. At once: kubelet may ask for the same ids
-        any moment. Raises OSError."""
+        """Record whose a folder is, and discard it if it is nobody's. Raises OSError.
+
+        Discarded at once, since kubelet may reuse the ids at any moment.
+        """
         owner = self._identified(name, self._folders.owner(name))
         if age_s <= self._after_s:
             return
         if self._folders.unidentified(owner) and not owner.pod:
-            return  # whoever was started there may run: it stays until the machine starts anew
+            return  # its unknown container may be running: it stays until the machine restarts
         last = name == self._folders.current(owner.ids)
-        if self._state.alive(owner.uid):  # used by its pod; of several for the same ids the last is
+        if self._state.alive(owner.uid):  # used by its pod; of several folders for the same ids, the last is
             ids = self._state.listed_ids(owner.uid, owner.container)
             used = ids is None or (ids == frozenset(owner.ids) and last)
-        else:  # or by the one with its ids now, or by one that only kubelet knew
+        else:  # or by the container that has its ids now, or by one that only kubelet knew
             used = last and not self._state.held_ids().isdisjoint(owner.ids)
             used |= any(each.folder == name for each in self._state.maybe_forgotten())
         if not used:
@@ -86,8 +88,9 @@ class Sweeper:
             _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
 
     def _identified(self, name: str, owner: Owner) -> Owner:
-        """As it is once somebody can tell whose container was started there when nobody could. It is noted:
-        kubelet may forget the container (`forgotten`)."""
+        """Its owner, if the container can be identified by now. It is recorded, since kubelet may forget the
+        container (`forgotten`).
+        """
         if not self._folders.unidentified(owner) or name != self._folders.current(owner.ids):
             return owner
         found = self._state.owner(frozenset(owner.ids))

@@ -1,8 +1,8 @@
-"""``gpuslice switch``: takes the device plugin of whole cards off a node, or puts it back.
+"""``gpuslice switch``: removes the device plugin for whole cards from a node, or restores it.
 
-That plugin is a static pod of the vendor's clusters, whose manifest is moved aside and back, or a DaemonSet
-of NVIDIA's GPU operator, which a node label switches. It comes back only when no pod holds a part of a card
-any more: kubelet knows nothing of parts and would give such a card out whole.
+That plugin is either a static pod of the vendor's clusters, whose manifest is moved aside and back, or a
+DaemonSet of NVIDIA's GPU operator, controlled by a node label. It is restored only when no pod holds a part
+of a card any more: kubelet does not know about parts and would give such a card out whole.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from gpuslice.apps.agent.writer import Writer
 _log = logging.getLogger(__name__)
 
 OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
-"""NVIDIA's GPU operator runs its device plugin where this is "true"; absent: there is no operator."""
+"""NVIDIA's GPU operator runs its device plugin where this is "true"; absent if there is no operator."""
 
 
 class StaticPod:
-    """The vendor's plugin of whole cards as a file that kubelet watches. The sentences are the vendor's."""
+    """The vendor's plugin for whole cards as a file that kubelet watches. The messages are the vendor's."""
 
     def __init__(self, manifest: Path, backup_folder: Path) -> None:
         self._manifest = manifest
         self._backup = backup_folder / manifest.name
 
     def remove(self) -> str:
-        """Move the manifest aside; answers what was done. Raises `OSError`."""
+        """Move the manifest aside; returns what was done. Raises `OSError`."""
         name = self._manifest.name
         if not self._manifest.exists():
             return f"Skip removing {name}, because it doesn't exist."
         self._backup.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self._backup, self._manifest.read_bytes(), 0o600, lasting=True)
-        self._manifest.unlink()  # a rename would not do: the two folders may be mounts of their own
+        self._manifest.unlink()  # not a rename: the two folders may be different mounts
         return f"Finish removing {name}."
 
     def recover(self) -> str:
-        """Put it back unless it is there; answers what was done. Raises `OSError`."""
+        """Restore it unless it is there; returns what was done. Raises `OSError`."""
         name = self._manifest.name
         if self._manifest.exists():
             return f"Skip recovering {name}, because it already exist."
@@ -66,7 +66,7 @@ class Switch:
     """Keeps one node in the mode of the settings."""
 
     def __init__(self, settings: SwitchSettings, client: KubeClient) -> None:
-        self.waits = "starting"  # why the mode is not there yet, "" when it is
+        self.waits = "starting"  # why the mode is not reached yet, "" if it is
         self._settings = settings
         self._client = client
         self._writer = Writer(client, settings.node_name)
@@ -88,7 +88,7 @@ class Switch:
         app = make_app(Probes(gpuslice.__version__, lambda: self.waits, page_of(tuple)))
         async with serving(app, Listen(self._settings.port, self._settings.host)) as port:
             listening(port)
-            await work_until(stopped, {"switch": keep()})
+            await work_until(stopped, {"switch": keep(), "events": self._writer.events.run()})
 
     async def _step(self) -> None:
         if self._settings.to == "shared":
@@ -103,7 +103,7 @@ class Switch:
                     "whole cards are given out again once they have ended"
                 )
                 if waits != self.waits:
-                    await self._writer.node_event("GPUModeWaits", waits, warning=True)
+                    self._writer.node_event("GPUModeWaits", waits, warning=True)
                 self.waits = waits
                 self._log_once(waits)
                 return
@@ -126,7 +126,7 @@ class Switch:
 
 
 def start(settings: SwitchSettings) -> None:
-    """The process, until it is asked to end."""
+    """Run the process until it is told to end."""
 
     async def main() -> None:
         connection = connect(os.environ, kubeconfig=settings.kubeconfig)

@@ -1,4 +1,4 @@
-"""The agent's spans of a pod's way: allocate and start, behind the bind that the annotation names."""
+"""The agent's spans of a pod: allocate and start, following the bind that the annotation names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TracedPlugin(DevicePluginService):
 
     @contextmanager
     def _span(self, name: str, *ids: frozenset[str]) -> Iterator[None]:
-        """Whose it was is known at the end only; what nobody can be named for has no place in a trace."""
+        """The container is known only at the end; without one, there is no span."""
         began_ns, error = self._now_ns(), ""
         try:
             yield

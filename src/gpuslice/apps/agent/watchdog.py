@@ -1,11 +1,12 @@
 """Acts where a container holds more of a card than its limit, by the driver's own figures.
 
-The library holds every program that it is in. A program that is linked statically, that speaks to the devices
-itself or finds a function of the driver that nobody documents is not held, and its neighbours lack the
-memory. The driver counts it all the same.
+The library limits every program into which it is loaded. It does not limit a program that is linked
+statically, talks to the devices directly or finds undocumented functions of the driver, and its neighbours
+then lack the memory. The driver counts it nevertheless.
 
-The libraries in the containers get these figures too: many drivers have none for a process that asks from
-inside, so that what a context took is measured by difference, which a neighbour's growth spoils.
+The libraries in the containers get these figures too: many drivers report nothing for a process that asks
+from inside a container, so that the size of a context is measured by difference, which a neighbour's growth
+falsifies.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _log = logging.getLogger(__name__)
 
 EVERY_S = 0.5
 UNSEEN = 1.03
-"""Drivers load a little that no library sees: as the alert about the same has it."""
+"""Drivers load a little that no library sees; the alert uses the same factor."""
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 TELL_S = 2.0
-"""Of each look, for the API server: one that hangs must not keep containers from their figures."""
+"""Time for the API server in each check: one that hangs must not keep figures from the containers."""
 
 
 class Holder(NamedTuple):
@@ -57,7 +58,7 @@ class Holder(NamedTuple):
 
 @dataclass(slots=True)
 class Excess:
-    """A container that was past its limit at the last check; `ending` are pidfds that were sent SIGTERM."""
+    """A container that was past its limit at the last check; `ending` are pidfds that got SIGTERM."""
 
     reported: bool = False
     kill_at_s: float = 0.0
@@ -70,7 +71,7 @@ class Excess:
 
 
 class Watchdog:
-    """Warns of containers past their limit, and ends the processes that hold the excess where `stop` says."""
+    """Warns about containers past their limit, and with `stop` ends the processes that hold the excess."""
 
     def __init__(
         self,
@@ -110,11 +111,13 @@ class Watchdog:
                 try:
                     await self.check()
                 except GpuUnavailableError as error:
-                    problem = f"the driver does not tell of processes: {error}"
+                    problem = f"the driver does not report processes: {error}"
                 except OSError as error:
                     problem = f"the driver's figures cannot be published to containers: {error}"
                 if problem and problem != self._problem:
                     _log.warning("watchdog is without figures", extra={"error": problem})
+                elif self._problem and not problem:
+                    _log.info("watchdog has figures again")
                 self._problem = problem
                 await asyncio.sleep(EVERY_S)
         finally:
@@ -122,16 +125,16 @@ class Watchdog:
                 excess.close()
 
     async def check(self) -> None:
-        """One look. A container past its limit twice in a row is dealt with.
+        """One check. A container past its limit twice in a row is dealt with.
 
-        Raises `GpuUnavailableError`, and OSError where the figures cannot be published.
+        Raises `GpuUnavailableError`, and OSError if the figures cannot be published.
         """
         at_ns = time.monotonic_ns()
         held: dict[Holder, list[ProcessReading]] = defaultdict(list)
         for reading in await self._source.processes():
             if (found := self._container_of(reading.pid)) is not None:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
-        excesses, past = {}, list[tuple[NodePod, str]]()
+        excesses = {}
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
             limit_bytes = self._limit_bytes(holder)
@@ -142,13 +145,13 @@ class Watchdog:
                 excess = self._excesses.pop(holder) if holder in self._excesses else Excess()
                 excesses[holder] = excess
                 if holder in self._seen:
-                    past += self._act(holder, excess, readings, limit_bytes)
+                    self._act(holder, excess, readings, limit_bytes)
         for over in self._excesses.values():
             over.close()
         self._excesses, self._seen = excesses, frozenset(excesses)
         figures: dict[ContainerName, list[Figure]] = defaultdict(list)
         for holder, readings in held.items():
-            for reading in readings:  # each process by the number that it has in its container
+            for reading in readings:  # each process by its pid inside its container
                 identity = identity_of(reading.pid, self._proc)
                 if identity is not None and reading.memory_bytes:
                     figure = Figure(holder.card, *identity, reading.memory_bytes)
@@ -158,12 +161,10 @@ class Watchdog:
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.tell_s):
-                    for pod, message in past:
-                        await self._writer.pod_event(pod.view, "GPUMemoryPastLimit", message)
                     await self.tiers.judge(figures)
 
     def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
-        """The pod and the container's name; None for processes of nobody that we granted anything."""
+        """The pod and the container's name; None for a process of no container with a grant."""
         try:
             found = parse_cgroup((self._proc / str(pid) / "cgroup").read_text(errors="replace"))
         except OSError:  # it has ended
@@ -173,7 +174,7 @@ class Watchdog:
         return (pod, name) if pod and name else None
 
     def _limit_bytes(self, holder: Holder) -> int | None:
-        """None where it has none, and where kubelet does not list what it was given."""
+        """None if it has none, or if kubelet does not list what it was given."""
         pod, ids = self._state.pod(holder.uid), self._state.listed_ids(holder.uid, holder.container)
         exempt = pod is not None and self._allow_cgpu_disable and holder.container in pod.unlimited
         if ids is None or exempt or not self._state.rules.isolation:
@@ -184,17 +185,15 @@ class Watchdog:
             return None
         return next((limit.memory_mib * MIB for limit in limits if limit.card.uuid == holder.card), 0)
 
-    def _act(
-        self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int
-    ) -> list[tuple[NodePod, str]]:
-        """Deal with a container past its limit; what its pod is to be told, once."""
+    def _act(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
+        """Deal with a container past its limit; its pod is told once."""
         pod = self._state.pod(holder.uid)
         if pod is None:
-            return []
+            return
         if self._stop:
             self._end(holder, excess, readings, limit_bytes)
         if excess.reported:
-            return []
+            return
         excess.reported = True
         self._counters.past_limit()
         used_mib, limit_mib = sum(each.memory_bytes or 0 for each in readings) // MIB, limit_bytes // MIB
@@ -204,10 +203,10 @@ class Watchdog:
         )
         done = "the processes that hold the excess are ended" if self._stop else "delete the pod to stop it"
         _log.warning("past its limit", extra={"pod": pod.view.key, "used_mib": used_mib})
-        return [(pod, f"{what}; {done}")]
+        self._writer.pod_event(pod.view, "GPUMemoryPastLimit", f"{what}; {done}")
 
     def _end(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
-        """SIGTERM to the largest processes until the rest is within the limit; after a while SIGKILL."""
+        """SIGTERM to the largest processes until the rest is within the limit; later SIGKILL."""
         now_s = time.monotonic()
         if not excess.ending:
             left_bytes = sum(each.memory_bytes or 0 for each in readings)
@@ -224,7 +223,7 @@ class Watchdog:
             excess.close()
 
     def _signal(self, holder: Holder, excess: Excess, number: signal.Signals) -> None:
-        """A pidfd is of one process for good; that it is in this container is read after it was opened."""
+        """A pidfd refers to one process for good, and is checked after opening to be in this container."""
         for pid, handle in excess.ending.items():
             found = self._container_of(pid)
             if found is None or (found[0].view.uid, found[1]) != (holder.uid, holder.container):

@@ -21,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Each method either writes or raises a KubeError; nobody who answers kubelet waits for it unbounded."""
+    """Each method writes or raises a KubeError; nobody who answers kubelet waits for it without a bound.
+
+    `events` are written in the background, by its `run`.
+    """
 
     def __init__(
         self,
@@ -33,13 +36,13 @@ class Writer:
     ) -> None:
         self._client = client
         self._node = node
-        self._events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
+        self.events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
 
     async def repair(self, repair: Repair) -> NodePod | None:
-        """Write a pod's annotations and answer what it is then; None when it, or the pod of its name, is not.
+        """Write a pod's annotations; returns the pod as it is then, or None if it is gone or replaced.
 
-        What is said of cards is for the very version that it was concluded from: a write that was lost on its
-        way and arrives late changes nothing. Raises `ConflictError` when the pod has changed since.
+        Annotations about cards are conditional on the version from which they were derived: a delayed write
+        changes nothing. Raises `ConflictError` if the pod has changed since.
         """
         pod = repair.pod.view
         patch = {"metadata": {"annotations": repair.annotations}}
@@ -55,13 +58,13 @@ class Writer:
         return node_pod(written)
 
     async def tiers(self, pod: Pod, tiers: Mapping[str, Tier]) -> None:
-        """Say of a pod's containers what holds their limits, where that is not what the node says."""
+        """Write what enforces the limits of a pod's containers, where that differs from the node's tier."""
         patch = {"metadata": {"annotations": {ANN_TIERS: encode_tiers(tiers)}}}
         with contextlib.suppress(NotFoundError):
             await self._client.merge_patch(NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid)
 
     async def pod(self, pod: Pod) -> NodePod | None:
-        """The pod as it is now; None when it is gone or another one has its name."""
+        """The pod as it is now; None if it is gone or another pod has its name."""
         try:
             found = await self._client.get(NODE_PODS, pod.name, pod.namespace)
         except NotFoundError:
@@ -69,26 +72,26 @@ class Writer:
         return node_pod(found) if found.metadata.uid == pod.uid else None
 
     async def node_status(self, amounts: Mapping[str, str | None]) -> None:
-        """Set capacity and allocatable of the resources that are no devices; None takes one away."""
+        """Set capacity and allocatable of resources that are not devices; None removes one."""
         amounts = dict(amounts)
         await self._client.patch_status(NODES, self._node, {"capacity": amounts, "allocatable": amounts})
 
     async def node_annotation(self, name: str, value: str | None) -> None:
-        """Write an annotation of the node; None takes it away."""
+        """Write an annotation of the node; None removes it."""
         await self._client.merge_patch(NODES, self._node, {"metadata": {"annotations": {name: value}}})
 
-    async def node_event(self, reason: str, message: str, *, warning: bool) -> None:
-        """An event on the node; one that cannot be written is only logged."""
-        about = node_reference(self._node)
-        await self._events.create_event(about, reason, message, type="Warning" if warning else "Normal")
+    def node_event(self, reason: str, message: str, *, warning: bool) -> None:
+        """An event on the node, written in the background; one that cannot be written is only logged."""
+        kind = "Warning" if warning else "Normal"
+        self.events.add(node_reference(self._node), reason, message, type=kind)
 
-    async def pod_event(self, pod: Pod, reason: str, message: str) -> None:
-        """A warning on a pod; one that cannot be written is only logged."""
+    def pod_event(self, pod: Pod, reason: str, message: str) -> None:
+        """A warning on a pod, likewise."""
         about = pod_reference(pod.namespace, pod.name, pod.uid)
-        await self._events.create_event(about, reason, message, type="Warning")
+        self.events.add(about, reason, message, type="Warning")
 
     async def unhealthy(self) -> dict[str, str] | None:
-        """The node's ConfigMap of unhealthy cards; None when there is none."""
+        """The node's ConfigMap of unhealthy cards; None if there is none."""
         try:
             found = await self._client.get(CONFIG_MAPS, self._configmap, SYSTEM_NAMESPACE)
         except NotFoundError:
@@ -96,7 +99,7 @@ class Writer:
         return found.data or {}
 
     async def set_unhealthy(self, data: Mapping[str, str]) -> None:
-        """Write the ConfigMap, making it where it is missing."""
+        """Write the ConfigMap, creating it if necessary."""
         document = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -110,7 +113,7 @@ class Writer:
         except NotFoundError:
             try:
                 await self._client.create(CONFIG_MAPS, document, SYSTEM_NAMESPACE)
-            except AlreadyExistsError:  # somebody was first: theirs gets our part
+            except AlreadyExistsError:  # somebody else created it first: add our part
                 await self._client.merge_patch(
                     CONFIG_MAPS, self._configmap, {"data": dict(data)}, SYSTEM_NAMESPACE
                 )

@@ -1,7 +1,7 @@
-"""The controller of claim templates: one for each namespace and shape, made when a pod refers to it.
+"""The controller of claim templates: one per namespace and shape, created when a pod refers to it.
 
-Kubernetes tries again until a pod's template is there, and a claim that was made lives without it. So several
-of these processes may run at once, and none needs to be first.
+Kubernetes retries until a pod's template exists, and an existing claim does not depend on it. So several of
+these processes may run at the same time, and none needs to be first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClaimingSpec(msgspec.Struct, rename="camel"):
 
 
 class ClaimingPod(msgspec.Struct):
-    """Of a pod that the policy rewrote, what tells which templates it needs."""
+    """What tells which templates a pod rewritten by the policy needs."""
 
     metadata: Metadata
     spec: ClaimingSpec
@@ -82,7 +82,7 @@ class TemplateController:
         labels = ",".join(f"{name}={value}" for name, value in MANAGED.items())
         self._templates = Reflector(client, RESOURCE_CLAIM_TEMPLATES, self._changed, labels=labels)
         self._unused_since: dict[tuple[str, str], float] = {}
-        self._told: set[str] = set()  # uids of pods that were told what is wrong
+        self._told: set[str] = set()  # uids of pods whose owners were told what is wrong
 
     def _changed(self, _: Change[Any]) -> None:
         self._woken.set()
@@ -90,7 +90,7 @@ class TemplateController:
     async def run(
         self, stopped: Awaitable[object], listening: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Until `stopped`; `listening` hears the port of health."""
+        """Run until `stopped`; `listening` is called with the port of health."""
 
         def families() -> list[Family]:
             made = Family("gpuslice_claims_templates_made_total", MetricKind.COUNTER, "Templates made.")
@@ -123,9 +123,9 @@ class TemplateController:
                     await self._woken.wait()
 
     async def step(self) -> None:
-        """Make what is missing, and take away what nobody has needed for long.
+        """Create what is missing, and remove what nobody has needed for long.
 
-        Raises `KubeError` for what could not be made, after everything else was: a namespace that is going
+        Raises `KubeError` for what could not be created, after everything else was: a terminating namespace
         refuses new content, perhaps for ever.
         """
         needed: dict[tuple[str, str], ClaimingPod] = {}
@@ -171,14 +171,14 @@ class TemplateController:
             await self._client.create(RESOURCE_CLAIM_TEMPLATES, document)
         except AlreadyExistsError:
             return
-        except NotFoundError:  # its namespace is going
+        except NotFoundError:  # its namespace is terminating
             return
         self.made += 1
         _log.info("template made", extra={"template": f"{namespace}/{name}"})
 
 
 def start(settings: ClaimsSettings) -> None:
-    """The process, until it is asked to end."""
+    """Run the process until it is told to end."""
 
     async def main() -> None:
         connection = connect(os.environ, kubeconfig=settings.kubeconfig)

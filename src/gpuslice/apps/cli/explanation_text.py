@@ -20,6 +20,7 @@ Of several: ``name``, ``problems[]`` and ``pods[]``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
@@ -33,7 +34,8 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     sentences_of,
 )
 from gpuslice.core.errors import printable
-from gpuslice.core.model import Tier
+from gpuslice.core.explanation import NodeClass
+from gpuslice.core.model import CardSlice, Tier
 from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted
 
@@ -81,21 +83,7 @@ def pod_text(explained: PodExplanation) -> str:
         by = f", by claim {', '.join(explained.claims)}" if explained.claims else ""
         parts.append(f"It asks for {each}{core}{by}.\n")
     if pod.placement is not None and holds(pod):
-        by_index = {card.index: card for card in explained.node.cards} if explained.node else {}
-        for part in pod.placement.slices:
-            card = by_index.get(part.card)
-            of = f" of {card.units}" if card else ""
-            limit = ""
-            if card is not None and card.memory_mib and part.units <= card.units:
-                limit = f", limit {limit_mib(card.memory_mib, part.units, card.units)} MiB"
-            parts.append(f"It holds {part.units}{of} units of card {part.card}{limit}.\n")
-        if explained.tiers:
-            held = [f"for {name} by {_HOLDERS[tier]}" for name, tier in explained.tiers.items()]
-            parts.append(f"Its limits are enforced {', '.join(held)}.\n")
-        if explained.neighbours:
-            others = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
-            shared = "card" if len(pod.placement.slices) == 1 else "cards"
-            parts.append(f"Other pods on its {shared}: {others}.\n")
+        parts += _what_it_holds(explained, pod.placement.slices)
     parts += [f"{sentence_of(explained.decision)}\n"] if explained.decision is not None else []
     for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]
@@ -103,13 +91,7 @@ def pod_text(explained: PodExplanation) -> str:
         amounts += [f"its limit is {_mib(use.limit_bytes)}"] if use.limit_bytes is not None else []
         parts.append(f"Container {use.container} on card {use.gpu}: {', '.join(amounts)}.\n")
     if explained.explanation is not None:
-        rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
-        for nodes in explained.explanation.classes:
-            most = "-" if nodes.most is None else f"{nodes.most} ({nodes.best}, card {nodes.card})"
-            names = ", ".join(nodes.nodes[:2]) + (", …" if len(nodes.nodes) > 2 else "")
-            why = f"it fits: {nodes.reason[0].lower()}{nodes.reason[1:]}" if nodes.fits else nodes.reason
-            rows.append(row(len(nodes.nodes), why, most, names))
-        parts.append("\n" + aligned("".join(rows)))
+        parts.append("\n" + _classes_table(explained.explanation.classes))
     if explained.ends or explained.hints:
         parts.append("\n" + "".join(f"{sentence}\n" for sentence in (*explained.ends, *explained.hints)))
     if explained.events:
@@ -120,6 +102,34 @@ def pod_text(explained: PodExplanation) -> str:
             rows.append("  " + row(event_time(event), event.type, reason, printable(event.message)))
         parts.append("\nEvents:\n" + aligned("".join(rows)))
     return "".join(parts)
+
+
+def _what_it_holds(explained: PodExplanation, slices: Sequence[CardSlice]) -> Iterator[str]:
+    by_index = {card.index: card for card in explained.node.cards} if explained.node else {}
+    for part in slices:
+        card, of, limit = by_index.get(part.card), "", ""
+        if card is not None:
+            of = f" of {card.units}"
+            if card.memory_mib and part.units <= card.units:
+                limit = f", limit {limit_mib(card.memory_mib, part.units, card.units)} MiB"
+        yield f"It holds {part.units}{of} units of card {part.card}{limit}.\n"
+    if explained.tiers:
+        enforced = [f"for {name} by {_HOLDERS[tier]}" for name, tier in explained.tiers.items()]
+        yield f"Its limits are enforced {', '.join(enforced)}.\n"
+    if explained.neighbours:
+        others = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
+        yield f"Other pods on its {'card' if len(slices) == 1 else 'cards'}: {others}.\n"
+
+
+def _classes_table(classes: Iterable[NodeClass]) -> str:
+    """Nodes by the reason why they do not hold the pod."""
+    rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
+    for nodes in classes:
+        most = "-" if nodes.most is None else f"{nodes.most} ({nodes.best}, card {nodes.card})"
+        names = ", ".join(nodes.nodes[:2]) + (", …" if len(nodes.nodes) > 2 else "")
+        why = f"it fits: {nodes.reason[0].lower()}{nodes.reason[1:]}" if nodes.fits else nodes.reason
+        rows.append(row(len(nodes.nodes), why, most, names))
+    return aligned("".join(rows))
 
 
 def _mib(amount: float | None) -> str:

@@ -21,6 +21,7 @@ import click
 from gpuslice import __version__
 from gpuslice.apps.cli.flags import Flags, cluster_flags
 from gpuslice.apps.cli.output import complain
+from gpuslice.apps.cli.program import end_quietly_on_interrupt, raise_on_interrupt
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -190,6 +191,7 @@ def run(
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows another instead
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    raise_on_interrupt()
     try:
         code = program.main(
             args=list(arguments) if arguments is not None else None,
@@ -199,10 +201,11 @@ def run(
         )
         if sys.stdout is not None:
             sys.stdout.flush()
+        end_quietly_on_interrupt()
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):  # the latter amid the last lines
         sys.exit(INTERRUPTED)
     except GpusliceError as error:
         _end(sentence(error))

@@ -1,4 +1,4 @@
-"""Switching a node to claims, and back: its label, its agent started anew, and who must go.
+"""Switching a node to claims, and back: its label, the restart of its agent, and which pods must go.
 
 Nothing is drained. What holds no part of a card stays; what holds one keeps it, and the agent gives the cards
 out the other way once the last of these has ended. So the label may be set at once.

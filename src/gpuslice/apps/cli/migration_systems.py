@@ -243,7 +243,7 @@ SYSTEMS = {
 
 
 def sizes_of(nodes: Iterable[Object], unit: str, card_units: int, slice_units: int) -> Sizes:
-    """What the nodes tell of their cards, unless it was said."""
+    """What the nodes report about their cards, unless it was given."""
     cards, slices, models, whole = set[int](), set[int](), set[str](), False
     for node in nodes:
         labels, capacity = _labels(node), (node.get("status") or {}).get("capacity") or {}

@@ -1,4 +1,4 @@
-"""The writes of a migration: each object changed, deleted and kept, or made anew."""
+"""The writes of a migration: each object changed, deleted and kept, or recreated."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ RECORD = "gpuslice-migration"  # ConfigMap of what was deleted
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One object to be written: by `operations`, a JSON Patch, or deleted (`kept`), or made anew (`made`).
+    """One object to be written: by `operations`, a JSON Patch, or deleted (`kept`), or recreated (`made`).
 
-    `ended`: a pod that is deleted, and that its owner makes anew.
+    `ended`: a pod that is deleted, and that its owner recreates.
     """
 
     where: str
@@ -43,7 +43,7 @@ class Change:
     version: str = ""
     operations: tuple[Object, ...] = ()
     kept: Object | None = None  # what is deleted
-    made: Object | None = None  # what is made anew
+    made: Object | None = None  # what is recreated
     ended: bool = False
 
 

@@ -123,7 +123,7 @@ def _line(name: str, outcome: Outcome, of: str, *needed: str) -> str:
 
 
 def _freed(simulation: Simulation) -> str:
-    """What placing all anew with each policy would free, against the cluster as it is."""
+    """What placing all pods again with each policy would free, compared with the cluster as it is."""
     now = simulation.plan.now
     if now is None:
         return ""

@@ -74,7 +74,7 @@ def command(
         from gpuslice.apps.cli.top_app import TopApp
 
         explain = None if urls else lambda name: explained(flags, name)
-        ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # as many terminals tell of themselves
+        ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # set by many terminals
         view = TopApp(
             source,
             every_s,

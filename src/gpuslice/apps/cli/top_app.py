@@ -272,7 +272,7 @@ class TopApp(App[None]):
     def _fill(
         self, table: DataTable[Text], rows: Sequence[Cells], columns: Sequence[str], width: int
     ) -> None:
-        """The table anew, with the cursor and the view where they were."""
+        """Rebuild the table, keeping the cursor and the view where they were."""
         at, left, top = table.cursor_row, table.scroll_x, table.scroll_y
         sorted_by = self._sort if table.id == "containers" else ""
         mark = ("▲" if self._reverse else "▼") if sorted_by else ""

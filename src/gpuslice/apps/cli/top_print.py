@@ -68,7 +68,7 @@ class History:
             _append(self.refused[key_of(each)], each.refused)
 
     def newly_refused(self, key: Key) -> int:
-        """How often within the readings that are kept; a counter that began anew counts from there."""
+        """How often within the kept readings; a counter that restarted counts from there."""
         seen = self.refused.get(key) or (0.0,)
         return int(max(0.0, seen[-1] - seen[0]))
 

@@ -1,1 +1,1 @@
-"""The console: a page that shows who has what of a cluster's cards, and why a pod waits."""
+"""The console: a page that shows which pods hold a cluster's cards, and why a pod waits."""

@@ -63,7 +63,7 @@ class ClusterState:
         self.waiting: dict[str, Pod] = {}  # of these, those that are on no node or do not start there
         self.exporters: dict[str, objects.Pod] = {}  # by node
         self.plugins: dict[str, objects.Pod] = {}
-        self.work = asyncio.Event()  # something changed that may explain a pod anew
+        self.work = asyncio.Event()  # something changed that may change an explanation
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._stale: set[str] = set()
         self._claiming: dict[str, objects.Pod] = {}  # pods that have claims, whatever these are of
@@ -198,7 +198,7 @@ class ClusterState:
         self.work.set()
 
     async def _renew_claims(self) -> None:
-        """Claims, slices, nodes or pods changed: who has what of the nodes of claims, from the beginning."""
+        """Claims, slices, nodes or pods changed: compute again who holds the cards of nodes with claims."""
         before = self.claims.nodes()
         self.claims = await self._followed.known(self.nodes.values(), self._claiming.values())
         for name in {*before, *self.claims.nodes()}:

@@ -9,7 +9,7 @@
     gone        {TABLE: [key]}
 
 With ``figures=later`` the whole comes without what is used, and the next answer at once with it: a page shows
-who has what before that.
+what each pod holds before that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NOTHING = Known()
 
 
 class ClusterDocuments:
-    """Makes the documents. An epoch of its own tells a page that this process began anew."""
+    """Makes the documents. A new epoch tells a page that this process has restarted."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -72,7 +72,7 @@ class ClusterDocuments:
         parts.append(msgspec.json.encode(head)[:-1])
         for table in TABLES:
             if table in EXPLAINED and not viewer.nodes:
-                continue  # why a pod waits is told of nodes
+                continue  # reasons for waiting name nodes
             if table in FIGURES and not figures:
                 continue
             newer = rows.changed(table, known.figures if table in FIGURES else known.rows)

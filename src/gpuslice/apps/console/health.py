@@ -33,7 +33,7 @@ class Health:
         self._looking = asyncio.Lock()
 
     async def document(self, viewer: Viewer) -> dict[str, Any]:
-        """Who may not see the whole cluster is told of the own pods alone; nobody of what was not read."""
+        """Users without access to the whole cluster see findings about their own pods."""
         async with self._looking:
             if not (self._state.synced and self._state.may_list_nodes):
                 self._found, self._groups = [], []

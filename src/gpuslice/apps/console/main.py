@@ -37,6 +37,7 @@ from gpuslice.apps.console.what_if import WhatIf
 from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 from gpuslice.core.advice import advise
+from gpuslice.core.errors import without_login
 from gpuslice.core.hosts import bracketed
 
 LONGEST_WAIT_S = 20.0
@@ -101,7 +102,7 @@ class Console:
             settings.host,
             certificate=settings.tls_certificate,
             key=settings.tls_key,
-            drain_s=1.0,  # pages wait for news; they come again by themselves
+            drain_s=1.0,  # pages wait for news, and reconnect by themselves
         )
         tasks = {"cluster": self.state.run(), "waiting pods": self._waiting.run(), "memory": self._settle()}
         if settings.exporters != "off":
@@ -184,7 +185,7 @@ class Console:
         if document is None:
             return not_found(f"there is no pod {namespace}/{name} that shares cards, or you may not list it")
         if not viewer.nodes:
-            for key in ("classes", "hints"):  # why a pod waits is told of nodes
+            for key in ("classes", "hints"):  # reasons for waiting name nodes
                 document.pop(key, None)
         if not viewer.everything:
             document = without_strangers(document, viewer, self.rows.namespaces())
@@ -270,7 +271,7 @@ async def serve(settings: ConsoleSettings) -> None:
                 webbrowser.open(address)
 
     async with HttpTransport(connection, connections=40) as transport:
-        await Console(settings, transport, connection.server.partition("://")[2]).run(
+        await Console(settings, transport, without_login(connection.server).partition("://")[2]).run(
             until_stopped(), listening
         )
 

@@ -53,7 +53,7 @@ class UsageHistory:
         return True
 
     def put(self, key: str, point: Point) -> None:
-        """In the step that is under way; steps in which nothing came in stay unknown."""
+        """In the current step; steps without data stay unknown."""
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = _Series(last=self._step - 1)

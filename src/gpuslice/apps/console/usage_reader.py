@@ -44,7 +44,7 @@ IDLE_SM = 0.01
 
 
 class UsageByPod(Mapping[str, tuple[ContainerUsage, ...]]):
-    """Containers by ``namespace/name`` of their pod, each made anew when it is looked at."""
+    """Containers by ``namespace/name`` of their pod, each created when it is read."""
 
     def __init__(self, containers: Sequence[ContainerUsage] = ()) -> None:
         self._containers = containers

@@ -24,7 +24,7 @@ class WaitingPods:
         self._never: set[str] = set()  # those that fit nowhere
 
     async def run(self) -> None:
-        """Explain anew when something changed, until cancelled."""
+        """Explain again when something changed, until cancelled."""
         while True:
             await self._state.work.wait()
             self._state.work.clear()

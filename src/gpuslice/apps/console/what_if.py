@@ -1,4 +1,4 @@
-"""What ``gpuslice simulate --from-cluster`` says of the pods that wait: would it help to place all anew?"""
+"""What ``gpuslice simulate --from-cluster`` says about waiting pods: would placing all again help?"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is known of a cluster and its pods, worked out for what shows it: command line or console."""
+"""What is known about a cluster and its pods, for the command line and the console."""

@@ -21,7 +21,7 @@ from gpuslice.core.units import MIB
 
 
 def peaks_of(pods: Iterable[Pod], containers: Iterable[ContainerUsage]) -> dict[str, Peak]:
-    """By uid, of pods with one container on one card: of others nobody knows which part is too large."""
+    """By uid, for pods with one container on one card: with more, it is unknown which part is too large."""
     by_pod: dict[str, list[ContainerUsage]] = {}
     for each in containers:
         by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
@@ -34,7 +34,7 @@ def peaks_of(pods: Iterable[Pod], containers: Iterable[ContainerUsage]) -> dict[
 
 
 def advice_document(found: Advice) -> dict[str, Any]:
-    """The whole of it for programs."""
+    """The whole advice for programs."""
     resizes = [
         {
             "namespace": each.pod.namespace,

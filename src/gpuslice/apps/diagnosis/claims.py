@@ -1,8 +1,8 @@
 """The second way to a part of a card: what claims have given out, and what a pod's claim waits for.
 
-The nodes of claims and the pods that claims gave something are put into a ledger of their own, as if it
-were the extended resource. So a claim is explained by what explains other requests, and no pod is told of
-room that it cannot have: neither kind of pod fits on the other kind of node.
+Nodes with claims and the pods that were given something by claims are in a ledger of their own, as if it were
+the extended resource. So claims are explained like other requests, and no pod is offered room that it cannot
+have: neither kind of pod fits on the other kind of node.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Object = dict[str, Any]
 class ClaimedPod:
     """A pod as if it had asked for what its claims ask for, and had been given what they were given.
 
-    `names`: its claims, or the templates of those that are not made yet. `hints`: what they wait for.
+    `names`: its claims, or the templates of those that do not exist yet. `hints`: what they wait for.
     """
 
     pod: model.Pod
@@ -63,7 +63,7 @@ class ClaimedPod:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Everything about claims of shared cards. `templates` is None where they may not be read."""
+    """Everything about claims of shared cards. `templates` is None if they may not be read."""
 
     ledger: Ledger = field(default_factory=Ledger)
     slices: Sequence[Object] = ()  # ResourceSlices of our driver
@@ -73,7 +73,7 @@ class Claims:
     held: Mapping[str, Sequence[ClaimedSlice]] = field(default_factory=dict)  # by the pod's uid
 
     def of(self, pod: Pod) -> ClaimedPod | None:
-        """None for a pod that claims nothing of shared cards."""
+        """None for a pod without claims of shared cards."""
         statuses = pod.status.resource_claim_statuses or ()
         made = {each.name: each.resource_claim_name or "" for each in statuses}
         namespace = pod.metadata.namespace
@@ -102,27 +102,13 @@ class Claims:
         return ClaimedPod(view, tuple(names), tuple(hints))
 
     def _request(self, namespace: str, name: str, reference: PodClaim) -> Request | None:
-        """What the claim asks for of shared cards; None where it asks for something else, or is not known."""
+        """What the claim asks for of shared cards; None if it asks for something else or is not known."""
         template = reference.resource_claim_template_name or ""
         claim = self.claims.get((namespace, name))
         spec = claim.spec if claim is not None else (self.templates or {}).get((namespace, template))
         if spec is not None:
-            parts = []
-            for each in spec.devices.requests or ():
-                exact = each.exactly or next(iter(each.first_available or ()), None)
-                if exact is None or exact.device_class_name != CLAIM_CLASS or exact.admin_access:
-                    continue
-                amounts = (exact.capacity.requests if exact.capacity is not None else None) or {}
-                asked = whole_number(amounts.get(CLAIM_MEMORY))
-                if asked is None:  # who names no amount wants a whole card: the largest
-                    states = (self.ledger.state(node) for node in self.nodes())
-                    sizes = (card.units for state in states if state for card in state.node.cards)
-                    units = max(sizes, default=1)
-                else:
-                    units = -(-asked // (UNIT_MIB[self.unit] * MIB))
-                parts.append((units, whole_number(amounts.get(CLAIM_COMPUTE)) or 0, exact.count))
-            constraints = spec.devices.constraints or ()
-            return wanted(parts, together=any(each.match_attribute for each in constraints))
+            together = any(each.match_attribute for each in spec.devices.constraints or ())
+            return wanted(self._parts(spec), together=together)
         shape = claim_shape(template) if template else None
         if shape is None:
             return None
@@ -130,8 +116,24 @@ class Claims:
         parts = [(units // count, percent, count) for units, percent in shape.containers]
         return wanted(parts, together=True)
 
+    def _parts(self, spec: ClaimSpec) -> Iterator[tuple[int, int, int]]:
+        """Units, percent of compute and number of cards of each request for shared cards."""
+        for each in spec.devices.requests or ():
+            exact = each.exactly or next(iter(each.first_available or ()), None)
+            if exact is None or exact.device_class_name != CLAIM_CLASS or exact.admin_access:
+                continue
+            amounts = (exact.capacity.requests if exact.capacity is not None else None) or {}
+            asked = whole_number(amounts.get(CLAIM_MEMORY))
+            if asked is None:  # without an amount it wants a whole card: the largest
+                states = (self.ledger.state(node) for node in self.nodes())
+                sizes = (card.units for state in states if state for card in state.node.cards)
+                units = max(sizes, default=1)
+            else:
+                units = -(-asked // (UNIT_MIB[self.unit] * MIB))
+            yield units, whole_number(amounts.get(CLAIM_COMPUTE)) or 0, exact.count
+
     def nodes(self) -> list[str]:
-        """Those that offer cards by claims."""
+        """The nodes that offer cards by claims."""
         return sorted({each["spec"].get("nodeName", "") for each in self.slices})
 
     def _waits_for(self, pod: Pod, name: str, reference: PodClaim) -> Iterator[str]:
@@ -157,7 +159,7 @@ class Claims:
 
 
 def view_with_claims(pod: Pod, claims: Claims | None) -> tuple[model.Pod, ClaimedPod | None]:
-    """A pod with what it asks for and holds, in whichever way; and by its claims, if that is how."""
+    """A pod with what it asks for and holds, in either way; and by its claims, if it uses claims."""
     claimed = claims.of(pod) if claims is not None else None
     return (claimed.pod if claimed is not None else pod_view(pod)), claimed
 
@@ -169,7 +171,7 @@ def claims_of(
     slices: Iterable[Object],
     templates: Iterable[Object] | None = None,
 ) -> Claims:
-    """From the cluster's objects. `slices` may be of other drivers too."""
+    """From the cluster's objects. `slices` may include those of other drivers."""
     nodes, ledger = list(nodes), Ledger()
     slices = [each for each in slices if each["spec"].get("driver") == CLAIM_DRIVER]
     offering = {each["spec"].get("nodeName", "") for each in slices}
@@ -214,7 +216,7 @@ def claims_of(
 
 
 def read_claims(client: SyncClient, nodes: Iterable[Node], pods: Sequence[Pod]) -> Claims | None:
-    """What the API server tells of claims; None where neither nodes nor pods have to do with any."""
+    """The API server's claims; None if neither nodes nor pods use any."""
     nodes = list(nodes)
     if not any(rules_of(node.metadata.labels or {}).claims for node in nodes) and not any(
         pod.spec.resource_claims for pod in pods
@@ -228,5 +230,5 @@ def read_claims(client: SyncClient, nodes: Iterable[Node], pods: Sequence[Pod]) 
 def _listed(client: SyncClient, resource: Resource[T], fields: str = "") -> list[T] | None:
     try:
         return client.list(resource, fields=fields)
-    except (ForbiddenError, NotFoundError):  # we may not, or the cluster knows no claims
+    except (ForbiddenError, NotFoundError):  # not permitted, or the cluster has no claims
         return None

@@ -1,4 +1,4 @@
-"""Who holds what of a cluster, from its objects, as the extender sees it."""
+"""What each pod of a cluster holds, from the cluster's objects, as the extender sees it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuslice.core.ledger import Ledger
 def ledger_of(
     nodes: Iterable[objects.Node], pods: Iterable[objects.Pod], config_maps: Iterable[objects.ConfigMap] = ()
 ) -> Ledger:
-    """`config_maps`: those that say which cards are out of use, among others."""
+    """`config_maps`: includes those that say which cards are out of use."""
     views = map(unhealthy_view, config_maps)
     unhealthy = {view[0]: view[1] for view in views if view is not None}
     ledger = Ledger()
@@ -28,7 +28,7 @@ def ledger_of(
 
 
 def read_config_maps(client: SyncClient) -> Sequence[objects.ConfigMap]:
-    """Those for `ledger_of`. Without the right to list them there are none, and every card is in use."""
+    """The ConfigMaps for `ledger_of`; none without permission, so that every card is in use."""
     try:
         return client.list(CONFIG_MAPS, SYSTEM_NAMESPACE)
     except ForbiddenError:

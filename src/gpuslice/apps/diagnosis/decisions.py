@@ -1,7 +1,7 @@
-"""Who bound a pod, and why there: the extender's own line about it, read by the rights of who asks.
+"""Who bound a pod, and why there: the extender's log line about it, read with the user's permissions.
 
-The extender keeps the last thousand of them behind ``/debug/decisions`` too, which is for operators; its log
-is for whoever may read logs in its namespace.
+The extender also keeps the last thousand of them behind ``/debug/decisions``, which is for operators; its log
+is for anybody who may read logs in its namespace.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuslice.core.words import counted
 EXTENDERS = "app=gpushare,component=gpushare-schd-extender"
 DECIDED = "bind decided"
 LINES = 5000
-"""Of each replica's log, the last."""
+"""Of each replica's log, the last ones."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,19 +42,19 @@ _DECODER = msgspec.json.Decoder(Decision)
 
 
 def read_decision(client: SyncClient, uid: str) -> Decision | None:
-    """The last about this pod; None where there is none, or the log may not be read."""
+    """The last decision about this pod; None if there is none, or the log may not be read."""
     found: list[Decision] = []
     try:
         for pod in client.list(PODS, labels=EXTENDERS):
             path = f"{PODS.path(pod.metadata.namespace)}/{pod.metadata.name}/log?tailLines={LINES}"
             found += decisions_in(client.read(path).splitlines(), uid)
     except KubeError:
-        pass  # what other replicas said is worth having
+        pass  # other replicas' logs are still useful
     return max(found, key=lambda each: each.time, default=None)
 
 
 def decisions_in(lines: Iterable[bytes], uid: str) -> list[Decision]:
-    """Those about a pod among a log's lines."""
+    """The decisions about a pod in a log's lines."""
     found = []
     wanted = uid.encode()
     for line in lines:
@@ -63,7 +63,7 @@ def decisions_in(lines: Iterable[bytes], uid: str) -> list[Decision]:
         try:
             decision = _DECODER.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue  # a line of somebody else, or the half of one
+            continue  # another line, or an incomplete one
         if decision.event == DECIDED and decision.uid == uid:
             found.append(decision)
     return found

@@ -1,4 +1,4 @@
-"""All that is looked at of a cluster, as one list of findings."""
+"""All checks of a cluster, as one list of findings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHECKS = (
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """What the checks find, and what could not be looked at."""
+    """What the checks find, and what could not be checked."""
     found = [finding for check in CHECKS for finding in check(facts)]
     found += [
         Finding(

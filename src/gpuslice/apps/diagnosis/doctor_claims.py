@@ -1,4 +1,4 @@
-"""Checks of claims: does each node of claims offer its cards, and to nobody by the other way as well?"""
+"""Checks of claims: does each node with claims offer its cards, and to nobody by the other way as well?"""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_MODE
 from gpuslice.core.words import counted
 
 CLAIMS_QPS = 100
-"""What kube-controller-manager may ask, where claims are made: upstream's own measurements start at 75."""
+"""Requests a second by kube-controller-manager for claims: upstream measures from 75 on."""
 MOST_NAMED = 3
 
 
 def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
-    """Nodes whose label says claims, and that offer none."""
+    """Nodes whose label says claims, but that offer none."""
     if facts.claims is None or not facts.knows(RESOURCE_SLICES):
         return
     offering = set(facts.claims.nodes())
@@ -48,7 +48,7 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
 
 
 def both_kinds(facts: Facts) -> Iterator[Finding]:
-    """Nodes where pods of the extended resource hold cards that claims are given parts of too."""
+    """Nodes where pods of the extended resource hold cards of which claims are given parts too."""
     held = set(facts.claims.nodes()) if facts.claims is not None else set()
     for node in facts.nodes:
         if node.metadata.name in held and (others := _others(facts, node)):
@@ -105,7 +105,7 @@ def device_class(facts: Facts) -> Iterator[Finding]:
 
 
 def claims_made_slowly(facts: Facts) -> Iterator[Finding]:
-    """kube-controller-manager makes each pod's claim, with two requests, and may ask 20 a second."""
+    """kube-controller-manager creates each pod's claim, with two requests, and is limited to 20 a second."""
     if not any(map(facts.is_of_claims, facts.nodes)) or not facts.knows(PODS, "kube-system"):
         return
     for pod in facts.managers:

@@ -1,4 +1,4 @@
-"""What ``gpuslice doctor`` reads of a cluster. What may not be read is said and left out, never guessed."""
+"""What ``gpuslice doctor`` reads of a cluster. What may not be read is reported, never guessed."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", 
 
 class Level(StrEnum):
     ERROR = "error"  # something does not work, or memory is promised twice
-    WARNING = "warning"  # it will hurt some day, or some pods
-    NOTE = "note"  # worth knowing; nothing to do at once
+    WARNING = "warning"  # it will affect some pods, or all of them some day
+    NOTE = "note"  # worth knowing; nothing to do now
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: what, where, and how to put it right."""
+    """One problem: what, where, and how to fix it."""
 
     level: Level
     where: str
@@ -70,7 +70,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The cluster as it was read. `unreadable`: what we may not read; of that nothing is known."""
+    """The cluster as it was read. `unreadable`: what may not be read, so that nothing is known about it."""
 
     nodes: Sequence[Node] = ()
     pods: Sequence[Pod] = ()
@@ -84,29 +84,29 @@ class Facts:
     hooks: Sequence[Object] = ()
     secrets: Sequence[Object] = ()  # certificates of webhooks
     device_slices: Sequence[Object] = ()  # ResourceSlices of all drivers
-    claims: Claims | None = None  # where any node or pod has to do with claims
+    claims: Claims | None = None  # if any node or pod uses claims
     classes: Sequence[Object] = ()  # DeviceClasses, read with claims
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
-    wants_cards: bool = False  # whether a cluster without a node that shares is wrong
+    wants_cards: bool = False  # whether a cluster without a sharing node is a problem
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def is_to_share(self, node: Node) -> bool:
-        """By its labels: an agent is to run there, and no other label says that the cards stay whole."""
+        """By its labels: an agent should run there, and no other label keeps the cards whole."""
         labels = node.metadata.labels or {}
         return wants_agent(labels, self.node_label) and rules_of(labels).shared
 
     def ledger(self, *, all_cards: bool = False) -> Ledger:
-        """Who holds what, as the extender sees it; `all_cards`: those that are out of use count as well."""
+        """What each pod holds, as the extender sees it; `all_cards`: including cards out of use."""
         return ledger_of(self.nodes, self.pods, () if all_cards else self.config_maps)
 
     def labelled(self) -> bool:
-        """Whether any node is to share its cards."""
+        """Whether any node should share its cards."""
         return any(self.is_to_share(node) or self.is_of_claims(node) for node in self.nodes)
 
     def is_of_claims(self, node: Node) -> bool:
-        """By its labels: an agent is to run there, and to give the cards out by claims."""
+        """By its labels: an agent should run there and give the cards out by claims."""
         labels = node.metadata.labels or {}
         return wants_agent(labels, self.node_label) and rules_of(labels).claims
 
@@ -116,12 +116,12 @@ class Facts:
 
 
 def names_of(node: Node) -> ResourceNames:
-    """In which set of names it counts its cards; in its capacity, for all cards may be out of use."""
+    """The set of names in which it counts its cards; from capacity, since all cards may be out of use."""
     return names_offered(node.status.capacity or {})
 
 
 def time_of(text: str | None) -> datetime | None:
-    """A time as the API server writes it, with its zone; None for anything else."""
+    """A time in the API server's format, with its zone; None for anything else."""
     try:
         time = datetime.fromisoformat(text or "")
     except ValueError:
@@ -130,7 +130,7 @@ def time_of(text: str | None) -> datetime | None:
 
 
 def amount(node: Node, resource: str) -> int:
-    """How much of a resource pods may take there."""
+    """How much of a resource pods may use there."""
     return whole_number((node.status.allocatable or {}).get(resource)) or 0
 
 
@@ -177,16 +177,16 @@ def read_facts(
     wants_cards: bool = False,
     places: Sequence[tuple[str, str]] = (),
 ) -> Facts:
-    """Ask the API server once for everything. KubeError when it does not answer, or shows us no node.
+    """Read everything from the API server once. KubeError if it does not answer, or shows no node.
 
-    `places`: namespace and name of services whose endpoints are wanted beside those of ours.
+    `places`: namespace and name of services whose endpoints are needed besides ours.
     """
     reader = _Reader(client)
     nodes = client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
     by_claims = bool(claiming) or any(pod.spec.resource_claims for pod in pods)
-    services = list(  # by name the vendor's; by label also ours under another name
+    services = list(  # the vendor's by name; ours under another name by label
         {
             (each["metadata"]["namespace"], each["metadata"]["name"]): each
             for which in ({"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"})
@@ -194,7 +194,7 @@ def read_facts(
         }.values()
     )
     hooks = [
-        hook | {"kind": resource.kind}  # the items of a list do not say it
+        hook | {"kind": resource.kind}  # items of a list lack it
         for resource in HOOKS
         for hook in reader.list(resource)
         if is_own_hook(hook)
@@ -240,7 +240,7 @@ def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices:
 
 
 def is_own_hook(hook: Object) -> bool:
-    """Whether a webhook configuration is of gpuslice's webhook, whatever the release is called."""
+    """Whether a webhook configuration is for gpuslice's webhook, whatever the release is called."""
     return any(each["name"].endswith(WEBHOOK_DOMAIN) for each in hook.get("webhooks") or ())
 
 

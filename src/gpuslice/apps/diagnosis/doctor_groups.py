@@ -1,4 +1,4 @@
-"""Findings that say the same of many objects, as one: a cause that affects two thousand pods is one line."""
+"""Equal findings about many objects, merged: a cause that affects two thousand pods is one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level
 from gpuslice.core.words import counted
 
 MOST_ALONE = 3
-"""So many findings that say the same are still shown one by one, each with its own command."""
+"""Up to this many equal findings are shown one by one, each with its own command."""
 MOST_NAMED = 3
 _WORDS = re.compile(r"(\d{4}-\d\d-\d\dT[\d:.]+Z?|\w(?:[\w./-]*\w)?)")
 _Pieces = tuple[str, ...]
@@ -20,10 +20,10 @@ _NUMBER = re.compile(r"[\d.]+")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A level, a sentence and a fix, with every object that they are about.
+    """A level, a sentence and a fix, with all objects that they are about.
 
-    A word that differs from one object to another is a placeholder in `what` and `fix`: NAMESPACE, POD, NODE,
-    NAME, TIME or N.
+    A word that differs between objects is a placeholder in `what` and `fix`: NAMESPACE, POD, NODE, NAME, TIME
+    or N.
     """
 
     level: Level
@@ -33,7 +33,7 @@ class Group:
 
     @property
     def where(self) -> str:
-        """``4 pods: default/a, default/b, default/c and 1 more``; of a single object its own `where`."""
+        """``4 pods: default/a, default/b, default/c and 1 more``; for a single object its own `where`."""
         if len(self.wheres) == 1:
             return self.wheres[0]
         kinds = {each.partition(" ")[0] for each in self.wheres}
@@ -45,7 +45,7 @@ class Group:
 
 
 def grouped(findings: Iterable[Finding], facts: Facts) -> list[Group]:
-    """In the order of the first finding of each; `facts`: where nodes and pods are known by their names."""
+    """In the order of the first finding of each; `facts`: for the names of nodes and pods."""
     names = {pod.metadata.name: "POD" for pod in (*facts.pods, *facts.plugins)}
     names |= {f"{pod.metadata.namespace}/{pod.metadata.name}": "NAMESPACE/POD" for pod in facts.pods}
     names |= {node.metadata.name: "NODE" for node in facts.nodes}
@@ -66,7 +66,7 @@ def grouped(findings: Iterable[Finding], facts: Facts) -> list[Group]:
 
 
 def _own_names(where: str) -> dict[str, str]:
-    """By what an object is called in its own finding, the placeholder."""
+    """Placeholders, by the names that an object has in its own finding."""
     kind, _, key = where.partition(" ")
     namespace, slash, name = key.partition("/")
     placeholder = kind.upper() if kind in ("pod", "node") else "NAME"
@@ -76,7 +76,7 @@ def _own_names(where: str) -> dict[str, str]:
 
 
 def _general(text: str, names: Mapping[str, str]) -> _Pieces:
-    """`text` cut before and after each word, with placeholders for words that depend on the object."""
+    """`text` split into words, with placeholders for words that depend on the object."""
     pieces = _WORDS.split(text)
     for at in range(1, len(pieces), 2):
         word = pieces[at]
@@ -90,6 +90,6 @@ def _general(text: str, names: Mapping[str, str]) -> _Pieces:
 
 
 def _common(general: _Pieces, texts: Sequence[str]) -> str:
-    """The words that all `texts` have in the same place, and the placeholders of `general` elsewhere."""
+    """The words that all `texts` have in the same position, and the placeholders of `general` elsewhere."""
     columns = zip(general, *map(_WORDS.split, texts), strict=True)
     return "".join(own[0] if len(set(own)) == 1 else placeholder for placeholder, *own in columns)

@@ -1,4 +1,4 @@
-"""Checks of nodes and pods: does everybody say the same about who has what?"""
+"""Checks of nodes and pods: do all sources agree about what each pod holds?"""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gpuslice.core.lookalikes import node_label_hints
 from gpuslice.core.mode import SCHEDULES, rules_of
 from gpuslice.core.quantity import whole_number
 
-CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
-HEARD_WITHIN = timedelta(minutes=15)  # kubelet reports each five
+CONFIRMED = timedelta(seconds=60)  # the agent needs a second; it gets a minute
+HEARD_WITHIN = timedelta(minutes=15)  # kubelet reports every five
 _MOST_GIB = 1000  # no card has this many GiB: such units are MiB
 
 
@@ -46,7 +46,7 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
             yield not_offered(facts, node)
         offers_nothing = NODE_GPUS in (node.metadata.annotations or {}) and not (shared or whole)
         if offers_nothing and facts.node_label not in labels and labels.get(LABEL_SCHEDULE) not in SCHEDULES:
-            # the label was taken away instead of being set to false: nobody gives the cards out any more
+            # the label was removed instead of being set to false: nobody gives the cards out any more
             yield Finding(
                 Level.WARNING,
                 where,
@@ -74,7 +74,7 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
         if shared:
             yield from _cards(node, where)
         if shared and not rules_of(labels).shared and not contradicts:
-            # sharing comes to its end there: a pod that holds a part of a card keeps it
+            # sharing is ending there: a pod that holds a part of a card keeps it
             yield Finding(
                 Level.NOTE,
                 where,
@@ -86,7 +86,7 @@ def shared_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def _cards(node: Node, where: str) -> Iterator[Finding]:
-    """Whether its annotation, its count of cards and kubelet's count of units agree."""
+    """Whether its annotation, its number of cards and kubelet's number of units agree."""
     view, names = node_view(node), names_of(node)
     capacity = whole_number((node.status.capacity or {}).get(names.memory)) or 0
     if view.problem:
@@ -111,10 +111,10 @@ def _cards(node: Node, where: str) -> Iterator[Finding]:
 
 
 def unwell(facts: Facts) -> Iterator[Finding]:
-    """A node that shares cards and reports that it is down, under pressure, or has a different clock.
+    """A node that shares cards and reports that it is down, under pressure, or has a wrong clock.
 
-    A kubelet reports every five minutes by its own clock, and the control plane decides by its own whether it
-    is there: so a node that is ready, with a last report from another time, has a wrong clock.
+    A kubelet reports every five minutes by its own clock, and the control plane decides by its own clock
+    whether it is alive. So if a node is ready and its last report is from another time, its clock is wrong.
     """
     for node in facts.nodes:
         if not (facts.is_to_share(node) or amount(node, names_of(node).memory)):
@@ -133,7 +133,7 @@ def unwell(facts: Facts) -> Iterator[Finding]:
                 if abs(ahead) <= HEARD_WITHIN:
                     continue
                 minutes = abs(ahead) // timedelta(minutes=1)
-                what = (
+                what = (  # two whole sentences: the console translates them
                     f"its clock seems {minutes} minutes ahead: certificates and tokens may be refused"
                     if ahead > timedelta()
                     else f"its clock seems {minutes} minutes behind: certificates and tokens may be refused"
@@ -143,7 +143,7 @@ def unwell(facts: Facts) -> Iterator[Finding]:
 
 
 def one_unit(facts: Facts) -> Iterator[Finding]:
-    """GiB here and MiB there: the same number in a pod then means different things."""
+    """GiB on some nodes and MiB on others: the same number in a pod then means different amounts."""
     sizes = {
         node.metadata.name: max((card.units for card in node_view(node).cards), default=0)
         for node in facts.nodes
@@ -161,7 +161,7 @@ def one_unit(facts: Facts) -> Iterator[Finding]:
 
 
 def one_set_of_names(facts: Facts) -> Iterator[Finding]:
-    """A pod asks in one set of names, so nodes that offer another are closed to it."""
+    """A pod uses one set of names, so it cannot run on nodes that offer another."""
     for node in facts.nodes:
         if all(amount(node, name) for name in MEMORY_NAMES):
             yield Finding(
@@ -186,7 +186,7 @@ def one_set_of_names(facts: Facts) -> Iterator[Finding]:
 
 
 def promised_twice(facts: Facts) -> Iterator[Finding]:
-    """Cards of which more is promised than there is."""
+    """Cards of which more is promised than exists."""
     ledger = facts.ledger(all_cards=True)
     for name, card, promised, units in ledger.overcommitted():
         holders = _holders(ledger, name, {card})
@@ -199,7 +199,7 @@ def promised_twice(facts: Facts) -> Iterator[Finding]:
 
 
 def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
-    """Cards that the agent or an operator keeps from being given out, and entries that keep none."""
+    """Cards that the agent or an operator has taken out of use, and entries without effect."""
     known, ledger = {node.metadata.name for node in facts.nodes}, facts.ledger(all_cards=True)
     for each in facts.config_maps:
         prefix, _, name = each.metadata.name.partition(UNHEALTHY_CONFIGMAP_PREFIX)

@@ -1,4 +1,4 @@
-"""Checks of the device plugin's pods: whose fault is it that a node shares nothing?"""
+"""Checks of the device plugin's pods: why does a node share nothing?"""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ON_ITS_WAY = ("", "ContainerCreating", "PodInitializing")  # reasons for which 
 
 
 def somewhere(facts: Facts) -> Iterator[Finding]:
-    """Without any node that is to share its cards, nothing can be wrong with one, and nobody gets a card."""
+    """Without any node that should share its cards, no node is wrong, but nobody gets a card either."""
     offered = any(amount(node, names_of(node).memory) for node in facts.nodes)
     if offered or facts.labelled():
         return
-    # the command names a node that gives out whole cards if there is one
+    # the command names a node with whole cards if there is one
     whole = [node for node in facts.nodes if (node.status.capacity or {}).get(EXCLUSIVE_GPU, "0") != "0"]
     name = whole[0].metadata.name if whole else "NODE"
     which = "which has cards" if whole else "where NODE is one with cards"
@@ -30,7 +30,7 @@ def somewhere(facts: Facts) -> Iterator[Finding]:
 
 
 def not_offered(facts: Facts, node: Node) -> Finding:
-    """What is wrong with a node that is to share and does not."""
+    """What is wrong with a node that should share cards and does not."""
     name = node.metadata.name
     if found := problem_of_plugin(facts, node):
         what, fix = f"is labelled {_switch(facts, node)} and {found[0]}", found[1]
@@ -44,25 +44,29 @@ def not_offered(facts: Facts, node: Node) -> Finding:
 
 
 def _switch(facts: Facts, node: Node) -> str:
-    """The label by which an agent is to run there, with its value."""
+    """The label, with its value, by which an agent should run there."""
     labels = node.metadata.labels or {}
     label = facts.node_label if labels.get(facts.node_label) == "true" else LABEL_SCHEDULE
     return f"{label}={labels.get(label)}"
 
 
 def problem_of_plugin(facts: Facts, node: Node) -> tuple[str, str] | None:
-    """Why nothing can come of a node's agent, and what to do; None where a ready one runs there."""
+    """Why a node's agent cannot work, and what to do; None if a ready one runs there."""
     plugins = [pod for pod in facts.plugins if pod.spec.node_name == node.metadata.name]
     plugin = next((pod for pod in sorted(plugins, key=is_ready, reverse=True)), None)
     if plugin is None and not facts.knows(PODS):
         fix = "see the log of the device plugin there; its pods may not be read from here"
         return "offers no part of its cards", fix
     if plugin is None:
-        fix = "see the events of DaemonSet gpushare-device-plugin-ds: pod security, quota, taints, image"
+        # by label: the chart's fullnameOverride changes the name
+        fix = (
+            "kubectl describe ds -A -l component=gpushare-device-plugin, its events: "
+            "pod security, quota, taints, image"
+        )
         if _switch(facts, node).startswith(LABEL_SCHEDULE):
             fix = (
-                "see the events of DaemonSet gpushare-device-plugin-ack-ds: taints, image, node affinity; "
-                "the chart leaves it out with ackNodeLabel: false"
+                "kubectl describe ds -A -l component=gpushare-device-plugin, its events: "
+                "taints, image, node affinity; the chart leaves it out with ackNodeLabel: false"
             )
         return "no device plugin runs there", fix
     if not is_ready(plugin):
@@ -72,7 +76,7 @@ def problem_of_plugin(facts: Facts, node: Node) -> tuple[str, str] | None:
 
 
 def updates(facts: Facts) -> Iterator[Finding]:
-    """Where one serves, the next one is started beside it: does it start?"""
+    """The next agent is started next to the serving one: does it start?"""
     serving = {pod.spec.node_name: pod for pod in facts.plugins if is_ready(pod)}
     for pod in facts.plugins:
         before = serving.get(pod.spec.node_name)
@@ -87,7 +91,7 @@ def updates(facts: Facts) -> Iterator[Finding]:
 
 
 def rights(facts: Facts) -> Iterator[Finding]:
-    """A plugin without them runs, and neither its node nor its pods hear of it."""
+    """A plugin without them runs, but neither its node nor its pods learn about problems."""
     for (namespace, name), missing in facts.missing_rights.items():
         yield Finding(
             Level.ERROR,
@@ -98,12 +102,12 @@ def rights(facts: Facts) -> Iterator[Finding]:
 
 
 def _reason(pod: Pod) -> str:
-    """`: ImagePullBackOff: …`, or nothing where kubelet gives no reason."""
+    """`: ImagePullBackOff: …`, or "" if kubelet gives no reason."""
     return "".join(f": {text}" for text in _waiting(pod) if text)
 
 
 def _waiting(pod: Pod) -> tuple[str, str]:
-    """Reason and message of the container that kubelet cannot start, empty when it could."""
+    """Reason and message of the container that kubelet cannot start, "" if there is none."""
     for each in pod.status.container_statuses or ():
         if waiting := (each.state or {}).get("waiting"):
             return str(waiting.get("reason", "")), str(waiting.get("message", ""))
@@ -111,7 +115,7 @@ def _waiting(pod: Pod) -> tuple[str, str]:
 
 
 def _look(pod: Pod) -> str:
-    """Where to read on: a container that never ran has no log, and one that fell has one of before."""
+    """Where to read on: a container that never ran has no log, and one that crashed has a previous one."""
     head, name = f"kubectl -n {pod.metadata.namespace}", pod.metadata.name
     if any(each.restart_count for each in pod.status.container_statuses or ()):
         return f"{head} logs {name} --previous"

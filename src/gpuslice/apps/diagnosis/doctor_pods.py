@@ -1,4 +1,4 @@
-"""Checks of pods: does each have its card, and why does one wait, fall over, or ask for what nobody gives?"""
+"""Checks of pods: does each have its card, and why does one wait, crash, or ask for what nobody offers?"""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpuslice.core.errors import printable
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
 from gpuslice.core.words import counted
 
-CONFIRMED = timedelta(seconds=60)  # the agent needs a second; give it a minute
-PATIENCE = timedelta(seconds=60)  # a pod may wait so long without anybody wondering
-MOST_EXPLAINED = 20  # of waiting pods: each is held against every node
-FALLS = 3  # so many restarts are more than bad luck
+CONFIRMED = timedelta(seconds=60)  # the agent needs a second; it gets a minute
+PATIENCE = timedelta(seconds=60)  # how long a pod may wait without a finding
+MOST_EXPLAINED = 20  # waiting pods: each is compared with every node
+FALLS = 3  # restarts that are more than bad luck
 STARTING = frozenset({"ContainerCreating", "PodInitializing", "CrashLoopBackOff"})
-"""Why a container waits that is about to start, or of which more is told."""
+"""Reasons of a container that is about to start, or about which more is said elsewhere."""
 
 
 def pods_and_cards(facts: Facts) -> Iterator[Finding]:
-    """Annotations against cards: unreadable, absent, unconfirmed, of cards that are not there."""
+    """Annotations compared with cards: unreadable, absent, unconfirmed, or naming missing cards."""
     cards = {node.metadata.name: {gpu.index for gpu in node_view(node).cards} for node in facts.nodes}
     for found in facts.pods:
         pod = pod_view(found)
@@ -114,7 +114,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
 
 
 def falling_over(facts: Facts) -> Iterator[Finding]:
-    """Pods that hold a part of a card and are started again and again, or cannot be started."""
+    """Pods that hold a part of a card and restart repeatedly, or cannot be started."""
     for each in facts.pods:
         pod, _ = view_with_claims(each, facts.claims)
         if pod.request is None or not pod.node:
@@ -143,7 +143,7 @@ def falling_over(facts: Facts) -> Iterator[Finding]:
 
 
 def misspelt(facts: Facts) -> Iterator[Finding]:
-    """Pods with a resource or label that is nearly ours, or another system's: it means nothing to anybody."""
+    """Pods with a resource or label that is nearly ours, or another system's: it has no effect."""
     offered = {name for node in facts.nodes for name in node.status.allocatable or {}}
     for each in facts.pods:
         names = [name for name in resources_of(each) if name not in offered]

@@ -1,4 +1,4 @@
-"""Checks of kube-scheduler's configuration: is an extender asked, and in a way that keeps cards right?"""
+"""Checks of kube-scheduler's configuration: is an extender called, and in a way that keeps cards right?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpuslice.core.nesting import checked_depth
 
 _KIND = "KubeSchedulerConfiguration"
 _DEFAULT = "default-scheduler"
-_EVERYBODY_BELOW = 100  # nodes; kube-scheduler looks at all of so few
+_EVERYBODY_BELOW = 100  # nodes; kube-scheduler examines all of them
 
 
 class _Managed(msgspec.Struct, rename="camel"):
@@ -32,7 +32,7 @@ class _Tls(msgspec.Struct, rename="camel"):
 
 
 class _Section(msgspec.Struct, rename="camel"):
-    """One extender. A field without a value, as templates leave them, is as good as none."""
+    """One extender. A field without a value, as templates leave it, counts as absent."""
 
     url_prefix: str | None = None
     enable_https: bool | None = msgspec.field(default=None, name="enableHTTPS")
@@ -57,11 +57,11 @@ class _Section(msgspec.Struct, rename="camel"):
 
 class _Profile(msgspec.Struct, rename="camel"):
     scheduler_name: str | None = None
-    percentage_of_nodes_to_score: int | None = None  # wins over the configuration's own, also as 0
+    percentage_of_nodes_to_score: int | None = None  # overrides the configuration's own, even with 0
 
 
 class _Configuration(msgspec.Struct, rename="camel"):
-    """What is read of a ``KubeSchedulerConfiguration`` (kubescheduler.config.k8s.io/v1)."""
+    """The fields that we read of a ``KubeSchedulerConfiguration`` (kubescheduler.config.k8s.io/v1)."""
 
     percentage_of_nodes_to_score: int | None = None
     extenders: list[_Section] | None = None
@@ -78,8 +78,8 @@ class _Configuration(msgspec.Struct, rename="camel"):
 
 
 def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
-    """Every configuration that can be read and calls an extender for GPU memory; and whether there is one."""
-    found = {}
+    """All readable configurations that call an extender for GPU memory; and whether there is one."""
+    found: list[_Configuration] = []
     for config_map in facts.config_maps:
         for key, text in (config_map.data or {}).items():
             if _KIND not in text or not any(name in text for name in MEMORY_NAMES):
@@ -91,17 +91,17 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
                 what = f"is no {_KIND} that can be read: {words_of(error)}"
                 yield Finding(Level.WARNING, where, what, "correct it: kube-scheduler does not start with it")
                 continue
-            if read.sections:
-                found[where] = read
-    for where, read in found.items():
-        for section in read.sections:
-            yield from _section(where, section)
-        yield from _sampling(where, read, len(facts.nodes))
+            if not read.sections:
+                continue
+            found.append(read)
+            for section in read.sections:
+                yield from _section(where, section)
+            yield from _sampling(where, read, len(facts.nodes))
     files = sorted({file for pod in facts.schedulers if (file := _config_file(pod))})
     if found:
         names = {
             profile.scheduler_name or _DEFAULT
-            for configuration in found.values()
+            for configuration in found
             for profile in configuration.profiles or [_Profile()]
         }
         yield from ([] if files else _elsewhere(facts, names))
@@ -130,7 +130,7 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
 
 
 def second_scheduler(facts: Facts) -> Iterator[Finding]:
-    """Ours must run: while it is away nobody looks at the pods that name it, and no event tells them."""
+    """Our second scheduler must run: without it nobody looks at its pods, and no event says so."""
     for each in facts.config_maps:
         meta = each.metadata
         if not of_our_chart(meta.labels) or not any(_KIND in text for text in (each.data or {}).values()):
@@ -173,7 +173,7 @@ WITHOUT = {
     "bind": (Level.ERROR, "pods are bound without a card"),
     "preempt": (Level.NOTE, "victims are picked by the node's sum, not by card"),
 }
-"""What comes of an extender that is not asked this."""
+"""The effect of not calling the extender for this verb."""
 ONE_BINDER = ", and take it from any other extender: only one may bind"
 
 
@@ -213,7 +213,7 @@ def _section(where: str, section: _Section) -> Iterator[Finding]:
 
 
 def _connection(where: str, section: _Section) -> Iterator[Finding]:
-    """Who is it that answers, and who asks? An extender that takes anybody's word binds anybody's pods."""
+    """Whether both sides are authenticated: an extender that trusts anybody binds anybody's pods."""
     tls = section.tls_config or _Tls()
     if not section.enable_https or not (section.url_prefix or "https:").startswith("https:"):
         yield Finding(
@@ -242,7 +242,7 @@ def _connection(where: str, section: _Section) -> Iterator[Finding]:
 
 
 def _sampling(where: str, configuration: _Configuration, nodes: int) -> Iterator[Finding]:
-    """kube-scheduler shows an extender only as many fitting nodes as it wants to score."""
+    """kube-scheduler shows an extender only as many feasible nodes as it wants to score."""
     whole = configuration.percentage_of_nodes_to_score or 0
     for profile in configuration.profiles or [_Profile()]:
         own = profile.percentage_of_nodes_to_score

@@ -1,4 +1,4 @@
-"""Checks of what runs around the cards: the extender and the webhook."""
+"""Checks of the services: the extender and the webhook."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOON = timedelta(days=30)
 
 
 def extender(facts: Facts) -> Iterator[Finding]:
-    """Somebody must be there to answer kube-scheduler, and be ready; and nobody else beside."""
+    """A ready extender must answer kube-scheduler, and only one system of extenders."""
     if not facts.services and facts.knows(SERVICES):
         yield Finding(
             Level.ERROR,
@@ -63,7 +63,7 @@ def _ready(facts: Facts, namespace: str, name: str) -> bool:
 
 
 def webhook(facts: Facts) -> Iterator[Finding]:
-    """Is it there, may it lock anybody out, and when do its certificates run out?"""
+    """Does it run, can it lock anybody out, and when do its certificates expire?"""
     for hook in facts.hooks:
         where = f"{hook['kind']} {hook['metadata']['name']}"
         service = hook_service(hook)

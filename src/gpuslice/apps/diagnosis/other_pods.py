@@ -1,4 +1,4 @@
-"""What explains a pod that asks for no part of a card: who gives out what it asks for, if anybody does."""
+"""Explains pods that ask for no part of a card: who offers what they ask for, if anybody does."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _shares_cards(ledger: Ledger, node: objects.Node) -> bool:
 
 
 def about_scheduler(pod: objects.Pod) -> Iterator[str]:
-    """A scheduler that has not said anything about the pod, and may not exist."""
+    """A scheduler that has said nothing about the pod, and may not exist."""
     seen = any(each.type == "PodScheduled" and each.reason for each in pod.status.conditions or ())
     if pod.spec.scheduler_name not in ("", "default-scheduler") and not seen:
         yield (
@@ -45,7 +45,7 @@ def about_scheduler(pod: objects.Pod) -> Iterator[str]:
 
 
 def none_of_ours(pod: objects.Pod) -> Sequence[str]:
-    """Whose business it is; or what was meant, where a name is nearly ours."""
+    """Who is responsible for it; or what was meant, if a name is nearly ours."""
     if hints := resource_hints(resources_of(pod)):
         return hints
     asked = of_nvidia(pod)
@@ -64,7 +64,7 @@ def none_of_ours(pod: objects.Pod) -> Sequence[str]:
 
 
 def means_a_part(pod: objects.Pod) -> bool:
-    """Whether it asks for a part of a card in a name that is nearly ours, or in another system's."""
+    """Whether it asks for a part of a card with a name that is nearly ours, or another system's."""
     return bool(resource_hints(resources_of(pod)) or _of_kai(pod))
 
 
@@ -78,14 +78,14 @@ def label_hints(pod: objects.Pod) -> list[str]:
 
 
 def resources_of(pod: objects.Pod) -> list[str]:
-    """Names of what its containers have limits of, or request."""
+    """Names of resources that its containers limit or request."""
     containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
     given = [each.resources for each in containers if each.resources is not None]
     return [name for each in given for name in {**(each.limits or {}), **(each.requests or {})}]
 
 
 def of_nvidia(pod: objects.Pod) -> list[str]:
-    """What it asks for of NVIDIA's device plugin: whole cards, MIG devices, renamed time slices."""
+    """What it asks of NVIDIA's device plugin: whole cards, MIG devices, renamed time slices."""
     containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
     limits = [each.resources.limits or {} for each in containers if each.resources]
     asked = dict.fromkeys(name for each in limits for name, amount in each.items() if amount != "0")

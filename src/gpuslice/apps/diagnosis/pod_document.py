@@ -1,4 +1,4 @@
-"""What explains a pod, as a document for programs. The keys are told in `apps/cli/explanation_text`."""
+"""The explanation of a pod as a document for programs. `apps/cli/explanation_text` documents the keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What explains one pod: worked out from the cluster's objects without a request, and as a document."""
+"""The explanation of one pod, derived from the cluster's objects without further requests."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {{asked}}, and no node
 class PodExplanation:
     """All that is known about one pod. `neighbours`: units by pod key on the cards that it holds.
 
-    `ends`: how its containers last ended, one sentence each; `usage`: what they use now, where that is known;
-    `claims`: by which it asks, where it does so by claims. `tiers`: what holds each container's limits.
-    `decision`: the extender's last about it, where its log may be read.
+    `ends`: how its containers last ended, in one sentence each; `usage`: what they use now, if known;
+    `claims`: its claims, if it uses any. `tiers`: what enforces each container's limits. `decision`: the
+    extender's last about it, if its log may be read.
     """
 
     pod: Pod
@@ -80,9 +80,9 @@ def explained(
     usage: Sequence[ContainerUsage] = (),
     claims: Claims | None = None,
 ) -> PodExplanation:
-    """One pod, of a cluster that `ledger` and `nodes` tell of; `events` and `usage` are of this pod.
+    """One pod of the cluster in `ledger` and `nodes`; `events` and `usage` are of this pod.
 
-    `places`: of all nodes, `place_of` each; of no matter for a pod that is on one. `claims`: of the cluster.
+    `places`: `place_of` all nodes; irrelevant for a pod on a node. `claims`: of the cluster.
     """
     view, claimed = view_with_claims(found, claims)
     begun = PodExplanation(
@@ -123,7 +123,7 @@ def _waiting(
     if set(view.gates) - {GATE_POD_GROUP}:
         hints.append("It has scheduling gates: no scheduler looks at it until they are taken away.")
     hints += about_scheduler(pod)
-    if not (about_group and explanation.fits):  # room for itself is not what a member waits for
+    if not (about_group and explanation.fits):  # a member does not wait for room for itself alone
         hints += explanation.hints
     hints += room_in_the_making(ledger, view)
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
@@ -132,7 +132,7 @@ def _waiting(
 
 
 def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
-    """What a member of a pod group waits for, beside room for itself."""
+    """What a member of a pod group waits for, besides room for itself."""
     if view.group is None:
         return
     name, least = view.group.name, view.group.least
@@ -162,7 +162,7 @@ def _of_claims(
     places: Sequence[Place],
     at: objects.Node | None,
 ) -> PodExplanation:
-    """The same for a pod whose part of a card comes by a claim."""
+    """The same for a pod that gets its part of a card by a claim."""
     view = begun.pod
     if view.problem:
         never = "Nothing allocates a claim like this: correct the field and recreate the pod."
@@ -181,15 +181,7 @@ def _on_its_node(
     """Which card it holds and who shares it; what is wrong with that, or with what it asks for."""
     view = begun.pod
     state = ledger.state(view.node) if view.node else None
-    allocations = ledger.allocations(view.node) if view.node else None
-    neighbours = []
-    if allocations is not None and view.placement is not None:
-        cards = {part.card for part in view.placement.slices}
-        for each in allocations.by_uid.values():
-            if each.placement is not None and each.pod.uid != view.uid:
-                units = sum(part.units for part in each.placement.slices if part.card in cards)
-                neighbours += [(each.pod.key, units)] if units else []
-
+    node = state.node if state else None
     hints = []
     if view.terminating and view.placement is not None and view.node:
         hints.append("It is being deleted, and holds its card until its containers have ended.")
@@ -204,21 +196,34 @@ def _on_its_node(
             "card until the node is back, or the pod is deleted."
         )
     else:
-        out_of_use = list(_out_of_use(view, state.node)) if state is not None else []
+        out_of_use = list(_out_of_use(view, node)) if node is not None else []
         hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
-        hints += _about_size(view, state.node if state else None, begun.usage)
+        hints += _about_size(view, node, begun.usage)
         hints += why_there(state, view) if state and not begun.ends and not out_of_use else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
             meta = pod.metadata
             hints.append(f"Its previous log: kubectl -n {meta.namespace} logs {meta.name} --previous")
-    node = state.node if state else None
     tiers = {}
     if at is not None and NODE_TIER in (at.metadata.annotations or {}) and node and view.request:
         said = decode_tiers(pod.metadata.annotations or {})
         tiers = {each.name: said.get(each.name, node.tier) for each in view.request.containers}
-    return replace(begun, node=node, neighbours=tuple(sorted(neighbours)), hints=tuple(hints), tiers=tiers)
+    return replace(begun, node=node, neighbours=_neighbours(view, ledger), hints=tuple(hints), tiers=tiers)
+
+
+def _neighbours(view: Pod, ledger: Ledger) -> tuple[tuple[str, int], ...]:
+    """The other pods on its cards, by name, with the units that they hold there."""
+    allocations = ledger.allocations(view.node) if view.node else None
+    if allocations is None or view.placement is None:
+        return ()
+    cards = {part.card for part in view.placement.slices}
+    found = []
+    for each in allocations.by_uid.values():
+        if each.placement is not None and each.pod.uid != view.uid:
+            units = sum(part.units for part in each.placement.slices if part.card in cards)
+            found += [(each.pod.key, units)] if units else []
+    return tuple(sorted(found))
 
 
 def _out_of_use(view: Pod, node: Node) -> Iterator[str]:
@@ -248,7 +253,7 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
 
 
 def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -> Iterator[str]:
-    """What was refused, and a better size, where the exporter told the peak; of one container on one card."""
+    """What was refused, and a better size if the exporter knows the peak; for one container on one card."""
     for each in usage:
         if each.refused:
             times = "once" if each.refused == 1 else f"{each.refused:.0f} times"
@@ -280,13 +285,13 @@ def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -
 
 
 def _waits_for(container: objects.ContainerStatus) -> str:
-    """Why a container does not run, as kubectl's STATUS says it; "" where it does, or is about to."""
+    """Why a container does not run, as in kubectl's STATUS; "" if it runs or is about to."""
     reason = container.waiting_reason
     return "" if reason in ("ContainerCreating", "PodInitializing") else reason
 
 
 def _ends(pod: objects.Pod) -> Iterator[str]:
-    """How containers ended that were started again, or that wait to be."""
+    """How containers ended that were restarted, or that wait for that."""
     for each in pod.status.container_statuses or ():
         ended = (each.last_state or {}).get("terminated") or (each.state or {}).get("terminated") or {}
         waiting = (each.state or {}).get("waiting") or {}
@@ -300,7 +305,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
             parts.append(f"last ended with exit code {ended.get('exitCode', '?')}{why}{at}")
         if _waits_for(each):
-            shown = waiting.get("message", "").partition(" restarting failed ")[0]  # who it is stands above
+            shown = waiting.get("message", "").partition(" restarting failed ")[0]  # its name is above
             message = f": {printable(shown)}" if shown else ""
             parts.append(f"is waiting: {printable(waiting['reason'])}{message}")
         if parts:
@@ -308,7 +313,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
 
 
 def _after_the_end(view: Pod) -> Iterator[str]:
-    """What a pod that has ended still shows by its annotations is no longer so."""
+    """What a pod that has ended still shows in its annotations is over."""
     if view.placement is not None:
         cards = ", ".join(str(part.card) for part in view.placement.slices)
         which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
@@ -319,7 +324,7 @@ def _after_the_end(view: Pod) -> Iterator[str]:
 
 
 def place_of(node: objects.Node) -> Place:
-    """What of a node decides, beside its cards."""
+    """What matters about a node besides its cards."""
     conditions = {each.type: each.status for each in node.status.conditions or ()}
     return Place(
         name=node.metadata.name,
@@ -331,7 +336,7 @@ def place_of(node: objects.Node) -> Place:
 
 
 def wish_of(pod: objects.Pod, request: Request, *, claims: bool = False) -> Wish:
-    """What a pod wants of a node."""
+    """What a pod requires of a node."""
     tolerations = (
         Toleration(each.key, each.operator or "Equal", each.value, each.effect)
         for each in pod.spec.tolerations or ()
@@ -344,7 +349,7 @@ def event_time(event: objects.Event) -> str:
 
 
 def kind_of(pod: objects.Pod, view: Pod, claimed: ClaimedPod | None) -> bytes:
-    """What makes two pods wait for the same reasons. Who is on a node has reasons of its own."""
+    """Equal for pods that wait for the same reasons. A pod on a node has reasons of its own."""
     if view.node or view.problem or view.nominated or view.finished:
         return view.uid.encode()
     spec = pod.spec
@@ -358,7 +363,7 @@ def kind_of(pod: objects.Pod, view: Pod, claimed: ClaimedPod | None) -> bytes:
 def alike(
     known: PodExplanation, view: Pod, claimed: ClaimedPod | None, events: Sequence[objects.Event]
 ) -> PodExplanation:
-    """The same of another pod of its kind."""
+    """The explanation for another pod of the same kind."""
     return replace(
         known, pod=view, events=_last(events, view), claims=claimed.names if claimed is not None else ()
     )

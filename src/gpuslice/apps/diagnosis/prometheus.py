@@ -1,4 +1,4 @@
-"""Asks Prometheus what is used, what one pod used, what namespaces held how long, and of what it alerts."""
+"""Queries Prometheus: usage now, usage of one pod, what namespaces held for how long, and alerts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Documents = list[dict[str, Any]]
 TIMEOUT_S = 20.0
 POINTS = 120
 OURS = "Gpu"
-"""How the names of the alerts in monitoring/ begin."""
+"""The prefix of the alerts in monitoring/."""
 PEAK, REFUSED = "gpuslice_container_memory_peak_bytes", "gpuslice_container_memory_refused_total"
 
 
 class PrometheusError(GpusliceError):
-    """Prometheus did not answer the question."""
+    """Prometheus did not answer the query."""
 
 
 class TeamHours(NamedTuple):
-    """What a namespace held and used, times how long; None is unknown."""
+    """What a namespace held and used, multiplied by the time; None is unknown."""
 
     held_gib: float
     used_gib: float | None
@@ -46,20 +46,20 @@ class TeamHours(NamedTuple):
 
 
 class Prometheus:
-    """One server, asked by GET; its methods block, so that they belong on a thread.
+    """One server, queried by GET; its methods block, so call them on a thread.
 
-    `url` may have a path, and a user and a password; `token_file` is read anew for each question.
+    `url` may have a path, and a user and a password; `token_file` is read again for each query.
     """
 
     def __init__(self, url: str, token_file: str = "", ca_file: str = "") -> None:
-        """Raises `PrometheusError` for what is no address."""
+        """Raises `PrometheusError` if it is not an address."""
         try:
             parts = urlsplit(url.rstrip("/"))
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:  # of the port, or of an IPv6 address
             good = False
         if not good:
-            place = url.rpartition("@")[2]  # no password
+            place = url.rpartition("@")[2]  # without the password
             raise PrometheusError(f'the address of Prometheus is "{place}", must be an http or https URL')
         self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         self._basic = ""
@@ -70,15 +70,15 @@ class Prometheus:
         self._ca_file = ca_file
 
     def cards(self) -> Sequence[CardUsage]:
-        """What is used of each card, as the exporters said last."""
+        """What is used of each card, as last reported by the exporters."""
         return usage_of_samples(self._samples(CARD_FIGURES, 0)).cards
 
     def containers(self, days: int = 0) -> Sequence[ContainerUsage]:
-        """What containers use; with `days`, the peaks and refusals of those."""
+        """What containers use; with `days`, their peaks and refusals in that time."""
         return usage_of_samples(self._samples(CONTAINER_FIGURES, days)).containers
 
     def _samples(self, names: Sequence[str], days: int) -> Iterator[Sample]:
-        """Metric by metric, row by row, the labels that are read: of 40,000 cards all at once is too much."""
+        """Metric by metric and row by row, only labels in use: 40,000 cards at once would be too much."""
         over = {PEAK: f"max_over_time({PEAK}[{days}d])", REFUSED: f"increase({REFUSED}[{days}d])"}
         for name in names:
             question = over.get(name, name) if days else name
@@ -88,7 +88,7 @@ class Prometheus:
                 yield Sample(name, found.metric.honest(), float(found.value[1]))
 
     def history(self, namespace: str, pod: str, until_s: float, hours: float = 1.0) -> dict[str, list[Any]]:
-        """Times, and by name bytes used and the share of the SMs; empty where Prometheus knows nothing."""
+        """Times, and by name the bytes used and the share of the SMs; empty if Prometheus knows nothing."""
         chosen = f"{{namespace={_quoted(namespace)},pod={_quoted(pod)}}}"
         step_s = max(15.0, hours * 3600 / POINTS)
         frame = {"start": f"{until_s - hours * 3600:.0f}", "end": f"{until_s:.0f}", "step": f"{step_s:.0f}"}
@@ -104,7 +104,7 @@ class Prometheus:
         return {"times": times, **{name: [values.get(at) for at in times] for name, values in found.items()}}
 
     def team_hours(self, hours: int = 24) -> dict[str, TeamHours]:
-        """By namespace, of the last `hours`, from one figure a minute."""
+        """By namespace, for the last `hours`, from one value per minute."""
 
         def by_namespace(question: str) -> dict[str, float]:
             rows = self._ask("query", {"query": f"sum by (namespace) ({question})"}, Documents)
@@ -116,12 +116,12 @@ class Prometheus:
         return {name: TeamHours(amount, used.get(name), sm.get(name)) for name, amount in held.items()}
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Ours that are pending or firing, as Prometheus tells them: labels, annotations, state, activeAt."""
+        """Our pending or firing alerts as Prometheus shows them: labels, annotations, state, activeAt."""
         found = self._ask("alerts", {}, Documents, "alerts")
         return [each for each in found if str(each["labels"].get("alertname", "")).startswith(OURS)]
 
     def _ask(self, verb: str, query: Mapping[str, str], shape: type[T], part: str = "result") -> T:
-        """What is in the answer's data under `part`. Raises PrometheusError."""
+        """The part named `part` of the answer's data. Raises PrometheusError."""
         request = Request(
             f"{self._url}/api/v1/{verb}?{urlencode(query)}", headers={"Accept": "application/json"}
         )
@@ -160,7 +160,7 @@ class _Answer(msgspec.Struct):
 
 
 class _Labels(msgspec.Struct, gc=False):
-    """Those of a sample that are read. A Prometheus that does not honour the exporter's renames some."""
+    """The labels of a sample that are used. A Prometheus without ``honor_labels`` renames some."""
 
     node: str = ""
     gpu: str = ""

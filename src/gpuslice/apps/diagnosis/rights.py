@@ -1,6 +1,6 @@
-"""What the account of a device plugin may not do and should: asked of the API server as an administrator may.
+"""Which permissions the account of a device plugin lacks, checked by the API server for an administrator.
 
-Where nobody granted it (the chart with ``rbac.create=false``), the plugin runs and offers nothing.
+If nobody granted them (the chart with ``rbac.create=false``), the plugin runs and offers nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A cluster as ``gpuslice simulate`` and the console place it anew."""
+"""A cluster as ``gpuslice simulate`` and the console place it again."""
 
 from __future__ import annotations
 

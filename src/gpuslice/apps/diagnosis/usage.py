@@ -22,12 +22,14 @@ from gpuslice.adapters.web.scrape import Page, Sample, ScrapeError, fetch, parse
 EXPORTERS = "component=gpuslice-exporter"
 PORT = 9400
 AT_ONCE = 32
-MOST_PROBLEMS = 5  # that are shown to people
+MOST_PROBLEMS = 5  # shown to people
 PAGE_TIMEOUT_S = 5.0
-"""An exporter of a node that is gone is not waited for any longer, nor do the others wait for it."""
+"""An exporter on a lost node is not waited for any longer, and delays no others."""
 IN_VAIN_S = 5.0
-"""After so long in vain nobody else is asked, so all is over a page's time later. Pages that come are not
-counted: a thousand of them may take longer, and are worth it."""
+"""After this much waiting in vain no further exporter is queried, so that everything ends one page later.
+
+Time for successful pages does not count: a thousand of them may take longer, and are worth it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,14 @@ class ContainerUsage:
 
 @dataclass(frozen=True, slots=True)
 class ClusterUsage:
-    """Everything at one moment, and what could not be read: one sentence each."""
+    """Everything at one moment, and what could not be read, in one sentence each."""
 
     cards: Sequence[CardUsage]
     containers: Sequence[ContainerUsage]
     problems: tuple[str, ...] = ()
 
     def of_namespace(self, namespace: str) -> ClusterUsage:
-        """Its containers, and the cards that they are on; of all for ""."""
+        """The namespace's containers, and the cards that they are on; everything for ""."""
         if not namespace:
             return self
         containers = [each for each in self.containers if each.namespace == namespace]
@@ -85,7 +87,7 @@ class ClusterUsage:
 
     @property
     def problem_lines(self) -> tuple[str, ...]:
-        """For people: a thousand exporters that are away are no thousand lines."""
+        """For people: a thousand missing exporters are not a thousand lines."""
         more = len(self.problems) - MOST_PROBLEMS
         if more < 2:
             return self.problems
@@ -101,7 +103,7 @@ class Source(Protocol):
 
 
 class UrlSource:
-    """Exporters by their addresses; ``host:port`` stands for the page there."""
+    """Exporters by their addresses; ``host:port`` means the page there."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = []
@@ -124,9 +126,9 @@ class UrlSource:
 
 
 class Unanswered:
-    """Exporters that gave no page: many of them hold nobody up, and the next time they are asked last.
+    """Exporters that gave no page: many of them delay nobody, and they are queried last the next time.
 
-    `at_once`: how many are asked side by side. Who was not asked this time comes before them, too.
+    `at_once`: how many are queried concurrently. Those that were not queried this time precede them, too.
     """
 
     def __init__(self, at_once: int, in_vain_s: float = IN_VAIN_S) -> None:
@@ -137,16 +139,16 @@ class Unanswered:
 
     @property
     def enough(self) -> bool:
-        """Whether so much was waited in vain that nobody else is to be asked."""
+        """Whether so much time was spent in vain that no further exporter should be queried."""
         return sum(self.waits_s) >= self._most_s
 
     def in_turn(self, exporters: Iterable[Pod]) -> list[Pod]:
-        """A new look at all of them, in the order in which they are to be asked."""
+        """Begin a new round over all of them; returns the order in which to query them."""
         self.waits_s = []
         return sorted(exporters, key=lambda pod: pod.spec.node_name in self._nodes)
 
     def note(self, exporter: Pod, waited_s: float | None) -> None:
-        """It gave no page, for which one waited so long; None if it gave one."""
+        """It gave no page after waiting this long; None if it gave one."""
         if waited_s is None:
             self._nodes.discard(exporter.spec.node_name)
         else:
@@ -154,7 +156,7 @@ class Unanswered:
             self.waits_s.append(waited_s)
 
     def left(self, exporters: Sequence[Pod]) -> str:
-        """A sentence on those that were not asked."""
+        """A sentence about those that were not queried."""
         names = ", ".join(pod.spec.node_name for pod in exporters[:MOST_PROBLEMS])
         more = len(exporters) - MOST_PROBLEMS
         waited = f"{self.in_vain_s:g} s of waiting for {len(self.waits_s)} that do not answer"
@@ -162,7 +164,7 @@ class Unanswered:
 
 
 class ClusterSource:
-    """Every exporter pod of a cluster, through the API server: no way to the nodes is needed."""
+    """Every exporter pod of a cluster, through the API server: no direct route to the nodes is needed."""
 
     def __init__(
         self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S, in_vain_s: float = IN_VAIN_S
@@ -186,7 +188,7 @@ class ClusterSource:
         return usage_of((answer for answer in answers if isinstance(answer, Page)), problems)
 
     def _page(self, pod: Pod) -> Page | str | None:
-        """The page of one, or why there is none; None if it was not asked."""
+        """The page of one, or why there is none; None if it was not queried."""
         if self._unanswered.enough:
             return None
         try:
@@ -211,7 +213,7 @@ def page_of(client: SyncClient, exporter: Pod) -> Page:
 
 
 def proxied_path(exporter: Pod) -> str:
-    """The page of an exporter pod at the API server, which is asked with the rights of who looks."""
+    """The page of an exporter pod at the API server, requested with the user's permissions."""
     return (
         f"{PODS.path(exporter.metadata.namespace)}/{exporter.metadata.name}:{port_of(exporter)}/proxy/metrics"
     )
@@ -253,11 +255,11 @@ _CONTAINER = (
 """Metrics without their prefix, in the order of the fields that they fill."""
 CARD_FIGURES = ("gpuslice_gpu_up", "gpuslice_gpu_memory_used_bytes", "gpuslice_gpu_utilization_ratio")
 CONTAINER_FIGURES = ("gpuslice_container_info", *(f"gpuslice_container_{name}" for name in _CONTAINER[:-1]))
-"""What must be asked for where each metric costs a question: of cards, how much is used."""
+"""Which metrics to query if each costs a query: for cards, how much is used."""
 
 
 class _Place(NamedTuple):
-    """Labels that tell a card, or a container on it."""
+    """Labels that identify a card, or a container on it."""
 
     node: str
     gpu: str
@@ -269,11 +271,11 @@ class _Place(NamedTuple):
 
 _PLACE = _Place._fields
 MOST = float(1 << 63)
-"""Of bytes, seconds and counts; sums of less are finite, too."""
+"""For bytes, seconds and counts; sums below it are finite, too."""
 
 
 class _Figures:
-    """Figures of many places in one array, so many of each: objects would take five times the room."""
+    """Values for many places in one array, a fixed number each: objects would take five times the memory."""
 
     def __init__(self, of_each: int) -> None:
         self._unknown = array("d", [math.nan]) * of_each
@@ -281,7 +283,7 @@ class _Figures:
         self._at: dict[_Place, int] = {}
 
     def put(self, place: _Place, which: int, value: float) -> None:
-        """A figure that nothing can have, such as infinity, is unknown."""
+        """An impossible value, such as infinity, is unknown."""
         if not abs(value) < MOST:
             return
         at = self._at.get(place)
@@ -297,7 +299,7 @@ class _Figures:
 
 
 class _Containers(Sequence[ContainerUsage]):
-    """Each row is made when it is looked at: a large cluster has tens of thousands, and they are kept."""
+    """Rows are created when they are read: a large cluster has tens of thousands, and they are kept."""
 
     def __init__(self, places: Sequence[_Place], figures: _Figures) -> None:
         self._places = places
@@ -324,7 +326,7 @@ def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> ClusterUsag
 
 
 def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) -> ClusterUsage:
-    """All cards and containers of samples that come in any order, one after the other: there may be many."""
+    """All cards and containers of samples in any order, one after the other, since there may be many."""
     kinds: dict[str, dict[str, int]] = {
         "gpu": {name: at for at, name in enumerate(_CARD)},
         "container": {name: at for at, name in enumerate(_CONTAINER)},
@@ -358,7 +360,7 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
 
 
 def gpu_order(gpu: str) -> tuple[int, str]:
-    """Of numbers, as they count; of anything else, behind them."""
+    """Numbers in numerical order, everything else after them."""
     return (int(gpu), "") if gpu.isdecimal() and len(gpu) < 10 else (1 << 31, gpu)
 
 

@@ -1,4 +1,4 @@
-"""The vendor's own metrics, for dashboards that were made for them; each set is behind a switch.
+"""The vendor's own metrics, for dashboards made for them; each set has its own switch.
 
 ``DCGM_CUSTOM_*`` is the set of its exporter 2.0, the six ``nvidia_gpu_*`` gauges that of 1.0 (port 9445).
 Units are theirs: percent, MiB, milliwatts.
@@ -133,7 +133,7 @@ def _pod(card: CardSnapshot, key: ContainerKey) -> dict[str, str]:
 
 
 def legacy_families(snapshot: NodeSnapshot, node: str) -> list[Family]:
-    """Six gauges: one series a card for a whole or idle one, one a container for a shared one."""
+    """Six gauges: one series per card if it is whole or idle, one per container if it is shared."""
     found = _families(LEGACY)
     found["nvidia_gpu_num_devices"].add(len(snapshot.cards), labels({"node_name": node}))
     for card in snapshot.cards:

@@ -1,10 +1,10 @@
-"""What happened on each card of late, and DCGM's health verdict from it.
+"""Recent events on each card, and DCGM's health verdict derived from them.
 
-Xid faults are counted for good; the reasons for held-down clocks and the rises of counters within a window.
-The verdict is the part of DCGM's health watches that needs no host engine. Watches, results and error codes
-are DCGM's. A watch without any reading to judge by is left out, and those for which NVML has nothing (PMU,
-MCU, SM, DRIVER) always are: DCGM itself shows a pass there. Sources: DCGM 4.6, its health monitor and the
-list of its error codes; NVIDIA's Xid catalogue.
+Xid faults are counted for ever; reasons for reduced clocks and increases of counters within a window. The
+verdict is the part of DCGM's health watches that needs no host engine. Watches, results and error codes are
+DCGM's. A watch without any reading is omitted, and so are always those for which NVML has nothing (PMU, MCU,
+SM, DRIVER): DCGM itself shows a pass there. Sources: DCGM 4.6, its health monitor and the list of its error
+codes; NVIDIA's Xid catalogue.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ CLOCK_EVENTS = {
     0x100: "display_clocks",
 }
 WINDOW_S = 60.0
-MOST_REPLAYS = 8  # PCIe replays within a minute that DCGM puts up with
+MOST_REPLAYS = 8  # PCIe replays within a minute that DCGM tolerates
 
 _REPLAYS, _POWER, _POWER_CAP, _THERMAL = 202, 155, 240, 241
 _INFOROM, _DOUBLE_BIT, _RETIRE_PENDING, _REMAP_FAILED, _REMAP_PENDING = 84, 311, 392, 395, 396
 _LINK_ERRORS, _LINK_RECOVERY = (409, 419, 429), 439
 RISING = (_REPLAYS, _POWER_CAP, _THERMAL, *_LINK_ERRORS, _LINK_RECOVERY)
-"""Counters of which the rise within the last minute counts."""
+"""Counters whose increase within the last minute matters."""
 HEALTH_FIELDS = (*RISING, _POWER, _INFOROM, _DOUBLE_BIT, _RETIRE_PENDING, _REMAP_FAILED, _REMAP_PENDING)
-"""All fields that are judged."""
+"""All fields used for the verdict."""
 
 DEVASTATING = frozenset({48, 62, 74, 79, 95, 119, 120})
 """Xid codes after which the card must be reset or replaced."""
@@ -55,7 +55,7 @@ class XidTally:
 
 
 class XidCounts:
-    """Grows with each event; a card is its uuid, "" when the driver did not say which."""
+    """Increases with each event; a card is identified by its uuid, "" if the driver did not name one."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[int]] = defaultdict(Counter)
@@ -70,22 +70,22 @@ class XidCounts:
         self._events.append((now_s, uuid, xid))
 
     def of(self, uuid: str) -> Mapping[int, XidTally]:
-        """Every known code and every one that happened."""
+        """Every known code, and every one that occurred."""
         counts = self._counts[uuid]
         codes = sorted({*KNOWN_XIDS, *counts})
         return {xid: XidTally(counts[xid], self._last_s.get((uuid, xid), 0.0)) for xid in codes}
 
     def newest(self, uuid: str) -> int:
-        """The last code, 0 when there was none."""
+        """The last code, 0 if there was none."""
         return self._newest.get(uuid, 0)
 
     def within(self, uuid: str, since_s: float) -> Mapping[int, int]:
-        """Codes that happened after `since_s`, with how often."""
+        """Codes that occurred after `since_s`, with their counts."""
         return Counter(xid for when_s, card, xid in self._events if card == uuid and when_s > since_s)
 
 
 class ClockEvents:
-    """Reasons for held-down clocks: in how many samples of late each showed, and how often it began.
+    """Reasons for reduced clocks: in how many recent samples each appeared, and how often it began.
 
     These are DCGM_EXP_CLOCK_EVENTS_COUNT and, since dcgm-exporter 4.8.3, DCGM_EXP_CLOCK_EVENTS_TOTAL.
     """
@@ -96,23 +96,23 @@ class ClockEvents:
         self._begun: dict[str, Counter[str]] = defaultdict(Counter)
 
     def add(self, uuid: str, bits: int, taken_at_s: float) -> None:
-        """What a sample showed; the same one again counts no more."""
+        """What a sample showed; the same sample is counted once."""
         seen = self._seen[uuid]
         if not seen or seen[-1][0] != taken_at_s:
-            before = seen[-1][1] if seen else bits  # what held at the first look began before it
+            before = seen[-1][1] if seen else bits  # a reason in the first sample began before it
             self._begun[uuid].update(_reasons(bits & ~before))
             seen.append((taken_at_s, bits))
         while seen[0][0] < taken_at_s - self._window_s:
             seen.popleft()
 
     def counts(self, uuid: str) -> Mapping[str, int] | None:
-        """Reason → samples, reasons that never showed left out; None where the card does not tell them."""
+        """Reason → samples, without reasons that never appeared; None if the card does not report them."""
         if uuid not in self._seen:
             return None
         return Counter(name for _, bits in self._seen[uuid] for name in _reasons(bits))
 
     def begun(self, uuid: str) -> Mapping[str, int] | None:
-        """Each reason → how often it began since the first sample; None where the card does not tell them."""
+        """Reason → how often it began since the first sample; None if the card does not report them."""
         if uuid not in self._seen:
             return None
         return {name: self._begun[uuid][name] for name in CLOCK_EVENTS.values()}
@@ -123,7 +123,7 @@ def _reasons(bits: int) -> Iterator[str]:
 
 
 class CounterRises:
-    """By how much counters of each card rose within the last minute."""
+    """How much counters of each card increased within the last minute."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[int, deque[tuple[float, float]]]] = defaultdict(dict)
@@ -134,19 +134,19 @@ class CounterRises:
             if value is None or isinstance(value, str):
                 continue
             seen = self._seen[uuid].setdefault(number, deque())
-            if seen and value < seen[-1][1]:  # the driver was loaded anew
+            if seen and value < seen[-1][1]:  # the driver was reloaded
                 seen.clear()
             seen.append((now_s, value))
             while len(seen) > 1 and seen[1][0] <= now_s - WINDOW_S:
                 seen.popleft()
 
     def of(self, uuid: str) -> Mapping[int, float]:
-        """Field → by how much; fields that the card does not tell are left out."""
+        """Field → increase; fields that the card does not report are left out."""
         return {number: seen[-1][1] - seen[0][1] for number, seen in self._seen.get(uuid, {}).items()}
 
 
 class CardHistory:
-    """All of that together, as samples and faults come in."""
+    """All of these together, updated with samples and faults."""
 
     def __init__(self, clock_window_s: float) -> None:
         self.xids = XidCounts()
@@ -173,7 +173,7 @@ class Finding:
 
 
 def judge(fields: Mapping[int, Reading], rises: Mapping[int, float], xids: set[int]) -> Iterator[Finding]:
-    """One finding for each watch that can be judged. `rises`: counter → by how much within a minute."""
+    """One finding for each watch that can be judged. `rises`: counter → increase within a minute."""
     for watch, checks in _CHECKS.items():
         known = [check for check in checks if check.field in (rises if check.rising else fields)]
         if not known:

@@ -1,4 +1,4 @@
-"""The cards at one moment as the page shows them: readings, owners and grants brought together. No I/O.
+"""The cards at one moment as the page shows them: readings, owners and grants combined. No I/O.
 
 For every card the containers' memory and the unattributed rest add up to the card's used memory. What could
 not be read is None here, absent on the page, and counted in `CardSnapshot.missing` with its reason.
@@ -25,7 +25,7 @@ MIG_UTILIZATION = "driver does not tell utilization of processes on a card with 
 
 
 class ContainerSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """One container on one card; None is unknown. Thousands are made each second, so not a dataclass."""
+    """One container on one card; None is unknown. Thousands are made each second: no dataclass."""
 
     used_bytes: int | None
     sm_ratio: float | None
@@ -61,7 +61,7 @@ class CardSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class LostCard:
-    """A card that does not answer. `index` and `uuid` are those it had, "" when it never answered."""
+    """A card that does not answer. `index` and `uuid` are its last ones, "" if it never answered."""
 
     position: int
     reason: str
@@ -78,13 +78,13 @@ class NodeSnapshot:
     driver_version: str = ""
     taken_at_s: float = 0.0
     sm_seconds: Mapping[tuple[str, ContainerKey], float] = field(default_factory=dict)
-    owners: Mapping[int, Owner] = field(default_factory=dict)  # pid → whose it is
+    owners: Mapping[int, Owner] = field(default_factory=dict)  # pid → its owner
     peers: Mapping[tuple[int, int], int] = field(default_factory=dict)  # card numbers → NVLink status
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known beside the cards' readings. `obstacle`: why processes have no containers."""
+    """What is known besides the cards' readings. `obstacle`: why processes cannot be attributed."""
 
     owners: Mapping[int, Owner]
     grants: DeviceGrants
@@ -94,7 +94,7 @@ class NodeFacts:
 
 
 class SnapshotBuilder:
-    """Builds cards again and again; one of which nothing changed since the last time stays as it was."""
+    """Builds cards repeatedly; a card for which nothing has changed is reused."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[CardSnapshot, tuple[object, ...]]] = {}
@@ -111,7 +111,7 @@ class SnapshotBuilder:
 def _ingredients(
     sample: CardSample, facts: NodeFacts, containers: Iterable[ContainerKey]
 ) -> tuple[object, ...]:
-    """All that `build_card` reads. The containers follow from the processes' owners and the grants."""
+    """Everything that `build_card` reads. The containers follow from the processes' owners and the grants."""
     return (
         sample.used_bytes,
         sample.total_bytes,
@@ -145,7 +145,7 @@ def build_card(sample: CardSample, facts: NodeFacts) -> CardSnapshot:
         key: _container(key, use, grants.get(key), sample, facts, obstacle)
         for key, use in usage.owners.items()
     }
-    # the rest is whatever makes everything add up to the card's figure
+    # the rest is what makes the sum equal to the card's value
     rest_of = Stranger.UNKNOWN if Stranger.UNKNOWN in usage.strangers else Stranger.DRIVER
     strangers = {kind: use for kind, use in usage.strangers.items() if kind is not rest_of}
     if sample.used_bytes is not None:
@@ -168,9 +168,9 @@ def build_card(sample: CardSample, facts: NodeFacts) -> CardSnapshot:
 
 
 def _allocated(sample: CardSample, grants: CardGrants, memory_unit: str) -> int | None:
-    """Bytes given out by all who give: more than the card has, where two device plugins give it.
+    """Bytes given out by all device plugins: more than the card has if two of them give it out.
 
-    Time slices of a whole card are that card, and devices of one GPU instance that instance, however many.
+    Time slices of a whole card count once, and so do devices of one GPU instance.
     """
     held = {uuid for grant in grants.values() for uuid in grant.mig}
     instances = {each.gpu_instance: each.total_bytes for each in sample.mig if each.uuid in held}
@@ -184,8 +184,11 @@ def _allocated(sample: CardSample, grants: CardGrants, memory_unit: str) -> int 
 
 
 def _usage_without_processes(sample: CardSample, grants: CardGrants, isolation: Isolation) -> CardUsage:
-    """No process can be given to anybody: what is left is a MIG device's own figure, all of which is its
-    only holder's, and the interposer's count, which is 0 where it is in force and nobody has called CUDA."""
+    """The usage if no process can be attributed.
+
+    A MIG device's own value remains, which belongs to its only holder, and the interposer's count, which is 0
+    if it is in force and no process has called CUDA.
+    """
     owners = {}
     for key, grant in grants.items():
         others = {uuid for other, held in grants.items() if other != key for uuid in held.mig}
@@ -219,7 +222,7 @@ def _container(  # noqa: PLR0917 — one caller
     if limit is not None:
         limit_bytes: int | None = limit.memory_bytes
     elif grant is not None and grant.mode is not ShareMode.SHARE:
-        limit_bytes = allocated  # nobody needs to enforce the size of what one container has alone
+        limit_bytes = allocated  # a container that has it alone needs no enforced limit
     else:
         limit_bytes = None
     return ContainerSnapshot(

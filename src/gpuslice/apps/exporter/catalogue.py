@@ -1,6 +1,6 @@
-"""Every metric of our own: name, type, labels, meaning. The one place where a metric is written down.
+"""Every metric of our own: name, type, labels, meaning. The only place where a metric is defined.
 
-The page, the documentation, the dashboards and the alerts all name metrics from here; tests compare them.
+The page, the documentation, the dashboards and the alerts all take metrics from here; tests compare them.
 Units are base units and the last part of the name; ``_ratio`` is 0…1.
 """
 
@@ -20,7 +20,7 @@ _GAUGE, _COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One family. `source` says in a few words where the figure comes from, for the documentation."""
+    """One family. `source` says briefly where the value comes from, for the documentation."""
 
     name: str
     kind: MetricKind

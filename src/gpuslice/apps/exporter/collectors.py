@@ -1,4 +1,4 @@
-"""How the exporter's sources are doing, for the page's own health series and the log."""
+"""The state of the exporter's sources, for the page's own health series and the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CollectorReading:
-    """How one source is doing."""
+    """The state of one source."""
 
     success: bool = False
     took_s: float = 0.0
@@ -19,7 +19,7 @@ class CollectorReading:
 
 
 class CollectorHealth:
-    """How all sources are doing; a change is logged once."""
+    """The state of all sources; a change is logged once."""
 
     def __init__(self) -> None:
         self.readings: dict[str, CollectorReading] = {}

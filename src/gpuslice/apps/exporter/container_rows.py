@@ -1,7 +1,7 @@
-"""The containers' part of the page, which is nearly all of it: only what changed is written again.
+"""The containers' part of the page, which is most of it: only what changed is written again.
 
-A row is a container on a card: its lines, one for each metric. Rows are kept from page to page, and so are
-the pieces of the page that some of them make together, with what compressing these gave.
+A row is a container on a card: its lines, one per metric. Rows are kept from page to page, and so are the
+pieces of the page that several rows form together, with their compressed form.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ COLUMNS = (
     c.PROCESSES,
 )
 ROWS_A_PIECE = 64
-"""More, and one container that changes costs its many neighbours; fewer, and a page is many pieces."""
+"""With more, one changed container affects many others; with fewer, a page has too many pieces."""
 
-_Lines = tuple[str, ...]  # one for each of COLUMNS, "" where the value is unknown
+_Lines = tuple[str, ...]  # one per item of COLUMNS, "" if the value is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a container's lines say, and of what they were made."""
+    """What a container's lines say, and from what they were made."""
 
     snapshot: ContainerSnapshot
     busy_s: float | None
@@ -66,7 +66,7 @@ _Place = tuple[str, int]  # a card: uuid and index
 
 
 class Rows:
-    """The rows of all cards as they were on the last page."""
+    """The rows of all cards as on the last page."""
 
     def __init__(self, node: str, pods: NodePods) -> None:
         self._node = node
@@ -101,7 +101,7 @@ class Rows:
         return [chunk.pieces for chunk in chunks]
 
     def _row(self, before: _Row | None, card: CardSnapshot, key: ContainerKey, busy_s: float | None) -> _Row:
-        """Written anew, but for lines that say the same as before."""
+        """Written again, except for lines whose content is unchanged."""
         each, pod = card.containers[key], self._pods.pod(key.namespace, key.pod)
         who = {
             "node": self._node,
@@ -143,7 +143,7 @@ class Rows:
 
 
 def _chunk(rows: list[_Lines], before: _Chunk | None) -> _Chunk:
-    """The same as before, or with the same pieces, as far as the lines are."""
+    """The same object as before, or with the same pieces, if the lines are the same."""
     if before is not None and before.rows == rows:
         return before
     pieces = []

@@ -1,11 +1,10 @@
-"""The counters: which fields are exported, in dcgm-exporter's CSV grammar, and the file that says so.
+"""The counters: which fields are exported, in dcgm-exporter's CSV grammar, and the file that lists them.
 
-A line is ``FIELD, TYPE, HELP``; ``#`` as the first byte makes a comment. The name that is written is the name
+A line is ``FIELD, TYPE, HELP``; ``#`` as the first byte starts a comment. The name in the file is the name
 that is emitted. Unlike upstream, one bad line never stops the others: it is reported and left out.
 
-A ConfigMap volume is changed by renaming a link two folders up, which watchers of the file miss; so the file
-is polled instead: what it resolves to, its time and its size. A file that cannot be read leaves the one
-before in force.
+A ConfigMap volume changes by renaming a link two folders up, which watchers of the file miss. So the file is
+polled: its resolved path, its time and its size. If it cannot be read, the previous one stays in force.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class CounterFile:
-    """What a file asks for and, one sentence each, what of it cannot be used."""
+    """What a file asks for and, in one sentence each, what in it cannot be used."""
 
     counters: tuple[Counter, ...]
     problems: tuple[str, ...] = ()
@@ -95,7 +94,7 @@ def parse(text: str, catalogue: Mapping[str, Field]) -> CounterFile:
 
 
 class Counters:
-    """Those in force: built-in ones until `path` could be read; a text from elsewhere comes before both."""
+    """The counters in force: built-in ones until `path` is read; a text from elsewhere precedes both."""
 
     def __init__(self, path: str, catalogue: Mapping[str, Field]) -> None:
         self._path = Path(path) if path else None

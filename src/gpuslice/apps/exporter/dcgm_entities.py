@@ -1,7 +1,7 @@
-"""What dcgm-exporter's series are about: a card, or a GPU instance of a divided one, with its labels.
+"""The subject of dcgm-exporter's series: a card, or a GPU instance of a divided card, with its labels.
 
-Labels come in dcgm-exporter's order: the device, the host, then those of label fields by name, then those of
-pods and jobs by name. With jobs, or several pods where that is asked for, one value has several series.
+Labels are in dcgm-exporter's order: the device, the host, then those of label fields by name, then those of
+pods and jobs by name. With jobs, or several pods if enabled, one value has several series.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gpuslice.core.attribution import ContainerKey
 _log = logging.getLogger(__name__)
 Labels = dict[str, str]
 OF_INSTANCE = MEMORY_FIELDS | PROFILING_FIELDS
-"""Fields that a GPU instance has of its own; all others are the card's."""
+"""Fields that a GPU instance has itself; all others are the card's."""
 
 
 @dataclass(frozen=True, slots=True)
 class DcgmStyle:
-    """How the series are to look.
+    """The style of the series.
 
-    `pod_labels`: on cards and instances that one container holds. `virtual`: of those that several share, one
-    series for each. `instances`: divided cards are shown by instance, as upstream's "f" and "i" have it.
+    `pod_labels`: on cards and instances held by one container. `virtual`: one series for each container that
+    shares one. `instances`: divided cards are shown by instance, like upstream's "f" and "i".
     """
 
-    hostname: str  # "" leaves the label out
+    hostname: str  # "" omits the label
     hostname_label: str = "hostname"
     old_labels: bool = False
     join_model: bool = False
@@ -66,7 +66,7 @@ class Entity:
     shares: tuple[tuple[ContainerSnapshot, str], ...] = field(default=())
 
     def texts_with(self, plain: Labels, more: Labels | None = None) -> list[str]:
-        """Labels of a series that has some of its own."""
+        """Labels of a series with additional labels."""
         return [_text(self.device, {**self.plain, **plain}, {**copy, **(more or {})}) for copy in self.copies]
 
 
@@ -77,7 +77,7 @@ def entities(
     style: DcgmStyle,
     jobs: Mapping[str, tuple[str, ...]],
 ) -> Iterator[Entity]:
-    """The card itself, or its instances where it is divided and they are asked for."""
+    """The card itself, or its instances if it is divided and they are enabled."""
     if card.sample.mig and style.instances:
         by_number = {each.gpu_instance: each for each in reversed(card.sample.mig)}  # first of each
         for number in sorted(by_number):
@@ -118,7 +118,7 @@ def _entity(  # noqa: PLR0917 — the loop above alone calls it
     holders = _holders(card, instance, style)
     of_pods = [_pod_labels(key, each.grant, instance, pods, style) for key, each in holders]
     only = pods.pod(holders[0][0].namespace, holders[0][0].pod) if len(holders) == 1 else None
-    if only is not None and style.labels_of_pods is not None:  # its own labels, as Prometheus takes them
+    if only is not None and style.labels_of_pods is not None:  # its own labels, under valid names
         own = {
             re.sub(r"\W", "_", name, flags=re.ASCII): value
             for name, value in only.labels.items()
@@ -148,7 +148,7 @@ def _text(device: Labels, plain: Labels, attributes: Labels) -> str:
 def _holders(
     card: CardSnapshot, instance: MigSample | None, style: DcgmStyle
 ) -> list[tuple[ContainerKey, ContainerSnapshot]]:
-    """Whose labels the series get: the one that holds it; with `virtual`, each of several."""
+    """Whose labels the series get: the only holder's; with `virtual`, those of each holder."""
     if not style.pod_labels and not style.virtual:
         return []
     devices = (
@@ -197,7 +197,7 @@ def _pod_labels(
 
 
 def patterns_of(texts: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    """Expressions that can be read; one that cannot is said so and left out, as upstream has it."""
+    """The valid expressions; an invalid one is logged and left out, as upstream does."""
     found = []
     for text in texts:
         try:

@@ -1,10 +1,10 @@
-"""What kubelet gave each container of each card: its device assignments, turned into grants that have bytes.
+"""What kubelet gave each container of each card: device assignments converted to grants in bytes.
 
 Shared cards' ids carry the card (``<uuid>-_-<n>``). Whole cards are named by their uuid, or as ``nvidia<n>``
-by Google's plugin. A replica number behind ``::`` (Google: ``/vgpu``) is how these plugins name time slices
-of one card: such a holder has the whole card beside others, and no limit. MIG devices are ``MIG-<uuid>`` or
-``nvidia<n>/gi<instance>``. Claims of dynamic resource allocation name a pool and a device in it; what card
-that is, the driver's ResourceSlices tell, or the name itself where it ends in the card's number.
+by Google's plugin. A replica number after ``::`` (Google: ``/vgpu``) is how these plugins name time slices of
+one card: such a holder has the whole card together with others, and no limit. MIG devices are ``MIG-<uuid>``
+or ``nvidia<n>/gi<instance>``. Claims of dynamic resource allocation name a pool and a device in it; the
+driver's ResourceSlices show which card that is, or the name itself if it ends with the card's number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpuslice.core.units import MIB, card_units, limit_mib
 
 _log = logging.getLogger(__name__)
 MIG_RESOURCE = "nvidia.com/mig-"
-SHARED_RESOURCE = "nvidia.com/gpu.shared"  # what NVIDIA's plugin renames time slices to, if told to
+SHARED_RESOURCE = "nvidia.com/gpu.shared"  # NVIDIA's plugin renames time slices to this if configured
 NVIDIA_DRIVER = "gpu.nvidia.com"  # of dynamic resource allocation
 SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")
 SLICES_RETRY_S = 30.0
@@ -47,7 +47,7 @@ _NUMBERED = re.compile(r"gpu-(\d+)")
 
 
 class PreparedPart(msgspec.Struct, frozen=True):
-    """What one request of a claim was given of one card; `units` is 0 where it takes nothing."""
+    """What one request of a claim was given of one card; `units` is 0 if it takes nothing."""
 
     request: str
     card: int
@@ -90,11 +90,11 @@ class DeviceGrant:
 
     @property
     def whole(self) -> bool:
-        """The whole card, alone or beside others."""
+        """Whether it is the whole card, alone or together with others."""
         return not self.units and self.mode is not ShareMode.MIG
 
     def memory_bytes(self, card: CardSample, unit: str) -> int | None:
-        """The memory that it stands for on `card`; None when that is unknown.
+        """The memory that it represents on `card`; None if unknown.
 
         MIG devices have a size of their own; devices of one GPU instance share theirs.
         """
@@ -114,11 +114,11 @@ _NOBODY: CardGrants = {}
 
 @dataclass(frozen=True, slots=True)
 class DeviceGrants:
-    """Name of a card or MIG device → container → grant; and ids that name neither, one sentence each."""
+    """Name of a card or MIG device → container → grant; and ids that name neither, in one sentence each."""
 
     by_device: Mapping[str, CardGrants]
     problems: tuple[str, ...] = ()
-    other_names: bool = field(init=False, default=False)  # any but a card's uuid
+    other_names: bool = field(init=False, default=False)  # any name other than a card's uuid
     containers: Mapping[str, tuple[str, ...]] = field(init=False, default_factory=dict)
     """``namespace/pod`` → names of its containers with an allocation."""
 
@@ -132,7 +132,7 @@ class DeviceGrants:
         object.__setattr__(self, "other_names", any(not name.startswith("GPU-") for name in self.by_device))
 
     def of(self, card: CardSample) -> CardGrants:
-        """Who holds the card or a part of it, by whatever name."""
+        """Who holds the card or a part of it, under any of its names."""
         grants = self.by_device.get(card.uuid, _NOBODY)
         if not self.other_names:
             return grants
@@ -147,7 +147,7 @@ class DeviceGrants:
 
 
 def is_card_resource(resource: str, more: Iterable[str] = ()) -> bool:
-    """Whether a resource stands for cards or MIG devices."""
+    """Whether a resource represents cards or MIG devices."""
     known = resource in {*MEMORY_NAMES, EXCLUSIVE_GPU, SHARED_RESOURCE} or resource.startswith(MIG_RESOURCE)
     return known or resource in set(more)
 
@@ -160,7 +160,7 @@ def grants_of(
 ) -> DeviceGrants:
     """kubelet's device assignments by resource, and claims, as grants. `devices`: (pool, device) → uuid.
 
-    `parts`: the units of a card that a container has by our own driver, see `claimed_parts`.
+    `parts`: the units of a card that a container has from our own driver, see `claimed_parts`.
     """
     grants: dict[str, dict[ContainerKey, DeviceGrant]] = defaultdict(dict)
     problems: list[str] = []
@@ -184,7 +184,7 @@ def grants_of(
             grants[name][key] = DeviceGrant(claim.driver, _mode_of(name, ""), claim=claim)
         else:
             problems.append(f"claim {claim.claim}: no ResourceSlice tells what {claim.device} is")
-    for by_container in grants.values():  # a claim that several containers use is a card that they share
+    for by_container in grants.values():  # a claim used by several containers is a card that they share
         whole = [key for key, grant in by_container.items() if grant.claim and grant.whole]
         for key in whole if len(by_container) > 1 else ():
             by_container[key] = replace(by_container[key], mode=ShareMode.SHARE)
@@ -196,7 +196,7 @@ def claimed_parts(
 ) -> dict[tuple[ContainerKey, int], tuple[int, Claimed]]:
     """(container, card) → its units by claims of our driver, and the claim.
 
-    Of a claim of several requests a container has those that its pod says; nothing while it is not known.
+    Of a claim with several requests, a container has those that its pod names; nothing until that is known.
     """
     found: dict[tuple[ContainerKey, int], tuple[int, Claimed]] = {}
     ours = (each for each in claims if each.driver == CLAIM_DRIVER)
@@ -210,7 +210,7 @@ def claimed_parts(
         if "" in uses or len({each.request for each in given}) == 1:
             uses = frozenset(each.request.partition("/")[0] for each in given)
         for each in given:
-            if each.units and each.request.partition("/")[0] in uses:  # a chosen alternative is gpu/small
+            if each.units and each.request.partition("/")[0] in uses:  # an alternative is named gpu/small
                 key = ContainerKey(claim.namespace, claim.pod, claim.container), each.card
                 before = found[key][0] if key in found else 0
                 found[key] = before + each.units, claim
@@ -218,7 +218,7 @@ def claimed_parts(
 
 
 def _grants_by_device(resource: str, ids: frozenset[str]) -> Iterable[tuple[str, DeviceGrant]]:
-    """(name of the card or MIG device, what of it) for each that `ids` name."""
+    """(name of the card or MIG device, what part of it) for each that `ids` name."""
     if resource in MEMORY_NAMES:
         for uuid, units in units_per_card(ids).items():
             yield uuid, DeviceGrant(resource, ShareMode.SHARE, units)
@@ -243,8 +243,8 @@ def _mode_of(name: str, replica: str) -> ShareMode:
 class DeviceSlices:
     """(pool, device) → uuid, from the ResourceSlices of this node; without a `client` nothing is known.
 
-    They are asked for when kubelet names a claim whose device is not known yet, so a node without claims
-    never asks. Source of the attributes: NVIDIA's driver ``gpu.nvidia.com`` gives each device its ``uuid``.
+    They are read when kubelet names a claim whose device is unknown, so a node without claims never reads
+    them. Source of the attributes: NVIDIA's driver ``gpu.nvidia.com`` gives each device its ``uuid``.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class DeviceSlices:
         self._logged = False
 
     async def of(self, claims: Iterable[Claimed]) -> Mapping[tuple[str, str], str]:
-        """What is known; asks the API server first where a device of `claims` is not."""
+        """What is known; reads the API server first if a device of `claims` is unknown."""
         ours = {(each.pool, each.device) for each in claims if each.driver == NVIDIA_DRIVER}
         if self._client is None or self._clock() < self._due_s or not ours - self._known.keys():
             return self._known
@@ -294,10 +294,11 @@ def devices_of(document: Mapping[str, Any]) -> Iterable[tuple[tuple[str, str], s
 
 
 def prepared_parts(root: Path) -> PreparedParts:
-    """Every claim that is prepared below the agent's `root`, by its records; unreadable ones are left out.
+    """Every claim that is prepared below the agent's `root`, by its records, without unreadable ones.
 
-    kubelet cannot tell how much of a card a claim was given: it lists all of a claim to each container that
-    uses a part of it, and tells shares apart only since 1.35 (its container manager's `GetDynamicResources`).
+    kubelet does not report how much of a card a claim was given: it lists all of a claim for each container
+    that uses a part of it, and has distinguished shares only since 1.35 (its container manager's
+    `GetDynamicResources`).
     """
     found = {}
     for path in (root / "claims").glob("*.json"):

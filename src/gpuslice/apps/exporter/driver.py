@@ -1,44 +1,43 @@
-"""Keeps the driver open: its faults are followed, and it is opened anew when it is time.
-
-NVML counts its cards when it is opened and never again. So a card that came, one that was reset, or a driver
-that was loaded again are seen only after everybody in the process has let go of it.
-"""
+"""Keeps the driver open: its faults are followed, and it is reopened when necessary."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from gpuslice.adapters.gpu.renewal import LOST_EVERY_S, Renewal
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError
 from gpuslice.adapters.gpu.telemetry import Telemetry
 from gpuslice.apps.exporter.node_state import NodeState
 
 _log = logging.getLogger(__name__)
 CHECK_EVERY_S = 10.0
-LOST_EVERY_S = 60.0
-"""How often a card that does not answer is looked for by opening the driver anew."""
+CHECK_SAMPLES = 10  # where those take less
 FAULTS_RETRY_S = 10.0
+FOLLOWED_S = 2.0
 
 
-async def keep_driver_open(source: GpuSource, telemetry: Telemetry, state: NodeState, cards: Path) -> None:
-    """Runs until cancelled. `cards`: the folder in which the driver lists its cards."""
-    renewal = Renewal(cards)
+async def keep_driver_open(
+    source: GpuSource, telemetry: Telemetry, state: NodeState, cards: Path, every_s: float
+) -> None:
+    """Runs until cancelled. `cards`: where the driver lists its cards; `every_s`: between two samples."""
+    check_s = min(CHECK_EVERY_S, CHECK_SAMPLES * every_s)
+    renewal, logged = Renewal(cards, lost_every_s=min(LOST_EVERY_S, 3 * check_s)), ""
     while True:
         faults = asyncio.create_task(_follow_faults(source, state), name="faults")
         try:
             reason = ""
             while not reason:
-                await asyncio.wait({faults}, timeout=CHECK_EVERY_S)
+                await asyncio.wait({faults}, timeout=check_s)
                 if faults.done():
                     faults.result()  # it does not end by itself
                 driver = state.collectors.readings.get("driver")
                 failing = driver is not None and not driver.success
                 reason = renewal.reason(failing=failing, lost=bool(state.snapshot.lost))
+                logged = logged if failing or state.snapshot.lost else ""
         finally:
             faults.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -46,45 +45,22 @@ async def keep_driver_open(source: GpuSource, telemetry: Telemetry, state: NodeS
         await source.close()
         await telemetry.renew()
         renewal.done()
-        _log.info("driver is reopened", extra={"reason": reason})
+        if reason != logged:  # it may be so for days
+            _log.info("driver is reopened", extra={"reason": reason})
+        logged = reason
 
 
 async def _follow_faults(source: GpuSource, state: NodeState) -> None:
     while True:
+        # a driver that does not report fails at once; one that does says nothing until there is a fault
+        works = asyncio.get_running_loop().call_later(FOLLOWED_S, state.collectors.good, "xid", 0.0)
         try:
             async with contextlib.aclosing(source.events()) as events:
-                state.collectors.good("xid", 0.0)
                 async for event in events:
                     _log.warning("xid", extra={"xid": event.xid, "uuid": event.uuid})
                     state.history.xids.add(event.uuid, event.xid, time.time())
         except GpuUnavailableError as error:
             state.collectors.bad("xid", str(error))
+        finally:
+            works.cancel()
         await asyncio.sleep(FAULTS_RETRY_S)
-
-
-class Renewal:
-    """Decides by the folder in which the driver lists its cards, and by how the last sample went."""
-
-    def __init__(self, cards: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder = cards
-        self._clock = clock
-        self.done()
-
-    def reason(self, *, failing: bool, lost: bool) -> str:
-        """Why it is time, or "". `failing`: the driver could not be asked; `lost`: a card does not answer."""
-        if self._list() != self._listed:
-            return "cards came or went"
-        if failing:
-            return "the driver does not answer"
-        if lost and self._clock() - self._opened_s >= LOST_EVERY_S:
-            return "a card does not answer"
-        return ""
-
-    def done(self) -> None:
-        self._opened_s, self._listed = self._clock(), self._list()
-
-    def _list(self) -> frozenset[str]:
-        try:
-            return frozenset(os.listdir(self._folder))
-        except OSError:  # no such driver yet, or hidden from this container
-            return frozenset()

@@ -1,11 +1,11 @@
 """What can be read of a card: DCGM's field catalogue, and NVML field values under numbers of our own.
 
-DCGM's: every name that a counter file may use, old and new spelling alike. The table beside this file lists
-id, name since DCGM 4.6, older names, and the NVML field value that DCGM's own table gives for it. Source: the
+DCGM's: every name that a counter file may use, in old and new spelling. The table next to this file lists id,
+name since DCGM 4.6, older names, and the corresponding NVML field value from DCGM's own table. Source: the
 field list of DCGM 4.6.0.
 
-Our own: what our own families need and DCGM has no field for. A number is the NVML field's, made negative.
-Source: nvml.h, ``NVML_FI_*``; times are nanoseconds, NVLink counts KiB.
+Our own: what our own families need and DCGM has no field for. A number is the NVML field's, negated. Source:
+nvml.h, ``NVML_FI_*``; times are nanoseconds, NVLink counts KiB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuslice.adapters.gpu.gpm import TOTALS
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One DCGM field. `nvml_field` is the name of an ``NVML_FI_*`` constant, "" where there is none."""
+    """One DCGM field. `nvml_field` is the name of an ``NVML_FI_*`` constant, "" if there is none."""
 
     id: int
     name: str
@@ -96,4 +96,4 @@ NVLINK: Mapping[str, tuple[int, float]] = {"tx": (-138, _KIB), "rx": (-139, _KIB
 RECOVERY = -230
 
 OWN_FIELDS = (112, 150, 155, 156, 158, 164, 203, 311, 395)
-"""DCGM fields that our own families are made of, whatever the counter file asks for."""
+"""DCGM fields from which our own families are made, whatever the counter file asks for."""

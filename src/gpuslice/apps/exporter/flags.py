@@ -1,10 +1,10 @@
 """dcgm-exporter's command line, environment and settings file, so that existing DaemonSets start this one.
 
-Every flag of its releases from 2.4 to 4.8 is known: short ones, single dashes. One that cannot have its
-effect without DCGM is accepted and logged once, with what it does not do; none stops the start.
+Every flag of its releases from 2.4 to 4.8 is known, with short forms and single dashes. A flag that cannot
+have its effect without DCGM is accepted and logged once, with what it does not do; none prevents the start.
 
-Its settings file (``--config-file``, its releases from 4.8.3 on) is read in version 1 of its form. It names
-the counters, by a file or one by one, and how often they are read. Flags and variables come before it.
+Version 1 of its settings file (``--config-file``, its releases from 4.8.3 on) is read. It names the counters,
+by a file or one by one, and how often they are read. Flags and variables take precedence.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ SHORT = {
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A flag without an effect here. `why`: what it does not do, and what is there instead."""
+    """A flag without an effect here. `why`: what it does not do, and what there is instead."""
 
     environment: str
     why: str
@@ -139,25 +139,25 @@ class DcgmCommand(click.Command):
     """Takes dcgm-exporter's command lines unchanged, so that existing DaemonSets start it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        idle: list[tuple[str, Idle, str]] = []
-        ctx.meta[IDLE_GIVEN] = idle  # logged once logs are set up
-        return super().parse_args(ctx, list(translated(args, idle)))
+        found, ctx.meta[IDLE_GIVEN] = translated(args)  # these are logged once logs are set up
+        return super().parse_args(ctx, found)
 
     def invoke(self, ctx: click.Context) -> Any:
         configure_logs()
-        for given in ctx.meta[IDLE_GIVEN]:
-            _log_idle(*given)
+        for name, value in ctx.meta[IDLE_GIVEN].items():
+            _log_idle(f"--{name}", IDLE[name], value)
         return super().invoke(ctx)
 
 
-def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | None = None) -> Iterator[str]:
-    """The same command line in our flags: ``-f=x``, ``-collectors x`` and ``--collectors x`` are one.
+def translated(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The same command line in our flags (``-f=x``, ``-collectors x`` and ``--collectors x`` are one).
 
-    Who switches Kubernetes on in so many words expects pod labels on the series of cards, as upstream has
-    them; our own flag for that wins wherever it stands. Those without an effect are added to `idle`.
+    Flags without an effect here are returned apart, with their values. An explicit ``--kubernetes`` implies
+    pod labels on the series of cards, as upstream; our own flag for that wins, wherever it is.
     """
     rest = iter(arguments)
     found: list[str] = []
+    idle: dict[str, str] = {}
     for argument in rest:
         if not argument.startswith("-") or argument in {"-", "--", "-h"} or argument[1:2].isdigit():
             found.append(argument)
@@ -167,8 +167,7 @@ def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | Non
         if name in IDLE:
             if not separator and not IDLE[name].switch:
                 value = next(rest, "")
-            if idle is not None:
-                idle.append((f"--{name}", IDLE[name], value))
+            idle[name] = value
         elif name in SWITCHES:
             is_on = not separator or is_true(value)
             found.append(f"--{name}" if is_on else f"--no-{name}")
@@ -176,11 +175,11 @@ def translated(arguments: Sequence[str], idle: list[tuple[str, Idle, str]] | Non
             found.append(f"--{name}{separator}{value}")
     if "--kubernetes" in found:
         found.insert(0, "--compat-pod-labels=exclusive")
-    yield from found
+    return found, idle
 
 
 def translated_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The same for variables; those that mean nothing here are said so."""
+    """The same for variables; those without an effect here are logged."""
     for idle in IDLE.values():
         if value := environ.get(idle.environment):
             _log_idle(idle.environment, idle, value)
@@ -250,7 +249,7 @@ class UpstreamFile:
 
 
 def read_upstream_file(path: str) -> UpstreamFile:
-    """The file now. What of it cannot be understood is a problem, one sentence each; never raises."""
+    """The file now. What in it cannot be understood is a problem, in one sentence each; never raises."""
     try:
         document = msgspec.yaml.decode(checked_depth(Path(path).read_bytes()))
         if not isinstance(document, dict) or document.get("version") != 1:
@@ -268,7 +267,7 @@ def read_upstream_file(path: str) -> UpstreamFile:
     environment = {}
     if file.metrics.file:
         environment["DCGM_EXPORTER_COLLECTORS"] = file.metrics.file
-    if seconds:  # here all fields are read at once: at the pace of the fastest
+    if seconds:  # all fields are read at the same time here, at the shortest interval
         environment["DCGM_EXPORTER_INTERVAL"] = str(max(100, round(min(seconds) * 1000)))
     counters = io.StringIO()
     csv.writer(counters).writerows(
@@ -284,7 +283,7 @@ def read_upstream_file(path: str) -> UpstreamFile:
 
 
 def with_upstream_file(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment over what dcgm-exporter's own settings file says, where one is named."""
+    """The environment, on top of the settings in dcgm-exporter's own file if one is named."""
     path = flags.get("config_file") or environ.get("DCGM_EXPORTER_CONFIG_FILE")
     if not path:
         return dict(environ)

@@ -1,7 +1,7 @@
-"""What the agent wrote for each container and what the interposer counted there.
+"""What the agent wrote for each container, and what the interposer counted there.
 
-The agent's folder of a container names its owner (``owner.json``), its limits (``etc/limits``) and holds the
-region that the container's processes share (``var/region``).
+The agent's folder of a container has its owner (``owner.json``), its limits (``etc/limits``) and the region
+that the container's processes share (``var/region``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWNER = msgspec.json.Decoder(_Owner)
 class ContainerIsolation:
     """One container's limits and counts by card uuid. `counted` is empty before the first CUDA call.
 
-    `earlier` is what the container's former runs counted.
+    `earlier` is what the container's previous runs counted.
     """
 
     limits: dict[str, LimitsEntry]
@@ -46,7 +46,7 @@ class ContainerIsolation:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """All containers of the agent's folder; and what could not be read, one sentence each."""
+    """All containers of the agent's folder; and what could not be read, in one sentence each."""
 
     containers: dict[ContainerKey, ContainerIsolation]
     problems: tuple[str, ...] = ()
@@ -60,17 +60,17 @@ class Isolation:
         return None if found is None else found.counted.get(uuid)
 
     def counts(self, key: ContainerKey, uuid: str) -> Counts | None:
-        """What all runs of the container counted so far; None where nothing counts."""
+        """What all runs of the container have counted; None if nothing counts."""
         found = self.containers.get(key)
         if found is None or not (uuid in found.counted or uuid in found.limits):
             return None
         return found.earlier.get(uuid, NOTHING).plus(found.counted.get(uuid))
 
     def without_dead_processes(self, uuids: Container[str], proc: Path) -> Isolation:
-        """Without what processes that ended left standing in their regions, on the cards `uuids`.
+        """Without what ended processes left in their regions, on the cards `uuids`.
 
-        A region keeps a killed process's part until another of its container comes by. Goes through all of
-        `proc` where there is anything to tell.
+        A region keeps a killed process's part until another process of its container removes it. Reads all of
+        `proc` if any region has counts.
         """
         counted = [
             (key, card)
@@ -91,13 +91,17 @@ class Isolation:
 
 AT_ONCE = 50
 CHECK_EVERY = 3
-"""How many readings may pass before a change of a folder's files is seen, which change at a start; and of the
-region of a container without a process, which nobody is there to change."""
+"""After how many readings a change of a folder's files is seen, which change at a start.
+
+Also of the region of a container without a process, which nobody can change.
+"""
 
 
 BUDGET_S = 0.005
-"""CPU time that the region of one container may take of each reading, on average: one that takes more, as a
-tenant can bring about, is read so much more seldom, and shown as it was."""
+"""CPU time that the region of one container may take per reading, on average.
+
+One that takes more, as a tenant can provoke, is read that much less often, and shown as it was.
+"""
 LONGEST_REST = 60  # readings
 
 
@@ -109,17 +113,17 @@ class _Folder:
     region: RegionFile
     earlier: dict[str, Counts]
     cards: tuple[CardUsage, ...] | None = None  # of the region, as last read
-    isolated: ContainerIsolation | None = None  # made of them
-    rests_until: int = 0  # the turn in which its budget is whole again
+    isolated: ContainerIsolation | None = None  # made from them
+    rests_until: int = 0  # the turn in which its budget is restored
 
     @property
     def settled(self) -> bool:
-        """Whether it is all there; the agent writes a folder file by file."""
+        """Whether it is complete; the agent writes a folder file by file."""
         return self.key is not None and bool(self.limits)
 
     def read(self, *, fresh: bool) -> ContainerIsolation:
-        """The same object as last time where nothing changed."""
-        last, self.isolated = self.isolated, None  # nothing to go by where this fails
+        """The same object as last time if nothing changed."""
+        last, self.isolated = self.isolated, None  # nothing to compare with if this fails
         cards = self.region.cards(fresh=fresh)
         if last is None or cards is not self.cards:
             self.cards = cards
@@ -129,7 +133,7 @@ class _Folder:
 
 
 class IsolationReader:
-    """Reads below ``<root>/containers``; files that did not change are not read again."""
+    """Reads below ``<root>/containers``; unchanged files are not read again."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.thread_time) -> None:
         self._folder = root / "containers"
@@ -138,10 +142,10 @@ class IsolationReader:
         self._turn = 0
 
     async def read(self, busy: Container[Owner] | None = None) -> Isolation:
-        """Everything now. A folder that cannot be read is a problem of its own, not of the others.
+        """Read everything now. A folder that cannot be read is a problem of its own, not of the others.
 
-        `busy`: who has a process on a card, where that is known; the regions of all others are read in turns.
-        Lets others run in between: a scrape must not wait for thousands of files.
+        `busy`: who has a process on a card, if known; the regions of all others are read in turns. Yields in
+        between: a scrape must not wait for thousands of files.
         """
         self._turn += 1
         try:

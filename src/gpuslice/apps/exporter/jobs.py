@@ -1,8 +1,8 @@
-"""Which jobs of a batch scheduler are on which card: files that its prologue writes, one for each card.
+"""Which jobs of a batch scheduler are on which card: files that its prologue writes, one per card.
 
-A file ``<card>``, or ``<card>.<gpu instance>`` on a divided card, holds one job id a line. A folder that is
-not there, or a file that cannot be read, is no error of the page: it is logged once, the rest counts. The
-prologue may run as the user who has the job, so that a file may be anything.
+A file ``<card>``, or ``<card>.<gpu instance>`` on a divided card, has one job id per line. A missing folder
+or an unreadable file does not affect the page: it is logged once, and the rest counts. The prologue may run
+as the job's user, so a file may contain anything.
 """
 
 from __future__ import annotations

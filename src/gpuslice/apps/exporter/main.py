@@ -1,7 +1,7 @@
-"""The exporter process: wires everything and starts named tasks.
+"""The exporter process: wires everything together and starts named tasks.
 
-One tick: `Sampler.sample` asks the driver, `SnapshotBuilder` makes cards of the answer, and `NodeState` holds
-them; a scrape: `MetricsPage.render` makes families of that state, and bytes of the families.
+One tick: `Sampler.sample` queries the driver, `SnapshotBuilder` makes cards from the answer, and `NodeState`
+holds them. A scrape: `MetricsPage.render` makes families from that state, and bytes from the families.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _log = logging.getLogger(__name__)
 COUNTER_FILE_EVERY_S = 2.0
 CONFIG_MAP_EVERY_S = 5.0
 SWITCH_EVERY_S = 0.001
-"""How long the thread that samples may keep a scrape waiting; Python's own 5 ms add up over its steps."""
+"""How long the sampling thread may delay a scrape; Python's own 5 ms add up over its steps."""
 
 
 class Exporter:
-    """One node's exporter around a source of samples, one of faults, and a Kubernetes client if any."""
+    """One node's exporter around a source of samples, one of faults, and possibly a Kubernetes client."""
 
     def __init__(
         self,
@@ -71,12 +71,14 @@ class Exporter:
         self._client = client
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
-        """Serve until `stopped`; `listening` hears the port of the metrics."""
+        """Serve until `stopped`; `listening` is called with the port of the metrics."""
         settings, state, client = self.settings, self.state, self._client
         drivers_cards = Path(settings.proc) / "driver" / "nvidia" / "gpus"
         tasks = {
             "samples": self._take_samples(),
-            "driver": keep_driver_open(self._source, self._telemetry, state, drivers_cards),
+            "driver": keep_driver_open(
+                self._source, self._telemetry, state, drivers_cards, settings.interval_s
+            ),
             "counter file": self._follow_counter_file(),
             "memory": set_aside_what_lives(),
         }
@@ -112,7 +114,7 @@ class Exporter:
             await asyncio.sleep(max(0.0, began_s + self.settings.interval_s - time.monotonic()))
 
     async def _follow_device_assignments(self) -> None:
-        """What kubelet gave which container, as grants; those of before stay while it cannot be asked."""
+        """What kubelet gave which container, as grants; the last ones stay while it cannot be queried."""
         settings, state = self.settings, self.state
         kubelet = PodResources(Path(settings.pod_resources_kubelet_socket))
         wanted = functools.partial(is_card_resource, more=frozenset(settings.nvidia_resource_names))
@@ -141,7 +143,7 @@ class Exporter:
             self.state.counters.poll()
 
     async def _follow_config_map(self) -> None:
-        """By asking again: a role that lets upstream read it lets nobody watch it."""
+        """By polling: a role that lets upstream read it does not allow a watch."""
         where, state = self.settings.configmap_data, self.state
         while True:
             await asyncio.sleep(CONFIG_MAP_EVERY_S)
@@ -149,7 +151,7 @@ class Exporter:
 
 
 def log_unsupported(state: NodeState, logged: set[tuple[str, int]]) -> None:
-    """Each field of the counter file that a card cannot give, once: `logged` remembers."""
+    """Each field of the counter file that a card does not have, once: `logged` remembers."""
     names = {each.field.id: each.name for each in state.counters.file.counters if each.field}
     for card in state.snapshot.cards:
         for number, reason in card.sample.unsupported.items():
@@ -161,7 +163,7 @@ def log_unsupported(state: NodeState, logged: set[tuple[str, int]]) -> None:
 
 
 async def serve(settings: ExporterSettings) -> None:
-    """The exporter of this node's driver, with an API server where one is known."""
+    """The exporter of this node's driver, with an API server if one is known."""
     library, timeout_s = settings.nvml_library, settings.driver_timeout_s
     telemetry = NvmlTelemetry(library=library, timeout_s=timeout_s)
     source = NvmlSource(library=library, timeout_s=timeout_s)
@@ -183,11 +185,11 @@ async def serve(settings: ExporterSettings) -> None:
 
 
 def start(settings: ExporterSettings) -> None:
-    """The process, until it is told to end."""
+    """Run the process until it is told to end."""
     configure_logs("debug" if settings.debug else "info")
     if settings.web_config_file:
-        read_web_config(Path(settings.web_config_file))  # says what is wrong with it before anything starts
+        read_web_config(Path(settings.web_config_file))  # reports errors before anything starts
     share_one_arena()
     sys.setswitchinterval(SWITCH_EVERY_S)
     tell_stacks_on_signal()
-    asyncio.run(serve(settings))  # not on uvloop: a scrape now and then gains nothing, and it is 2 MiB
+    asyncio.run(serve(settings))  # not on uvloop: it takes 2 MiB, and an occasional scrape gains nothing

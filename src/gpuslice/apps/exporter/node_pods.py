@@ -1,7 +1,7 @@
-"""Which pods are on this node, by every key that a process or kubelet may name them with.
+"""Which pods are on this node, by every key by which a process or kubelet may name them.
 
-Two sources: the API server, and the names of kubelet's log folders. None is needed: without any, processes
-are attributed to nobody, and the page says so.
+Two sources: the API server, and the names of kubelet's log folders. Neither is required: without them,
+processes are attributed to nobody, and the page says so.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.core.attribution import ContainerKey
 
 LOG_FOLDERS_EVERY_S = 5.0
-CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: what its cgroup is named by
+CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: its cgroup is named after it
 SETTLED_NS = 3_000_000_000
-"""A folder that changed later may change again without its time telling: file systems' clocks are coarse."""
+"""A folder changed more recently may change again with the same time: file systems' clocks are coarse."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPod:
-    """One pod. `containers`: id (bare, 64 hex digits) → container name, as far as they have started."""
+    """One pod. `containers`: id (bare, 64 hex digits) → container name, for those that have started."""
 
     namespace: str
     name: str
@@ -38,9 +38,9 @@ class KnownPod:
     names: tuple[str, ...] = ()
     containers: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
-    cgroup_uid: str = ""  # where it differs from `uid`: a static pod's
+    cgroup_uid: str = ""  # if it differs from `uid`: for a static pod
     requests: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
-    """(container, claim) → the claim's requests that it uses; "" among them is all of the claim."""
+    """(container, claim) → the claim's requests that it uses; "" among them means all of the claim."""
 
     def key(self, container: str) -> ContainerKey:
         return ContainerKey(self.namespace, self.name, container)
@@ -51,14 +51,14 @@ class NodePods:
 
     def __init__(self) -> None:
         self.known = False
-        self.version = 0  # grows with each change, for who keeps what was looked up
-        self._all: list[KnownPod] | None = None  # what `replace` was given, while that is all
+        self.version = 0  # incremented with each change, for those who keep results of lookups
+        self._all: list[KnownPod] | None = None  # what `replace` was given, while that is everything
         self._by_uid: dict[str, KnownPod] = {}
         self._by_name: dict[tuple[str, str], KnownPod] = {}
         self._by_container: dict[str, ContainerKey] = {}
 
     def replace(self, pods: Iterable[KnownPod]) -> None:
-        """All pods of the node anew."""
+        """Replace all pods of the node."""
         self.known = True
         pods = list(pods)
         if pods == self._all:
@@ -91,17 +91,17 @@ class NodePods:
         return self._by_name.get((namespace, name))
 
     def container_id(self, key: ContainerKey) -> str:
-        """The id of the container that runs under this name; "" while unknown."""
+        """The id of the container that runs under this name; "" if unknown."""
         pod = self.pod(key.namespace, key.pod)
         named = [each for each, name in (pod.containers if pod else {}).items() if name == key.container]
         return named[-1] if named else ""
 
     def owner(self, ref: ContainerRef, holders: Mapping[str, tuple[str, ...]]) -> ContainerKey | None:
-        """The container that a cgroup names; None for one of no pod that is known.
+        """The container that a cgroup names; None if it belongs to no known pod.
 
-        A container that has just started is not in the pod's status yet: its pod is known by the uid, and
-        where the pod has one container, or one with an allocation (`holders`, by ``namespace/pod``), it is
-        that one.
+        A container that has just started is not in the pod's status yet. Its pod is known by the uid, and if
+        the pod has one container, or one with an allocation (`holders`, by ``namespace/pod``), it is that
+        one.
         """
         exact = self._by_container.get(ref.container_id)
         if exact is not None:
@@ -156,7 +156,7 @@ def _requests(pod: objects.Pod) -> dict[tuple[str, str], frozenset[str]]:
 class LogFolders:
     """Pods by kubelet's log folders: ``<namespace>_<pod>_<uid>/<container>/``.
 
-    A pod's folder is listed again only when it changed: its time does when a container's folder is made.
+    A pod's folder is listed again only after a change: its time changes when a container's folder is created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -164,11 +164,11 @@ class LogFolders:
         self._known: dict[str, tuple[int, KnownPod]] = {}
 
     def pods(self) -> list[KnownPod]:
-        """Those of now, by name of their folder. Raises OSError."""
+        """The current pods, by name of their folder. Raises OSError."""
         found: dict[str, tuple[int, KnownPod]] = {}
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                parts = entry.name.split("_")  # none of the three can hold an underscore
+                parts = entry.name.split("_")  # none of the three can contain an underscore
                 if len(parts) != 3 or not entry.is_dir():
                     continue
                 with contextlib.suppress(FileNotFoundError):  # gone meanwhile
@@ -185,7 +185,7 @@ class LogFolders:
 
 
 async def follow_api(client: KubeClient, node: str, pods: NodePods, health: CollectorHealth) -> None:
-    """Keeps `pods` in step with the API server; runs until cancelled."""
+    """Keeps `pods` up to date with the API server; runs until cancelled."""
 
     def changed(change: Change[objects.Pod]) -> None:
         pod = change.object
@@ -201,12 +201,12 @@ async def follow_api(client: KubeClient, node: str, pods: NodePods, health: Coll
 
 
 async def follow_log_folders(folder: Path, pods: NodePods, health: CollectorHealth) -> None:
-    """Keeps `pods` in step with kubelet's log folders, which needs no permission of the API."""
+    """Keeps `pods` up to date with kubelet's log folders, which needs no API permission."""
     folders = LogFolders(folder)
     while True:
         began_s = time.monotonic()
         try:
-            found = await asyncio.to_thread(folders.pods)  # thousands of folders, maybe slow ones
+            found = await asyncio.to_thread(folders.pods)  # thousands of folders, maybe on a slow disk
             pods.replace(found)
             health.good("pods", time.monotonic() - began_s)
         except OSError as error:

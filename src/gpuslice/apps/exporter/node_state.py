@@ -1,4 +1,4 @@
-"""What the exporter's tasks have found out about this node so far. The tasks write it, the page reads it."""
+"""What the exporter's tasks know about this node so far. The tasks write it, the page reads it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NodeState:
 
 
 def initial_state(settings: ExporterSettings, node: str) -> NodeState:
-    """Nothing is known yet but which counters to show."""
+    """Nothing is known yet except which counters to show."""
     counters = Counters(settings.collectors, load_fields())
     if settings.config_file and not settings.collectors:
         named = read_upstream_file(settings.config_file).counters

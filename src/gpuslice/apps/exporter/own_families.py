@@ -1,4 +1,4 @@
-"""Our own families: the snapshot as Prometheus sees it. Device series carry no pod; container series do."""
+"""Our own families: the snapshot as Prometheus sees it. Device series have no pod; container series do."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _MILLI = 1e-3
 
 
 class Families:
-    """Families by metric, in the order in which they were first used."""
+    """Families by metric, in the order of their first use."""
 
     def __init__(self) -> None:
         self._found: dict[str, Family] = {}
 
     def add(self, metric: c.Metric, label_text: str, value: float | None) -> None:
-        """One sample; nothing when the value is unknown."""
+        """Add one sample; nothing if the value is unknown."""
         if value is None:
             return
         family = self._found.get(metric.name)
@@ -39,7 +39,7 @@ class Families:
         family.samples.append((label_text, value))
 
     def put(self, metric: c.Metric, piece: Piece) -> None:
-        """Samples that are written already."""
+        """Add samples that are already written."""
         family = self._found.get(metric.name)
         if family is None:
             family = self._found[metric.name] = metric.family()
@@ -51,7 +51,7 @@ class Families:
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """What the page needs beside the snapshot."""
+    """What the page needs besides the snapshot."""
 
     node: str
     pods: NodePods

@@ -1,4 +1,4 @@
-"""Whose a process is: pid → cgroup → container, remembered for as long as the process lives."""
+"""Whose a process is: pid → cgroup → container, remembered while the process lives."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gpuslice.apps.exporter.node_pods import NodePods
 from gpuslice.core.attribution import Owner, Stranger
 
 CHECK_EVERY = 20
-"""A pid is held against its start time once in so many samples: pids are used again, but not at once."""
+"""How many samples until a pid's start time is checked again: pids are reused, but not immediately."""
 YOUNG = 3
-"""So often the cgroup of a process of nobody is read at once: it may be on its way into its container."""
+"""How often the cgroup of a process of nobody is read at first: it may be on its way into its container."""
 NO_HOST_PID = "the host's processes are not visible: set hostPID: true on the exporter's pod"
 
 
 def hidden_processes(proc: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Why no process can be given to a container, or "" when the host's processes are visible.
+    """Why no process can be attributed to a container, or "" if the host's processes are visible.
 
-    With hostPID, process 1 is the host's and in another cgroup than we.
+    With hostPID, process 1 is the host's and in another cgroup than we are.
     """
     if proc != "/proc" or "KUBERNETES_SERVICE_HOST" not in environ:
         return ""
@@ -51,7 +51,7 @@ class Owners:
         self._turn = 0
 
     def of(self, pids: Iterable[int], holders: Mapping[str, tuple[str, ...]]) -> dict[int, Owner]:
-        """The owner of each process that exists; one that does not is left out. Forgets all others.
+        """The owner of each process that exists; others are left out. Forgets all other processes.
 
         `holders`: ``namespace/pod`` → its containers with an allocation.
         """
@@ -68,7 +68,7 @@ class Owners:
             if process is None or due or (of_nobody and process.times_read < YOUNG):
                 self._resolved.pop(pid, None)
                 try:
-                    process = self._read(pid, anew=of_nobody)
+                    process = self._read(pid, again=of_nobody)
                 except (FileNotFoundError, ProcessLookupError):
                     self._processes.pop(pid, None)
                     continue
@@ -76,27 +76,27 @@ class Owners:
                 continue
             if process.ref is None:
                 self._resolved[pid] = Stranger.HOST
-            else:  # its pod may become known yet
+            else:  # its pod may become known later
                 owner = self._pods.owner(process.ref, holders)
                 self._resolved[pid] = owner or Stranger.UNKNOWN_CONTAINER
         return dict(self._resolved)
 
     def program(self, pid: int) -> str:
-        """What the process calls itself; "" when it is gone."""
+        """The program's name; "" if it is gone."""
         try:
             with open(f"{self._proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
                 return file.read().strip()
         except OSError:
             return ""
 
-    def _read(self, pid: int, *, anew: bool) -> _Process:
-        """Its start time and, of one that is new here, its cgroup. Raises when it has ended."""
+    def _read(self, pid: int, *, again: bool) -> _Process:
+        """Its start time and, if it is new, its cgroup. Raises if it has ended."""
         with open(f"{self._proc}/{pid}/stat", "rb") as file:
             # the second field is a file name in parentheses and may hold anything; the 22nd is the start
             started = file.read().rpartition(b")")[2].split()[19].decode()
         known = self._processes.get(pid)
         same = known is not None and known.started == started
-        if known is None or not same or anew:
+        if known is None or not same or again:
             times_read = known.times_read + 1 if known is not None and same else 1
             with open(f"{self._proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
                 known = _Process(started, parse_cgroup(file.read()), times_read)

@@ -1,4 +1,4 @@
-"""What a scrape gets: bytes made once for each sample, with the figures of this moment behind them."""
+"""What a scrape gets: bytes made once for each sample, followed by the values of this moment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MetricsPage:
         )
 
     def render(self, format: Format) -> list[Piece]:
-        """The page now, but for its end. Pieces that did not change since the last time are the same."""
+        """The current page without its end. Pieces that have not changed are the same objects."""
         settings, state, snapshot = self._settings, self._state, self._snapshot()
         key = (snapshot.taken_at_s, state.counters.version, state.pods.version)
         if key != self._key:
@@ -101,7 +101,7 @@ class MetricsPage:
         }
 
     def _snapshot(self) -> NodeSnapshot:
-        """The last one, or an empty one when it is too old to be shown."""
+        """The last one, or an empty one if it is too old to show."""
         snapshot = self._state.snapshot
         age_s = time.monotonic() - snapshot.taken_at_s
         return snapshot if snapshot.taken_at_s and age_s <= self._settings.stale_s else NodeSnapshot()

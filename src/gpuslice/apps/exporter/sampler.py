@@ -1,6 +1,6 @@
-"""Takes a sample of the cards and puts the snapshot that it makes into the node's state.
+"""Takes a sample of the cards and puts the resulting snapshot into the node's state.
 
-A scrape never waits for it: the page is made of the last snapshot.
+A scrape never waits for it: the page is made from the last snapshot.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gpuslice.apps.exporter.node_state import NodeState
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_devices
 
 LONGEST_STEP_S = 10.0
-"""Longer gaps between two samples are not counted as busy time: nobody looked."""
+"""Longer gaps between two samples do not count as busy time: nothing was measured."""
 CLOCK_EVENTS_FIELD = 112
 PODS_UNKNOWN = "pods of this node are not known"
 
 
 class Sampler:
-    """Samples into `state`. `hidden`: why the host's processes cannot be seen, "" when they can."""
+    """Samples into `state`. `hidden`: why the host's processes cannot be seen, "" if they can."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class Sampler:
         self._chosen = parse_devices(settings.devices).cards  # None for all
         self._isolation = IsolationReader(Path(settings.root))
         self._builder = SnapshotBuilder()
-        self._places: dict[int, tuple[int, str]] = {}  # position → index and uuid as last known
+        self._places: dict[int, tuple[int, str]] = {}  # position → last known index and uuid
 
     async def sample(self) -> None:
-        """One sample; the last good one stays when the driver cannot be asked."""
+        """Take one sample; the last good one stays if the driver cannot be queried."""
         state, began_s = self._state, self._clock()
         try:
             sample = await self._telemetry.sample(state.counters.wanted_fields)
@@ -85,7 +85,7 @@ class Sampler:
             lost=lost,
             driver_version=sample.driver_version,
             taken_at_s=sample.taken_at_s,
-            sm_seconds={  # of a container that is gone it is forgotten: its series ends
+            sm_seconds={  # a container that is gone is forgotten: its series ends
                 (card.sample.uuid, key): before.get((card.sample.uuid, key), 0.0) + each.sm_ratio * step_s
                 for card in cards
                 for key, each in card.containers.items()
@@ -96,21 +96,21 @@ class Sampler:
         )
 
     async def _facts(self, cards: Sequence[CardSample]) -> NodeFacts:
-        """Whose the cards' processes are, who holds the cards, and what the interposer counted."""
+        """The owners of the cards' processes, the holders of the cards, and the interposer's counts."""
         state, obstacle = self._state, ""
         if self._settings.kubernetes:
             obstacle = self._hidden or ("" if state.pods.known else PODS_UNKNOWN)
         pids = {process.pid for card in cards for process in card.processes or ()}
         owners = state.owners.of(pids, state.grants.containers)
 
-        # where the driver names no processes, or not their memory, the interposer's regions are asked
+        # if the driver reports no processes, or not their memory, the interposer's regions are used
         silent = {
             card.uuid
             for card in cards
             if not card.processes or any(process.memory_bytes is None for process in card.processes)
         }
         busy = None
-        if not obstacle:  # those with a process, and those of which that is not known
+        if not obstacle:  # those with a process, and those for which that is unknown
             unsure = {key for card in cards if card.uuid in silent for key in state.grants.of(card)}
             busy = {*owners.values(), *unsure}
         began_s = self._clock()

@@ -1,13 +1,13 @@
-"""Which pods a Binding may be on its way for, written down before any is sent: a write-ahead log.
+"""The pods for which a Binding may be in flight, written down before any is sent: a write-ahead log.
 
-A Binding carries its annotations, so that one write binds a pod. But the next leader must find the pods
-for which an earlier leader's Binding may still arrive, and make another version of each before it promises
-their cards to others. The journal names them: a Lease, whose holder alone may send Bindings, with the pods'
-uids in an annotation.
+A Binding carries the annotations, so that one write binds a pod. But a new leader must know the pods for
+which a Binding of an earlier leader may still arrive, and change the version of each before it gives their
+cards to others. The journal names these pods: it is a Lease whose holder alone may send Bindings, with the
+pods' uids in an annotation.
 
-One write of it stands for many Bindings (group commit): it names, beside the pods that are being bound and
-those that filter has let pass, the next ones of the queue. Every write is made on the version of the one
-before, so that nothing of an earlier holder can be added once the next one has claimed the journal.
+One write of the journal covers many Bindings (group commit): besides the pods that are being bound and those
+that filter has let pass, it names the next pods of the queue. Every write is conditional on the version of
+the previous one, so that an earlier holder can add nothing once a new holder has claimed the journal.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from gpuslice.core.contract import ANN_BINDS
 
 _log = logging.getLogger(__name__)
 
-AHEAD = 256  # pods named before kube-scheduler comes to them: each costs a take-over two requests at most
+AHEAD = 256  # pods named before kube-scheduler gets to them; each costs a new leader at most two requests
 RETRY_S = 0.5
 
 
 class BindJournal:
-    """The journal beside the leader's `lease`, as one process keeps it.
+    """The journal next to the leader's `lease`, as one process keeps it.
 
-    `ahead` names the pods that come after one in the queue.
+    `ahead` returns the pods that follow a given one in the queue.
     """
 
     def __init__(
@@ -51,20 +51,21 @@ class BindJournal:
         self._leadership = leadership
         self._name = f"{lease.name}-binds"
         self._namespace = lease.namespace
-        self._holder = f"{lease.identity}_{uuid4()}"  # not of this pod's earlier process
+        self._holder = f"{lease.identity}_{uuid4()}"  # distinguishes us from an earlier process of this pod
         self._ahead = ahead
         self._sleep = sleep
-        self._version = ""  # of the last write that is known of
-        self._named: frozenset[str] = frozenset()  # uids that are in the journal, whatever is on its way
-        self._open: set[str] = set()  # of pods for which a Binding may be on its way
+        self._version = ""  # of the last write that we know of
+        self._named: frozenset[str] = frozenset()  # uids in the journal, whatever a write in flight does
+        self._open: set[str] = set()  # uids of pods for which a Binding may be in flight
         self._wanted: dict[str, None] = {}
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
 
     async def claim(self) -> frozenset[str]:
-        """Make the journal ours; the uids in it, whose pods are to be fenced before anything else is written.
+        """Make the journal ours; returns the uids of pods that must be fenced before any other write.
 
-        They stay in it meanwhile, for who takes over from us before that is done. Raises `KubeError`.
+        They stay in the journal meanwhile, in case another replica takes over before that is done. Raises
+        `KubeError`.
         """
         try:
             before = await self._client.get(LEASES, self._name, self._namespace)
@@ -78,15 +79,15 @@ class BindJournal:
         return self._named
 
     def announce(self, uid: str) -> None:
-        """This pod will be bound soon: name it, so that its bind need not wait."""
+        """This pod will be bound soon: name it now, so that its bind need not wait."""
         if uid not in self._named:
             self._wanted[uid] = None
             self._wake.set()
 
     async def enter(self, uid: str) -> bool:
-        """True when the pod is named and a Binding may be sent: then `leave` when its outcome is known.
+        """True once the pod is named and a Binding may be sent; call `leave` when its outcome is known.
 
-        False when this replica does not lead any more.
+        False if this replica no longer leads.
         """
         while uid not in self._named:
             if not self._leadership.may_bind:
@@ -97,15 +98,15 @@ class BindJournal:
         return True
 
     def leadership_changed(self) -> None:
-        """Who waits for a journal that is not ours to write need not wait."""
+        """Wake those who wait for a journal that is no longer ours to write."""
         self._wake.set()
 
     def leave(self, uid: str) -> None:
-        """No Binding of the pod can arrive any more, or it has."""
+        """No Binding of the pod is in flight any more."""
         self._open.discard(uid)
 
     async def run(self) -> None:
-        """Write it whenever somebody is missing in it, until cancelled."""
+        """Write the journal whenever a pod is missing in it, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -126,18 +127,18 @@ class BindJournal:
         names = dict.fromkeys([*self._open, *self._wanted])
         names.update(dict.fromkeys(islice(self._ahead(next(reversed(self._wanted))), AHEAD)))
         wanted, self._wanted = self._wanted, {}
-        # this one or the one before: nobody knows until it is answered
+        # the content is this or the previous one until the write is answered
         self._named = self._named.intersection(names)
         try:
             written = await self._client.replace(LEASES, self._lease(self._version, names))
         except KubeError:
-            self._wanted = wanted | self._wanted  # who waits for it does so until one has been written
+            self._wanted = wanted | self._wanted  # those who wait keep waiting until a write has succeeded
             raise
         self._version, self._named = written.metadata.resource_version, frozenset(names)
         self._tell()
 
     async def _look(self) -> None:
-        """After a write that failed or may have: which one is there now, and whether it is still ours."""
+        """After a write that failed or may have: read the journal, and see whether it is still ours."""
         try:
             lease = await self._client.get(LEASES, self._name, self._namespace)
         except NotFoundError:

@@ -1,8 +1,8 @@
-"""Finds out what became of a pod whose Binding got no clear answer, and that none takes effect later.
+"""Finds out whether a pod was bound after an unclear answer, and ensures that no Binding takes effect later.
 
-A Binding is made for a version of its pod. Of a pod that is not bound another version is made: what was sent
-before can do nothing any more. Where an admission policy refuses every change of the pod, time does that: one
-such pod must not keep a new leader from ever answering.
+A Binding is conditional on its pod's version. If the pod is not bound, its version is changed, so that a
+Binding sent earlier has no effect. Where an admission policy refuses every change of the pod, we wait until
+no request can arrive any more: one such pod must not keep a new leader from ever answering.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LONGEST_REQUEST_S = 60.0
-"""After which an API server gives a request up (its ``--request-timeout``)."""
+"""After this time an API server gives up a request (its ``--request-timeout``)."""
 
 
 class BindResolver:
-    """Asks the API server about single pods and tells the ledger."""
+    """Asks the API server about single pods and updates the ledger."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class BindResolver:
         self._sleep = sleep
 
     async def resolve(self, pod: Pod, node: str) -> bool:
-        """Read the pod until it is known whether it is bound to `node`; if it is not, it will not be."""
+        """Read the pod until it is known whether it is bound to `node`; if not, it cannot be later."""
         began_s, attempt = self._clock(), 0
         while True:
             delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
@@ -55,7 +55,7 @@ class BindResolver:
             try:
                 may_arrive = self._clock() < began_s + LONGEST_REQUEST_S
                 return await self._resolve_once(pod, node, may_arrive=may_arrive)
-            except ConflictError:  # it changed between our reading and writing: read again
+            except ConflictError:  # the pod changed between reading and writing: read it again
                 _log.debug("pod changed while it was read", extra={"pod": pod.key, "retry_in_s": delay_s})
             except KubeError as error:
                 _log.warning(
@@ -81,7 +81,7 @@ class BindResolver:
         return seen.spec.node_name == node
 
     async def _made_anew(self, pod: Pod, seen: SlimPod, *, required: bool) -> SlimPod:
-        """Another version of the pod; the one there is, where none can be made and none is `required`."""
+        """Another version of the pod; the current one if none can be made and none is `required`."""
         try:
             return await self._client.merge_patch(
                 SLIM_PODS,

@@ -1,12 +1,12 @@
-"""A decision carried out: hold the cards, bind the pod with its annotations, and find out what came of it.
+"""Carries out a decision: holds the cards, binds the pod with its annotations, and learns the outcome.
 
     assume ──► journal names the pod ──► POST Binding ──► yes: held until the watch shows the pod bound
                                               │ no ──► forget
                                               │ no answer ──► resolve: read the pod until it is known
 
-A timeout is not a no. A Binding is made for the version that is known, so that one which was lost on its way
-and arrives later can do nothing any more once the `BindResolver` has made another version. For which pods a
-new leader must do that, it reads in the `BindJournal`.
+A timeout is not a refusal. A Binding is conditional on the known version of its pod, so that a delayed one
+has no effect once the `BindResolver` has changed the version. A new leader finds in the `BindJournal` for
+which pods it must do that.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from gpuslice.core.views import names_our_resources
 
 _log = logging.getLogger(__name__)
 
-CONFLICTS = 4  # somebody else's change of the pod between our reading and writing: read again so often
-RESOLVING = ""  # in place of the node, where a pod is not being bound but asked about
-# binds under way before filter waits, since kube-scheduler decides faster than an API server writes: as many
-# as came to their end in the last second, so that none takes much longer than that
+CONFLICTS = 4  # how often to read the pod again after a change by somebody else
+RESOLVING = ""  # instead of a node, if the pod is not being bound but resolved
+# How many binds may be in progress before filter waits, since kube-scheduler decides faster than an API
+# server writes: as many as ended in the last second, so that none takes much longer than that
 LEAST_AT_ONCE, MOST_AT_ONCE = 16, 64
 LONGEST_PAUSE_S = 2.0  # of filter, well below kube-scheduler's httpTimeout
 READ_EARLY_S = 1.0
 
 
 class NotBoundError(Exception):
-    """This bind came to nothing, for a reason that the pod's owner should read."""
+    """This bind failed, for a reason that the pod's owner should read."""
 
 
 class Binder:
-    """Carries out bind calls, for the leader alone; one at a time for each pod."""
+    """Carries out binds, only as leader; one at a time for each pod."""
 
     def __init__(
         self,
@@ -76,17 +76,17 @@ class Binder:
         self._now_ns = now_ns
         self._resolver = BindResolver(client, placer.ledger, now_ns=now_ns)
         self._running: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # by uid, with the node
-        self._finished = asyncio.Event()  # one of them
-        self._finished_s: deque[float] = deque(maxlen=MOST_AT_ONCE)  # when the last of them were
+        self._finished = asyncio.Event()  # set whenever one of them ends
+        self._finished_s: deque[float] = deque(maxlen=MOST_AT_ONCE)  # when the last of them ended
 
     async def bind(self, args: BindingArgs) -> str:
-        """Bind the pod; the reason why not, "" when it is bound, however often it was asked for."""
+        """Bind the pod; returns why not, or "" when it is bound. May be repeated."""
         key = args.pod_uid or f"{args.pod_namespace}/{args.pod_name}"
         try:
             async with asyncio.timeout(self._timeout_s):
                 while (running := self._running.get(key)) is not None and running[0] != args.node:
                     await asyncio.wait([running[1]])
-                # join a call for the same that is under way; it goes on when the caller has given up
+                # join a running call for the same node; it continues if the caller has given up
                 name = f"bind {args.pod_namespace}/{args.pod_name}"
                 task = running[1] if running else self._run(key, args.node, self._bind(args), name)
                 await asyncio.shield(task)
@@ -100,7 +100,7 @@ class Binder:
         return ""
 
     async def read_early(self, namespace: str, name: str, uid: str) -> bool:
-        """Have the ledger know a pod that no watch has shown yet; False where that cannot be done soon."""
+        """Make the ledger know a pod that no watch has shown yet; False if that takes too long."""
         with contextlib.suppress(NotBoundError, TimeoutError):
             async with asyncio.timeout(READ_EARLY_S):
                 await self._read(BindingArgs(name, namespace, uid))
@@ -111,9 +111,10 @@ class Binder:
         self._journal.announce(uid)
 
     def keep_pace(self) -> Awaitable[None] | None:
-        """Until binds under way are few again, which is when filter may let kube-scheduler go on.
+        """What filter waits for before kube-scheduler may go on: that few binds are in progress again.
 
-        Else they would pile up for as long as the queue is, and each wait for its turn until it is too late.
+        Otherwise binds would pile up with the length of the queue, each waiting until it times out. None if
+        they are few already.
         """
         if len(self._running) < self._allowed():
             return None
@@ -128,7 +129,7 @@ class Binder:
         return binds_finished()
 
     def _allowed(self) -> int:
-        """How many binds may be under way before filter waits."""
+        """How many binds may be in progress before filter waits."""
         now = asyncio.get_running_loop().time()
         while self._finished_s and self._finished_s[0] < now - 1.0:
             self._finished_s.popleft()
@@ -146,7 +147,7 @@ class Binder:
         return set(doubtful)
 
     async def fence(self, uids: Iterable[str]) -> None:
-        """See to it that no Binding that an earlier leader sent for these pods takes effect from now on."""
+        """Ensure that no Binding which an earlier leader sent for these pods can take effect any more."""
         async with asyncio.TaskGroup() as tasks:
             for uid in uids:
                 pod = self._ledger.pods.get(uid)
@@ -154,7 +155,7 @@ class Binder:
                     tasks.create_task(self._resolve(pod, ""))
 
     async def _resolve(self, pod: Pod, node: str) -> None:
-        """Unless a bind of the pod is under way, and so that none begins meanwhile."""
+        """Resolve the pod unless a bind of it is running; none can begin meanwhile."""
         if pod.uid not in self._running:
             work = self._resolver.resolve(pod, node)
             await self._run(pod.uid, RESOLVING, work, f"resolve {pod.key}")
@@ -176,10 +177,10 @@ class Binder:
 
     async def _bind(self, args: BindingArgs) -> None:
         self._expect_leading()
-        # the pod as the watch knows it, else as the API server does
+        # the pod as the watch shows it, otherwise as the API server does
         pod = self._ledger.pod_named(args.pod_namespace, args.pod_name)
         held = self._ledger.allocation(pod.uid) if pod is not None else None
-        behind = held is not None and held.assumed and not held.planned  # bound by an earlier call
+        behind = held is not None and held.assumed and not held.planned  # an earlier call has bound it
         if pod is None or pod.uid != args.pod_uid or behind:
             pod = await self._read(args)
         try:
@@ -205,19 +206,19 @@ class Binder:
                     return
                 try:
                     pod = await self._read(args)
-                except NotBoundError:  # the conflict may be with our own Binding, had it arrived twice
+                except NotBoundError:  # the conflict may be with our own Binding, if it arrived twice
                     if await self._resolver.resolve(pod, args.node):
                         return
                     raise
             raise NotBoundError(f"pod {pod.key} kept changing while it was bound; try again")
         except NotBoundError:
-            self._ledger.forget(pod.uid)  # surely not bound: what was in doubt has been resolved
+            self._ledger.forget(pod.uid)  # certainly not bound: any doubt has been resolved
             raise
         finally:
             self._journal.leave(pod.uid)
 
     async def _bind_without_cards(self, args: BindingArgs) -> None:
-        """A pod whose limits name our resource with zero: kube-scheduler leaves it to us all the same."""
+        """Bind a pod whose limits name our resource with zero, which kube-scheduler leaves to us as well."""
         try:
             seen: SlimPod = await self._client.get(SLIM_PODS, args.pod_name, args.pod_namespace)
             if not names_our_resources(seen.spec):
@@ -225,11 +226,11 @@ class Binder:
                 raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {why}")
             self._expect_leading()
             await self._client.bind(args.pod_namespace, args.pod_name, args.node, uid=args.pod_uid)
-        except KubeError as error:  # where it was bound nevertheless, the next call finds it so
+        except KubeError as error:  # if it was bound nevertheless, the next call finds out
             raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {error}") from error
 
     async def _write(self, pod: Pod, request: Request, placement: Placement) -> bool:
-        """Bind; False when the pod had changed and must be read again."""
+        """Bind; False if the pod has changed and must be read again."""
         state = self._ledger.state(placement.node)
         if state is None:
             raise NotBoundError(f"node {placement.node} is gone")
@@ -239,7 +240,7 @@ class Binder:
         try:
             self._expect_leading()
             stale = [name for name in pod.stale if name not in annotations]
-            if stale or not version:  # a Binding takes nothing away, and asks for a version
+            if stale or not version:  # a Binding cannot remove annotations, and needs a version
                 patch = {"metadata": {"annotations": dict.fromkeys(stale)}}
                 patched = await self._client.merge_patch(
                     SLIM_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version

@@ -1,4 +1,4 @@
-"""One pod group that waits behind scheduling gates: its pods, how far it is, and what is held for it."""
+"""One pod group behind scheduling gates: its pods, how far it has come, and what is held for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_REST_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A pod as last shown, living or ended well."""
+    """A pod as last shown, either alive or succeeded."""
 
     pod: Pod
     owner: str  # uid of its controller
@@ -24,20 +24,21 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a group has come. `waiting`: members that may be given a node, kept back by nobody but us.
+    """How far a group has come. `waiting`: members that may be given a node and that only we hold back.
 
-    `started`: how many need no cards any more: on a node, ended well beside others of theirs, or without.
+    `started`: members that need no cards any more, because they are on a node, have succeeded, or ask for
+    none.
     """
 
     waiting: Mapping[str, Pod]  # by uid
     started: int
     least: int
-    in_part: bool  # some have cards, and too few
-    rank: tuple[bool, int, int]  # those that run in part first, then the most important, then as they came
+    in_part: bool  # some have cards, but too few
+    rank: tuple[bool, int, int]  # sort key: groups that run in part first, then by priority, then by age
 
 
 def progress_of(members: Collection[Member]) -> Progress:
-    """Told from the pods alone, so that any process comes to the same."""
+    """Derived from the pods alone, so that every process comes to the same result."""
     living = [each.pod for each in members if not each.succeeded]
     waiting = {
         pod.uid: pod
@@ -58,21 +59,21 @@ def progress_of(members: Collection[Member]) -> Progress:
 
 @dataclass(slots=True)
 class GatedGroup:
-    """One group: its pods, those that cards are held for, and of these the ones that filter has let pass."""
+    """One group: its pods, those for which cards are held, and those of them that filter has let pass."""
 
     name: str
     members: dict[str, Member] = field(default_factory=dict)  # by uid
     held: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)  # kube-scheduler has been told no
-    progress_s: float = 0.0  # when cards were held, or one more passed
+    refused: set[str] = field(default_factory=set)  # uids that kube-scheduler was told do not fit
+    progress_s: float = 0.0  # when cards were held, or when the last member passed
     rests_until_s: float = 0.0
     rest_s: float = FIRST_REST_S
     shut_until_s: float = inf
-    tried: int = -1  # the state of the fleet at the last attempt, which failed
+    tried: int = -1  # the state of the fleet at the last failed attempt
     why_not: str = ""
     why_since_s: float = 0.0
-    said: str = ""  # of that, to the owners
+    said: str = ""  # the last reason that owners were told
     news: asyncio.Event = field(default_factory=asyncio.Event)
     _progress: Progress | None = None
 
@@ -83,7 +84,7 @@ class GatedGroup:
         return self._progress
 
     def is_whole(self) -> bool:
-        """Whether so many members are on a node or about to be that these may start."""
+        """Whether enough members are on a node, or about to be, for the group to start."""
         return self.progress.started + len(self.passed & self.held) >= self.progress.least
 
     def changed(self) -> None:
@@ -92,6 +93,6 @@ class GatedGroup:
         self.tell()
 
     def tell(self) -> None:
-        """Wake the binds that wait for the others."""
+        """Wake the binds that wait for other members."""
         self.news.set()
         self.news = asyncio.Event()

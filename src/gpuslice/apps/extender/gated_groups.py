@@ -1,17 +1,17 @@
-"""Pod groups by their labels, for a kube-scheduler that knows of none: members start together or not at all.
+"""Pod groups by labels, for a kube-scheduler that does not know pod groups: all members start, or none.
 
-    a member is created ──► the webhook gives it a gate: kube-scheduler does not look at it
-        ──► enough members are there, and cards for all: these are held, and the gates are taken off
-        ──► filter lets a member pass for the node that is held for it, else for another that has room
-        ──► bind waits until kube-scheduler has let as many pass as the group needs, and then binds each
+    a member is created ──► the webhook gives it a gate: kube-scheduler ignores it
+        ──► enough members exist, and cards for all: the cards are held, and the gates are removed
+        ──► filter lets a member pass for the node that is held for it, otherwise for another with room
+        ──► bind waits until kube-scheduler has let as many pass as the group needs, then binds each
         ──► one fits nowhere, or no further one passes for `LASTS_S`: all is released, and the group rests
 
-A hold makes way for nobody, since whoever took its cards would break a group in two. So it is short: others
-wait some seconds at most, and ever more rarely, behind a group that kube-scheduler does not want after all.
+A hold gives way to nobody, since taking its cards would break up a group. So it is short: other pods wait at
+most some seconds, and ever more rarely, behind a group that kube-scheduler then does not start.
 
-None of this is stored. Who takes over sees by labels, gates and nodes how far a group has come, and holds
-cards for the rest of one that runs in part before it answers anything. And a member that never had a gate,
-because nobody gave it one, is kept back by filter alone.
+Nothing of this is stored. A new leader sees by labels, gates and nodes how far a group has come, and before
+it answers any question it holds cards for the rest of groups that run in part. A member that never had a
+gate, because nobody gave it one, is held back by filter alone.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from gpuslice.core.words import counted
 _log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 0.25
-LASTS_S = 10.0  # without progress: the longest that a kube-scheduler gets stuck
-STARTED_LASTS_S = 300.0  # of a group that runs in part: as long as kube-scheduler leaves a pod alone
+LASTS_S = 10.0  # without progress: the longest time that a kube-scheduler gets stuck
+STARTED_LASTS_S = 300.0  # for a group that runs in part: as long as kube-scheduler leaves a pod alone
 LONGEST_REST_S = 60.0
-GATHER_S = 1.0  # that a bind waits for other members, well below kube-scheduler's httpTimeout
-MOST_GATHERING = 48  # binds that wait so: kube-scheduler has some 100 requests at once
-SHUT_FOR_S = 30.0  # gates stay so long for want of room; then kube-scheduler and an autoscaler shall see it
-TELL_AFTER_S = 5.0  # of the same reason: members come one after the other
+GATHER_S = 1.0  # how long a bind waits for other members, well below kube-scheduler's httpTimeout
+MOST_GATHERING = 48  # binds that wait for others: kube-scheduler has some 100 requests in flight
+SHUT_FOR_S = 30.0  # without room gates stay so long; then kube-scheduler and an autoscaler see the pods
+TELL_AFTER_S = 5.0  # of the same reason: members arrive one after the other
 AT_ONCE = 8  # requests
-MOST_TRIES = 64  # nodes chosen in one check, each of some tenths of a millisecond: the others come next
+MOST_TRIES = 64  # nodes chosen in one check, each taking some tenths of a millisecond; the rest come next
 
 RESTS = "The pod group has not fitted a moment ago; others come first for some seconds"
 ALONE = "the other members of its pod group have not found their nodes yet; ask again"
@@ -77,17 +77,17 @@ class GatedGroups:
         self._sleep = sleep
         self._groups: dict[str, GatedGroup] = {}
         self._key_of: dict[str, str] = {}  # by uid, of the members
-        self._fleet_clock, self._fleet_state = -1, 0  # counted on when others than we changed it
+        self._fleet_clock, self._fleet_state = -1, 0  # incremented when others than we changed the fleet
         self._gathering = 0
         self._tries = 0  # in this check
-        self._from: tuple[bool, int, int] | None = None  # rank of the first group that it did not come to
-        self._opening: set[str] = set()  # uids of pods whose gate is being taken off
+        self._from: tuple[bool, int, int] | None = None  # rank of the first group left out by the last check
+        self._opening: set[str] = set()  # uids of pods whose gate is being removed
         self._free = asyncio.Semaphore(AT_ONCE)
 
     # -- what is heard -------------------------------------------------------------------------------------
 
     def pod_changed(self, pod: Pod, owner: str, *, succeeded: bool) -> None:
-        """A pod as the API server showed it; `owner`: the uid of its controller."""
+        """A pod as the API server showed it; `owner` is the uid of its controller."""
         key = f"{pod.namespace}/{pod.group.name}" if pod.group is not None else ""
         failed = pod.finished and not succeeded
         if failed or self._key_of.get(pod.uid, key) != key:
@@ -115,7 +115,7 @@ class GatedGroups:
     # -- what is asked -------------------------------------------------------------------------------------
 
     def ask(self, pod: Pod) -> str:
-        """kube-scheduler asks about a member: why no cards can be held for it now, "" where they are."""
+        """kube-scheduler asks about a member: why no cards can be held for it now, or "" if they are."""
         group = self._groups.get(self._key_of.get(pod.uid, ""))
         if group is None:
             return RESTS
@@ -140,7 +140,7 @@ class GatedGroups:
             group.tell()
 
     def note_refused(self, uid: str) -> None:
-        """No node that kube-scheduler would take has room for it: none starts, or of those begun it waits."""
+        """The member fits on no feasible node: the group gives up, or waits for it if it has begun."""
         group = self._groups.get(self._key_of.get(uid, ""))
         if group is None:
             return
@@ -153,7 +153,7 @@ class GatedGroups:
             self._give_up(group, why_not)
 
     async def gathered(self, uid: str) -> str:
-        """Until enough members have passed for the group to start; why the pod cannot be bound, else ""."""
+        """Wait until enough members have passed for the group to start; why it cannot be bound, or ""."""
         group = self._groups.get(self._key_of.get(uid, ""))
         if group is None or group.is_whole():
             return ""
@@ -173,7 +173,7 @@ class GatedGroups:
     # -- what is done --------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Hold cards for groups that can start, take their gates off, release what nobody comes for."""
+        """Hold cards for groups that can start, remove their gates, and release what nobody comes for."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._sleep(CHECK_EVERY_S)
@@ -182,12 +182,12 @@ class GatedGroups:
                     tasks.create_task(self._take_gate_off(pod), name=f"take gate off {pod.key}")
 
     def check(self) -> list[Pod]:
-        """The pods whose gate is to be taken off now."""
+        """The pods whose gate must be removed now."""
         if not self._leadership.may_bind:
             return []
         found = []
         order, first = sorted(self._groups.values(), key=lambda each: each.progress.rank), self._from
-        if first is not None:  # in part before all others, then where the last check stopped
+        if first is not None:  # groups that run in part come first, then the one where the last check stopped
             order.sort(key=lambda each: not each.progress.in_part and each.progress.rank < first)
         self._tries, self._from = 0, None
         for group in order:
@@ -214,20 +214,20 @@ class GatedGroups:
         return found
 
     def resume(self) -> None:
-        """We lead now: before anything is decided, hold cards for the rest of groups that run in part."""
+        """This replica leads now: before any decision, hold cards for the rest of groups that run in part."""
         for group in sorted(self._groups.values(), key=lambda each: each.progress.rank):
             if group.progress.in_part:
                 self._hold(group)
 
     def retire(self) -> None:
-        """We are not the leader any more: who is decides."""
+        """This replica no longer leads: the one that does decides."""
         for group in self._groups.values():
             self._release(group)
 
     # -- one group -----------------------------------------------------------------------------------------
 
     def _hold(self, group: GatedGroup) -> bool:
-        """Hold cards for the members that wait, all of them or as many as fit and are needed; else none."""
+        """Hold cards for all waiting members, or for as many as fit if the group can start with those."""
         progress, now = group.progress, self._clock()
         missing = [pod for uid, pod in progress.waiting.items() if uid not in group.held]
         needed = progress.least - progress.started - len(group.held)
@@ -259,7 +259,7 @@ class GatedGroups:
         if not chosen or len(chosen) < needed:
             for uid in chosen:
                 self._ledger.forget(uid)
-            group.tried, self._fleet_clock = self._fleet_state, self._ledger.flush().clock  # as it was before
+            group.tried, self._fleet_clock = self._fleet_state, self._ledger.flush().clock  # as before
             self._explain(
                 group, f"Pod group {group.name} waits for room for {counted(max(1, needed), 'pod')} at once"
             )
@@ -269,7 +269,7 @@ class GatedGroups:
         return True
 
     def _settle(self, group: GatedGroup) -> None:
-        """Leave out of what is held who is on a node by now, is gone, or has lost its cards."""
+        """Drop from the holds members that are on a node by now, are gone, or have lost their cards."""
         progress = group.progress
         group.held = {
             uid for uid in group.held if uid in progress.waiting and self._ledger.allocation(uid) is not None
@@ -279,10 +279,10 @@ class GatedGroups:
         if progress.started >= progress.least:
             group.rest_s = FIRST_REST_S
         elif group.held and progress.started + len(progress.waiting) < progress.least:
-            self._release(group)  # members went, and the others cannot start without them
+            self._release(group)  # members are gone, and the others cannot start without them
 
     def _give_up(self, group: GatedGroup, why_not: str) -> None:
-        """Release what is held; if kube-scheduler had begun with the group, others come first for a while."""
+        """Release all holds; if kube-scheduler had begun with the group, others come first for a while."""
         taken_up = bool(group.passed or group.refused)
         self._release(group)
         if taken_up:
@@ -296,13 +296,13 @@ class GatedGroups:
         group.rest_s = min(LONGEST_REST_S, 2 * group.rest_s)
 
     def _has_begun(self, group: GatedGroup) -> bool:
-        """Whether some have their cards or are getting them: what is held for the others is their due."""
+        """Whether some members have cards or are getting them, so that the others are entitled to theirs."""
         bound_now = any(self._ledger.planned(uid) is None for uid in group.held)
         return group.progress.in_part or bound_now
 
     def _release(self, group: GatedGroup) -> None:
         for uid in group.held:
-            if self._ledger.planned(uid) is not None:  # not being bound
+            if self._ledger.planned(uid) is not None:  # it is not being bound
                 self._ledger.forget(uid)
         group.held.clear()
         group.passed.clear()
@@ -313,7 +313,7 @@ class GatedGroups:
             group.why_not, group.why_since_s = why_not, self._clock()
 
     def _tell_owners(self, group: GatedGroup) -> None:
-        """Once for each reason, and only of one that stays: members come one after the other."""
+        """Once for each reason, and only if it lasts: members arrive one after the other."""
         if group.why_not in ("", group.said) or self._clock() < group.why_since_s + TELL_AFTER_S:
             return
         group.said = group.why_not
@@ -322,7 +322,7 @@ class GatedGroups:
                 self._events.note(pod, "PodGroupWaits", group.why_not)
 
     async def _take_gate_off(self, pod: Pod) -> None:
-        """A pod with other gates is not here, so all are taken off; one that changed is looked at again."""
+        """Remove all gates, which are ours: a pod with others' gates is not handled here."""
         try:
             async with self._free:
                 if not self._leadership.may_bind:

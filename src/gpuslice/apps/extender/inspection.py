@@ -1,4 +1,4 @@
-"""What the extender knows, for people and tools: ``/inspect`` in the vendor's form, all of it to debug."""
+"""What the extender knows, for people and tools: ``/inspect`` in the vendor's form, the rest to debug."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def inspect_all(ledger: Ledger) -> Inspection:
 
 
 def inspect_node(ledger: Ledger, name: str) -> Inspection:
-    """One node; with an error when it is not known."""
+    """One node, or an error if it is unknown."""
     allocations = ledger.allocations(name)
     if allocations is None or allocations.node is None:
         return Inspection(None, f"node {name} is not known; /gpushare-scheduler/inspect lists those that are")
@@ -77,7 +77,7 @@ def _node(allocations: NodeAllocations) -> InspectedNode:
 
 
 async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Those of the nodes that are known, with everything."""
+    """Those of the nodes that are known, in full."""
     nodes = []
     for number, name in enumerate(names):
         if number % SLICE == SLICE - 1:
@@ -89,7 +89,7 @@ async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, An
 
 
 def debug_node(allocations: NodeAllocations) -> dict[str, Any]:
-    """A node with everything: what a bug report needs to become a test."""
+    """A node in full: what a bug report needs to become a test."""
     state = allocations.state()
     return {
         "name": allocations.name,

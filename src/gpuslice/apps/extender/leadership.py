@@ -1,7 +1,7 @@
-"""Which replica decides: by its lease, and shown to the Service by a label on its pod.
+"""Which replica decides: the holder of the lease, shown to the Service by a label on its pod.
 
-Readiness cannot tell it. A replica that stands by must count as ready, or no update of several replicas would
-ever end and no node with the leader could be drained: both wait for somebody else to be ready first.
+Readiness cannot express this. A standby replica must be ready too; otherwise a rolling update would never
+finish and the leader's node could not be drained, since both wait for another replica to be ready.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ LOOK_AGAIN_S = 5.0
 class Leadership:
     """Whether this replica may decide and write. Without an elector it always leads.
 
-    `may_bind` is asked before each write. `cleared`: nothing that an earlier leader began can still happen.
+    `may_bind` is checked before each write. `cleared`: nothing that an earlier leader began can still take
+    effect.
     """
 
     elector: LeaseElector | None = None
@@ -44,7 +45,7 @@ class Leadership:
         return self.leading and self.cleared
 
     def why_not(self) -> str:
-        """Why this replica may not bind, "" when it may."""
+        """Why this replica may not bind, or "" if it may."""
         if self.elector is not None and not self.leading:
             if self.elector.lapsed:
                 return "not the leader any more: the API server did not renew the lease in time"
@@ -61,7 +62,7 @@ class OwnPod:
 
 
 class LeaderLabel:
-    """Keeps the label where it belongs while `run` runs. `leads` is asked whether this replica answers."""
+    """Keeps the label on the right pod while `run` runs. `leads` returns whether this replica answers."""
 
     def __init__(self, client: KubeClient, pod: OwnPod, leads: Callable[[], bool]) -> None:
         self._client = client
@@ -69,12 +70,11 @@ class LeaderLabel:
         self._leads = leads
 
     async def run(self) -> None:
-        """For ever. What cannot be written is tried again, and said once.
+        """For ever. A failed write is retried, and logged once.
 
-        The leader looks again now and then: a request of the one before it may arrive late, and take the
-        label off it.
+        The leader checks now and then: a late request of the previous leader may remove its label.
         """
-        shown: bool | None = None  # a container that was started again may find the label of the one before
+        shown: bool | None = None  # a restarted container may find the label that its previous process left
         problem, look_again_s = "", 0.0
         now = asyncio.get_running_loop().time
         while True:
@@ -93,7 +93,7 @@ class LeaderLabel:
             await asyncio.sleep(RETRY_S if shown is None else POLL_EVERY_S)
 
     async def _show_alone(self) -> None:
-        """Our own pod first: a Service without any is worse than one with two."""
+        """Label our own pod first: a Service without endpoints is worse than one with two."""
         found = await self._client.list(PODS, self._pod.namespace, labels=LABEL_LEADER)
         labelled = {pod.metadata.name for pod in found.items or ()}
         if self._pod.name not in labelled:

@@ -1,4 +1,4 @@
-"""The clock by which everything in the extender waits: that of its event loop, which tests move by hand."""
+"""The clock of all waiting in the extender: that of its event loop, which tests set by hand."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import asyncio
 
 
 def loop_time() -> float:
-    """Seconds."""
+    """In seconds."""
     return asyncio.get_running_loop().time()

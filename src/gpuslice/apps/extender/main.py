@@ -1,7 +1,7 @@
-"""The extender process: wires everything and starts named tasks.
+"""The extender process: wires everything together and starts named tasks.
 
 Ready means: the cluster has been read, this replica may bind, and nothing that an earlier leader began can
-still happen behind our back. Until then every verb answers with the reason.
+still take effect. Until then every verb answers with the reason.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ from gpuslice.core.policy import make_policy
 _log = logging.getLogger(__name__)
 
 LARGEST_QUESTION_BYTES = 64 << 20
-"""Whole nodes of a large cluster, from a kube-scheduler that was not told ``nodeCacheCapable``."""
+"""Enough for whole nodes of a large cluster, from a kube-scheduler without ``nodeCacheCapable``."""
 LARGEST_BINDING_BYTES = 64 << 10
 
 WITHOUT_CERTIFICATE = ("/version", "/healthz", "/livez", "/readyz", "/prepared")
-"""kubelet's probes and the doctor have none."""
+"""kubelet's probes and the doctor have no certificate."""
 ANONYMOUS = {"inspect": f"{PREFIX}/inspect", "metrics": "/metrics"}
 
 COMPONENT = "gpushare-schd-extender"
-FIRST_LEASE_S = 1.0  # how long the start waits for the lease, so that the first list is already the leader's
+FIRST_LEASE_S = 1.0  # so that, if possible, the first list is already made as leader
 LOOK_AGAIN_S = 1.0
 RESOLVE_EVERY_S = 15.0
 TEND_EVERY_S = 0.05
@@ -88,9 +88,9 @@ CONNECTIONS = (
 
 
 class Extender:
-    """Everything of one extender around a Kubernetes client: who needs whom, from the ledger upward."""
+    """Everything of one extender around a Kubernetes client, wired from the ledger upward."""
 
-    _clients: Clients | None = None  # of the server, once there is one
+    _clients: Clients | None = None  # of the server, once it exists
 
     def __init__(
         self,
@@ -154,15 +154,15 @@ class Extender:
         self.label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
 
     def not_ready(self) -> str:
-        """Why nothing may be decided yet, "" when it may."""
+        """Why nothing may be decided yet, or "" if it may."""
         return self.not_prepared() or self.leadership.why_not()
 
     def not_prepared(self) -> str:
-        """Why this replica could not even stand in for the leader, "" when it could."""
+        """Why this replica could not take over from the leader now, or "" if it could."""
         return "" if self.world.synced else "the cluster has not been read yet"
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
-        """Serve until `stopped`; `listening` hears the port."""
+        """Serve until `stopped`; `listening` is called with the port."""
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
             listen = replace(listen_of(self.settings), admit=self._admit)
@@ -174,7 +174,7 @@ class Extender:
             background.cancel()
 
     def app(self) -> App:
-        """All that is answered, each to whom it is for."""
+        """All routes, each guarded for those whom it serves."""
         routes = Routes(
             self.cycle,
             self.nominator,
@@ -194,7 +194,7 @@ class Extender:
         return for_bearers(app, self._reviews.allows) if self.settings.debug_tokens else app
 
     def _guarded(self, route: Route) -> Route:
-        """What decides is for kube-scheduler alone; what is read, for it and for who is on this machine."""
+        """What decides is for kube-scheduler alone; what only reads, also for clients on this machine."""
         if not self.settings.tls_client_ca or route.path in WITHOUT_CERTIFICATE:
             return route
         if route.method == "POST":
@@ -203,7 +203,7 @@ class Extender:
         return route if open_to_all else for_operators(route)
 
     def _admit(self, request: HttpRequest) -> int | HttpResponse:
-        """Bodies are for who may ask: from anybody else not a byte is kept."""
+        """Only clients that may ask can send a body: from others not a byte is kept."""
         if request.method != "POST":
             return 0
         if self.settings.tls_client_ca and not request.known:
@@ -214,7 +214,7 @@ class Extender:
         self._clients = clients
 
     async def work(self) -> None:
-        """All that goes on beside the requests."""
+        """All tasks besides serving requests."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.events.run(), name="pod events")
             if self.leadership.elector is not None:
@@ -244,9 +244,9 @@ class Extender:
                 tasks.create_task(self.label.run(), name="label of the leader")
 
     async def _take_over(self, fresh: bool) -> None:
-        """Each time we become leader: read what the last one did, take back what it did not finish.
+        """Whenever we become leader: read what the last leader did, and undo what it did not finish.
 
-        `fresh`: the first list was made as leader, so it needs no second one.
+        `fresh`: the first list was made as leader, so no second one is needed.
         """
         await self.world.until_synced()
         while True:
@@ -259,30 +259,30 @@ class Extender:
                     await self.binder.fence(left)
                     self.gated.resume()
                 except KubeError as error:
-                    _log.warning("take-over delayed", extra={"error": str(error)})
+                    _log.warning("takeover delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
                     self.leadership.changed.set()
                 else:
-                    if not self.leadership.changed.is_set():  # else somebody else may have led meanwhile
+                    if not self.leadership.changed.is_set():  # else another replica may have led meanwhile
                         self.leadership.cleared = True
                         self.waker.wake()
                         self.stranded.took_over()
                         _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
             fresh = False
-            # an answer that renews the lease late makes us leader again without a change that is told
+            # a late renewal of the lease makes us leader again without an event
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if self.leadership.cleared else LOOK_AGAIN_S):
                     await self.leadership.changed.wait()
 
     async def _resolve(self) -> None:
-        """Placements that no watch event confirmed are asked about; only an answer ends them."""
+        """Ask about placements that no watch event has confirmed; only an answer ends them."""
         waiting: set[str] = set()
         while True:
             await asyncio.sleep(RESOLVE_EVERY_S)
             waiting = await self.binder.resolve_waiting(waiting)
 
     async def _tend(self) -> None:
-        """Do between the requests, in small pieces, what would else be done in one."""
+        """Do in small pieces between requests what would otherwise be done within one."""
         await self.world.until_synced()
         while True:
             shape = self.prewarmer.next_unranked()
@@ -297,7 +297,7 @@ class Extender:
             self.groups.retire()
             self.gated.retire()
             self.journal.leadership_changed()
-            if self._clients is not None:  # by the Service they find who leads now
+            if self._clients is not None:  # clients then find the new leader through the Service
                 self._clients.end_idle()
         self.leadership.changed.set()
 
@@ -345,13 +345,14 @@ def listen_of(settings: ExtenderSettings) -> Listen:
 
 
 def most_bytes(memory_limit_bytes: int | None) -> int:
-    """What all requests and answers under way may take: an eighth of what the container may, for reading a
-    question takes several times its bytes."""
+    """The most that all requests and answers in flight may take: an eighth of the container's limit, since
+    reading a question takes several times its bytes.
+    """
     return min(LARGEST_QUESTION_BYTES, (memory_limit_bytes or LARGEST_QUESTION_BYTES * 8) // 8)
 
 
 def start(settings: ExtenderSettings) -> None:
-    """The process, until it is told to end."""
+    """Run the process until it is told to end."""
     configure_logs(settings.log_level)
 
     async def serve() -> None:

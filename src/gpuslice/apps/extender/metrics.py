@@ -1,4 +1,4 @@
-"""Counters of the process as Prometheus reads them, with what the ledger says at that moment."""
+"""The process's counters as Prometheus reads them, with the state of the ledger at that moment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOMINATION_RESULTS = ("used", "late", "missed", "withdrawn")
 
 
 def api_times() -> Histogram:
-    """Requests to the API server; watches are not counted."""
+    """Durations of requests to the API server, without watches."""
     about = "Time of a request to the API server."
     return Histogram("gpuslice_extender_api_request_seconds", about, ("method", "resource"))
 
 
 class Metrics:
-    """Counters of the process; `families` adds what the ledger says now."""
+    """Counters of the process; `families` adds the state of the ledger."""
 
     def __init__(self, ledger: Ledger, api: Histogram) -> None:
         self._ledger = ledger
@@ -49,7 +49,7 @@ class Metrics:
         wakeups: int = 0,
         watch_silent_s: Mapping[str, float] = NO_COUNTS,
     ) -> list[Family]:
-        """What a scrape gets. `sampled`: pods refused because not all nodes were asked about."""
+        """What a scrape returns. `sampled`: pods refused because not all nodes were asked about."""
         fleet, ledger = self._ledger.flush(), self._ledger
         calls = [
             (count, {"verb": verb, "result": result}) for (verb, result), count in sorted(self.calls.items())

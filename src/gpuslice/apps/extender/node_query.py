@@ -1,4 +1,4 @@
-"""The nodes of one question: which rows of the fleet they are, and answers about them as JSON."""
+"""The nodes in one question: their rows in the fleet, and answers about them as JSON."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpuslice.adapters.wire.extender import Pod
 from gpuslice.adapters.wire.names import UNKNOWN, Json, NameTable, Pieces, Rows, framed, name_list
 from gpuslice.core.policy.fleet import Fleet, Ints
 
-EXPECTED = 4  # filters whose prioritize may still come
-MOST_PASSED_ROWS = 1_000_000  # remembered, of all pods together: 4 MB
-MOST_PASSED_PODS = 20_000  # each costs some 300 bytes beside its rows
+EXPECTED = 4  # filter answers whose prioritize may still come
+MOST_PASSED_ROWS = 1_000_000  # remembered for all pods together: 4 MB
+MOST_PASSED_PODS = 20_000  # each costs some 300 bytes besides its rows
 
 Positions = npt.NDArray[np.int64]
-"""Some of the nodes of a question: their places in its list of names, in order."""
+"""Some of the nodes in a question, as positions in its list of names, in order."""
 
 Reason = tuple[Positions, str]
-"""Nodes of a question, and the text for all of them."""
+"""Nodes in a question, and the text for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The ranks of the nodes of a question for the `pod` that it is about, at some `clock` of the fleet."""
+    """The ranks of the nodes in a question about `pod`, at a `clock` of the fleet."""
 
     pod: Pod
     clock: int
@@ -36,17 +36,17 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class NodeQuery:
-    """`raw` is the JSON list of names as it came; `rows` their rows of the fleet, `UNKNOWN` at `unknown`."""
+    """`raw` is the JSON list of names as received; `rows` are the nodes' rows, `UNKNOWN` at `unknown`."""
 
     table: NameTable
     raw: Json
     rows: Rows
     unknown: Positions
-    ranked: Ranked | None = None  # by the filter that let these pass
+    ranked: Ranked | None = None  # by the filter that let these nodes pass
 
     @classmethod
     def of(cls, table: NameTable, raw: Json) -> NodeQuery:
-        """Raises `MalformedError` when `raw` is no JSON list of strings."""
+        """Raises `MalformedError` if `raw` is not a JSON list of strings."""
         rows = table.rows(raw)
         return cls(table, raw, rows, (rows == UNKNOWN).nonzero()[0])
 
@@ -59,23 +59,23 @@ class NodeQuery:
         return which[self.rows.take(which) != UNKNOWN] if len(self.unknown) else which
 
     def all_names(self) -> bytes:
-        """All names as JSON. Raises `MalformedError` when they were none."""
+        """All names as JSON. Raises `MalformedError` if there were none."""
         return msgspec.json.encode(name_list(self.raw))
 
     def names(self, which: Positions) -> list[str]:
-        """The names as strings: only for few, or where each gets words of its own."""
+        """The names as strings; only for few nodes, or where each gets a text of its own."""
         names = name_list(self.raw)
         return [names[position] for position in which.tolist()]
 
     def part(self, which: Positions) -> NodeQuery:
-        """The question about `which` only, none of them unknown, as kube-scheduler would ask it."""
+        """The question as kube-scheduler would send it for `which` alone, none of them unknown."""
         if len(which) == len(self.rows):
             return self
         rows = self.rows.take(which)
         return NodeQuery(self.table, self.table.names(rows), rows, self.unknown[:0])
 
     def reasons_json(self, reasons: Iterable[Reason], own: dict[str, str]) -> Pieces:
-        """A JSON object from names to texts: `reasons` for known nodes, `own` for those with their own."""
+        """A JSON object from names to texts: `reasons` for known nodes, `own` for single ones."""
         parts: list[Json] = [
             self.table.pairs(self.rows.take(which), text) for which, text in reasons if len(which)
         ]
@@ -95,7 +95,7 @@ class NodeQuery:
 
 @dataclass(slots=True)
 class NodeNames:
-    """The name table of a fleet, made anew when nodes came or went."""
+    """The name table of a fleet, remade when nodes are added or removed."""
 
     fleet: Fleet
     _table: NameTable = field(default_factory=lambda: NameTable({}))
@@ -103,7 +103,7 @@ class NodeNames:
     _expected: deque[NodeQuery] = field(default_factory=lambda: deque(maxlen=EXPECTED))
 
     def query(self, raw: Json) -> NodeQuery:
-        """Raises `MalformedError` when `raw` is no JSON list of strings."""
+        """Raises `MalformedError` if `raw` is not a JSON list of strings."""
         self.refresh()
         for each in self._expected:
             if each.raw == raw:
@@ -111,26 +111,26 @@ class NodeNames:
         return NodeQuery.of(self._table, raw)
 
     def refresh(self) -> None:
-        """Make a new table if nodes came or went since the last."""
+        """Make a new table if nodes were added or removed since the last."""
         version = self.fleet.nodes_version
         if version != self._version:
             self._table, self._version = NameTable(self.fleet.row_of), version
             self._expected.clear()
 
     def expect(self, query: NodeQuery, ranked: Ranked) -> None:
-        """kube-scheduler prioritizes what filter let pass, in the very same order and words."""
+        """kube-scheduler's prioritize repeats exactly the names, in the same order, that filter let pass."""
         self._expected.appendleft(replace(query, ranked=ranked))
 
 
 class PassedNodes:
-    """Which nodes filter let pass for which pod when it was asked last, as rows of the fleet."""
+    """Which nodes filter let pass for each pod when it was last asked, as rows of the fleet."""
 
     def __init__(self) -> None:
         self._rows: OrderedDict[str, npt.NDArray[np.int32]] = OrderedDict()  # by uid
         self._count = 0
 
     def note(self, uid: str, rows: Rows) -> None:
-        """Filter let these pass for a pod, and no others."""
+        """filter let these nodes pass for a pod, and no others."""
         self._count += len(rows) - len(self._rows.pop(uid, ()))
         if len(rows):
             self._rows[uid] = rows.astype(np.int32)

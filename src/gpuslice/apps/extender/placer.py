@@ -1,4 +1,4 @@
-"""Where a request would go: nodes ranked, one chosen, its cards held, by the ledger as it is now."""
+"""Where a request goes: ranks nodes, chooses one and holds its cards, by the ledger as it is now."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpuslice.core.policy.fleet import Flags, Ints
 from gpuslice.core.preemption import HIGHEST, NOTHING_TAKEN
 from gpuslice.core.reservation import open_to
 
-TRIES = 4  # nodes, where the cards of the best are kept for somebody else
-OUR_WEIGHT = 100  # of 0 … 10, as the shipped configuration weighs them against kube-scheduler's 0 … 100
-SPREAD_WEIGHT = 2  # of PodTopologySpread, by default
+TRIES = 4  # how many nodes to try if the cards of the best are kept for other pods
+OUR_WEIGHT = 100  # of our scores (0 … 10) in the configuration that we ship
+SPREAD_WEIGHT = 2  # kube-scheduler's default weight of PodTopologySpread
 
 
 class Placer:
-    """Places by one policy. `filter_best`: how many of the nodes that fit filter lets pass, 0 for all."""
+    """Places pods by one policy. `filter_best`: how many fitting nodes filter lets pass, 0 for all."""
 
     def __init__(self, ledger: Ledger, policy: Policy, filter_best: int = 0) -> None:
         self.ledger = ledger
@@ -32,10 +32,10 @@ class Placer:
     # -- many nodes ----------------------------------------------------------------------------------------
 
     def rank(self, query: NodeQuery, pod: Pod, request: Request) -> tuple[Ints, Positions]:
-        """The policy's rank of each node of a question, NEVER where the request does not fit or is not known.
+        """The policy's rank of each node in the question; NEVER where the request does not fit.
 
-        And the positions of those where it would, if cards were not kept for pods that come before `pod`:
-        mostly none, never many. Their rank is NEVER too.
+        Also returns the positions of nodes whose rank is NEVER only because cards are kept for pods that come
+        before `pod`: usually none, never many.
         """
         ranks = self.policy.keys(shape_of(request))
         keys: Ints = ranks.take(query.rows) if len(ranks) else np.full(len(query.rows), NEVER)
@@ -63,10 +63,10 @@ class Placer:
     def choose_node(
         self, pod: Pod, open_rows: Flags, least: int, *, last_resort: bool = False
     ) -> Placement | None:
-        """Node and cards that kube-scheduler would come to if it asked for `pod` now, among `open_rows`.
+        """The node and cards that kube-scheduler would choose for `pod` now among `open_rows`.
 
-        None where fewer than `least` of them fit. `last_resort`: also on nodes that a taint keeps for those
-        who have no other.
+        None if fewer than `least` of them fit. `last_resort` includes nodes with a taint that keeps away pods
+        that have a choice.
         """
         request, fleet = pod.request, self.ledger.flush()
         assert request is not None
@@ -97,7 +97,7 @@ class Placer:
         return None
 
     def _spread(self, pod: Pod, keys: Ints) -> Ints:
-        """New keys for those that filter would let pass alone, by our scores and kube-scheduler's own."""
+        """Ranks for a replica: the nodes that filter would let pass, by our scores and the spread."""
         best = np.flatnonzero(keys != NEVER)
         if 0 < self.filter_best < len(best):
             best = best_of(keys, self.filter_best)
@@ -110,12 +110,12 @@ class Placer:
         return spread_keys
 
     def _rows(self, names: set[str]) -> list[int]:
-        """The rows of these nodes, without those that share nothing."""
+        """The rows of these nodes, without those that share no cards."""
         row_of = self.ledger.fleet.row_of
         return [row_of[name] for name in names if name in row_of]
 
     def hold_best(self, pod: Pod, request: Request, query: NodeQuery, keys: Ints) -> Positions:
-        """The best node of a question, its cards held from now on; none where it fits nowhere."""
+        """The position of the best node in the question, with its cards held; empty if none fits."""
         keys = keys.copy()
         for _ in range(min(TRIES, len(keys))):
             best = int(keys.argmin())
@@ -131,7 +131,7 @@ class Placer:
     # -- one node ------------------------------------------------------------------------------------------
 
     def choose_cards(self, node_name: str, request: Request, pod: Pod | None = None) -> Placement | Refusal:
-        """The cards of one node for a request at this moment; those kept for others only with no `pod`."""
+        """The cards on one node for a request; those kept for others are free only without a `pod`."""
         fleet = self.ledger.flush()
         allocations, row = self.ledger.allocations(node_name), fleet.row_of.get(node_name)
         if allocations is None or allocations.node is None or row is None:
@@ -146,7 +146,7 @@ class Placer:
         return place(state, request, slots)
 
     def assume(self, pod: Pod, request: Request, node_name: str) -> Placement | Refusal:
-        """Choose cards for `pod` and hold them from now on: those it holds, else before others' plans."""
+        """Choose cards for `pod` and hold them: its own if it holds some, or before others' plans."""
         held = self.ledger.allocation(pod.uid)
         if held is not None and held.assumed and held.node == node_name and held.placement is not None:
             return self.ledger.assume(pod, held.placement) or held.placement

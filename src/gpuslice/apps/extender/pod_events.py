@@ -1,31 +1,24 @@
-"""What a pod's owner must know becomes a Kubernetes Event on the pod, never in the way of the requests."""
+"""What a pod's owner must know becomes a Kubernetes Event on the pod, written without delaying requests."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
-from gpuslice.adapters.kube.objects import ObjectReference
 from gpuslice.core.model import Pod
 
-_log = logging.getLogger(__name__)
-
-WAITING = 1000  # events; what comes while so many wait is dropped: a storm must not take memory
 REPEAT_AFTER_S = 60.0
 REMEMBERED = 10_000
 
 
 class PodEvents:
-    """Writes Events on pods in the background; the same words about one pod once a minute at most."""
+    """Writes Events on pods in the background, the same text about one pod at most once a minute."""
 
     def __init__(self, recorder: EventRecorder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
         self._clock = clock
-        self._queue: asyncio.Queue[tuple[ObjectReference, str, str, str]] = asyncio.Queue(WAITING)
         self._written: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def warn(self, pod: Pod, reason: str, message: str) -> None:
@@ -44,14 +37,8 @@ class PodEvents:
         self._written.move_to_end(key)
         if len(self._written) > REMEMBERED:
             self._written.popitem(last=False)
-        about = pod_reference(pod.namespace, pod.name, pod.uid)
-        try:
-            self._queue.put_nowait((about, reason, message, kind))
-        except asyncio.QueueFull:
-            _log.warning("event dropped", extra={"pod": pod.key, "reason": reason})
+        self._recorder.add(pod_reference(pod.namespace, pod.name, pod.uid), reason, message, type=kind)
 
     async def run(self) -> None:
-        """Write what came until cancelled."""
-        while True:
-            about, reason, message, kind = await self._queue.get()
-            await self._recorder.create_event(about, reason, message, type=kind)
+        """Write events as they come, until cancelled."""
+        await self._recorder.run()

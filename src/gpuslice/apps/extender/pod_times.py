@@ -1,4 +1,4 @@
-"""When each pod was asked about, bound, and shown bound: how long pods queue, and how late the watch is."""
+"""When each pod was asked about, bound, and shown bound: how long pods queue and how far the watch lags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEMBERED = 10_000  # pods of each kind; the oldest are forgotten
 
 
 class PodTimes:
-    """Hears of each step of a pod, in seconds of `clock`."""
+    """Records the steps of each pod, in seconds of `clock`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.queue = Histogram(
@@ -25,17 +25,17 @@ class PodTimes:
         )
         self._clock = clock
         self._asked: dict[str, float] = {}  # by uid
-        self._unshown: dict[str, float] = {}  # when they were bound, the oldest first
+        self._unshown: dict[str, float] = {}  # when they were bound, oldest first
 
     def asked(self, uid: str) -> None:
         """filter is asked about the pod, for the first time or again."""
         _remember(self._asked, uid, self._clock())
 
     def bound(self, uid: str, *, shown: bool) -> None:
-        """The API server has said yes; `shown`: the watch was faster."""
+        """The API server has accepted the binding; `shown`: the watch has shown it already."""
         now_s = self._clock()
         if (asked_s := self._asked.pop(uid, None)) is None:
-            return  # asked for once more, or by nobody who asked filter
+            return  # a repeated bind, or one without a filter before it
         self.queue.observe(now_s - asked_s)
         if shown:
             self.watch_delay.observe(0.0)
@@ -48,12 +48,12 @@ class PodTimes:
             self.watch_delay.observe(self._clock() - bound_s)
 
     def gone(self, uid: str) -> None:
-        """There is no such pod any more."""
+        """The pod no longer exists."""
         self._asked.pop(uid, None)
         self._unshown.pop(uid, None)
 
     def longest_unshown_s(self) -> float:
-        """For how long the watch has not shown what was bound first of all that it has not shown."""
+        """How long ago the pod was bound that the watch has failed to show for the longest time."""
         oldest_s = next(iter(self._unshown.values()), None)
         return 0.0 if oldest_s is None else self._clock() - oldest_s
 

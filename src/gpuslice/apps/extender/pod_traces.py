@@ -1,4 +1,4 @@
-"""The extender's spans of a pod's way: filter, then bind, which goes on with the pod as an annotation."""
+"""The extender's spans of a pod: filter, then bind, whose context is passed on in an annotation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ REMEMBERED = 10_000  # pods
 
 
 class PodTraces:
-    """Nothing of it does anything without an exporter."""
+    """Does nothing without an exporter."""
 
     def __init__(self, exporter: SpanExporter | None, now_ns: Callable[[], int] = time.time_ns) -> None:
         self._exporter = exporter
         self._now_ns = now_ns
-        self._filtered: OrderedDict[str, SpanContext] = OrderedDict()  # by uid, of the last question
-        self._binding: dict[str, SpanContext] = {}  # by uid, while the bind is under way
+        self._filtered: OrderedDict[str, SpanContext] = OrderedDict()  # by uid, of the last filter
+        self._binding: dict[str, SpanContext] = {}  # by uid, while the bind is in progress
 
     def filtered(self, uid: str, key: str, took_s: float, passed: int, error: str) -> None:
-        """filter has answered how many nodes do."""
+        """filter has answered how many nodes fit."""
         if self._exporter is None or not uid:
             return
         context = SpanContext(trace_of(uid))
@@ -43,12 +43,12 @@ class PodTraces:
             self._binding[uid] = SpanContext(filtered.trace_id if filtered else trace_of(uid))
 
     def annotations(self, uid: str) -> dict[str, str]:
-        """What the Binding carries beside the placement, for the node's agent to go on with."""
+        """The annotation that lets the node's agent continue the trace."""
         context = self._binding.get(uid)
         return {ANN_TRACEPARENT: context.traceparent} if context else {}
 
     def bound(self, uid: str, key: str, node: str, took_s: float, error: str) -> None:
-        """The bind that began has come to its end."""
+        """The bind has ended."""
         context = self._binding.pop(uid, None)
         if self._exporter is None or context is None:
             return

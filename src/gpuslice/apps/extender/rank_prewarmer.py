@@ -1,8 +1,8 @@
-"""Ranks worked out before they are asked for.
+"""Ranks computed before they are asked for.
 
-A shape that is new to the policy costs a look at every node, a few milliseconds in a large cluster. Pods are
-heard of when they are created, mostly before kube-scheduler asks about them: time enough to rank their shape
-between two requests.
+A shape that is new to the policy requires a look at every node, a few milliseconds in a large cluster. Pods
+are usually seen when they are created, before kube-scheduler asks about them, which leaves time to rank their
+shape between two requests.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ REMEMBERED_SHAPES = 64
 
 
 class RankPrewarmer:
-    """Passes on what a policy must hear, and remembers the shapes that came, those not ranked yet apart.
+    """Passes pods' shapes on to the policy, and remembers those that are not ranked yet.
 
-    What is larger than any card of the fleet is kept from the policy: it would learn to expect, and make room
-    for, a typing error.
+    A shape that is larger than any card of the fleet is kept from the policy, which would otherwise learn to
+    expect a typing error and keep room for it.
     """
 
     def __init__(self, policy: Listener, fleet: Fleet) -> None:
@@ -34,7 +34,7 @@ class RankPrewarmer:
             return
         self._policy.arrived(shape)
         if not shape.cards:
-            return  # nobody asks where it goes
+            return  # nobody asks about it
         if shape not in self._seen:
             self._unranked[shape] = None
         self._seen[shape] = None
@@ -49,5 +49,5 @@ class RankPrewarmer:
         self._policy.departed(shape)
 
     def next_unranked(self) -> Shape | None:
-        """A shape whose first pods have come and that nobody has ranked, the latest first."""
+        """A shape that has arrived and has not been ranked, the latest first."""
         return self._unranked.popitem()[0] if self._unranked else None

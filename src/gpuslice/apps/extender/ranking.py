@@ -1,4 +1,4 @@
-"""What the ranks of nodes come to: the best of them, scores, and why the others were refused."""
+"""From ranks to answers: the best nodes, scores, and why the others were refused."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ KEPT_SHAPES = 256
 
 
 def best_of(keys: Ints, count: int) -> Positions:
-    """The positions of the `count` best, in order. At least so many fit."""
+    """The positions of the `count` best, in order. At least that many must fit."""
     few = keys
-    # a sample tells below which key there are so many, and few others: parting all costs ten times that
+    # a sample shows below which key there are enough nodes and few more; partitioning all takes ten times as
+    # long
     sample = keys[::SAMPLE_EVERY]
-    rank = 3 * count // SAMPLE_EVERY  # so that three times as many as wanted are to be expected
+    rank = 3 * count // SAMPLE_EVERY  # so that three times as many as needed are expected
     if rank < len(sample):
         found = keys[keys <= np.partition(sample, rank)[rank]]
         if len(found) >= count:
@@ -33,10 +34,10 @@ def best_of(keys: Ints, count: int) -> Positions:
 
 
 def scores(keys: Ints) -> Ints:
-    """Best key 10, the others by their cost between 9 and 0, what does not fit 0."""
+    """10 for the best key, 9 to 0 for the others by their cost, 0 for what does not fit."""
     if not len(keys) or keys[best := keys.argmin()] == NEVER:
         return np.zeros(len(keys), dtype=np.int64)
-    costs = keys >> TIE_BITS  # the policy's own cost, without the order among equals
+    costs = keys >> TIE_BITS  # the policy's cost, without the order among equals
     least, most = int(costs[best]), int(costs.max())
     if most == NEVER >> TIE_BITS:
         never = keys == NEVER
@@ -50,7 +51,7 @@ def scores(keys: Ints) -> Ints:
 def reasons(
     fleet: Fleet, query: NodeQuery, refused: Positions, request: Request, *, compute_counts: bool
 ) -> list[Reason]:
-    """Why the known ones of the `refused` were refused; for want of memory, unless `compute_counts`."""
+    """Why the known nodes among `refused` were refused; only for lack of memory unless `compute_counts`."""
     known = query.known(refused)
     text = NO_ROOM if request.card_count == 1 else NO_ROOM_IN_SEVERAL.format(count=request.card_count)
     found = [(known, text)]
@@ -59,7 +60,7 @@ def reasons(
         left = fleet.left.take(query.rows.take(known), axis=0)
         roomy = have_cards(left, request.units_per_card, cards)
         why = NO_CORE if request.compute_percent else CORE_REQUIRED
-        why = why.format(name=request.names.compute)  # in which the nodes that are left offer it too
+        why = why.format(name=request.names.compute)  # the name under which these nodes offer it
         found = [(known[~roomy], text), (known[roomy], why)]
     return [reason for reason in found if len(reason[0])]
 
@@ -71,15 +72,15 @@ def have_cards(amounts: npt.NDArray[np.int32], units: int, cards: int) -> Flags:
 
 
 class ImpossibleNodes:
-    """Which nodes could not hold a request if nobody else were there; found out again when cards change."""
+    """Which nodes could not hold a request even if they were empty; computed again when cards change."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._version = -1
-        self._small: dict[tuple[int, int], Flags | None] = {}  # rows, by units and cards; None if none is
+        self._small: dict[tuple[int, int], Flags | None] = {}  # rows by units and cards; None for none
 
     def of(self, query: NodeQuery, refused: Positions, request: Request) -> Positions:
-        """Those of the `refused`, all of which have a row."""
+        """Those of `refused`, all of which must have a row."""
         shape = request.units_per_card, request.card_count
         if self._version != self._fleet.cards_version or len(self._small) >= KEPT_SHAPES:
             self._small, self._version = {}, self._fleet.cards_version

@@ -1,4 +1,4 @@
-"""Pods that fit nowhere: what their owners are told."""
+"""What the owner of a pod that fits nowhere is told."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Refusals:
     """Explains each."""
 
     def __init__(self, ledger: Ledger, policy: Policy) -> None:
-        self.sampled = 0  # pods refused because kube-scheduler showed us a part of the nodes only
+        self.sampled = 0  # pods refused because kube-scheduler showed us only some of the nodes
         self._ledger = ledger
         self._policy = policy
 
     def explain(self, request: Request, query: NodeQuery) -> str:
-        """What was asked, what is missing and the most that would fit, over all nodes asked about."""
+        """What was requested, what is missing and the most that would fit, over all nodes in the question."""
         fits_elsewhere = self._policy.choose(shape_of(request)) is not None
         known = query.rows != UNKNOWN
         shared = int(known.sum())
@@ -50,10 +50,7 @@ class Refusals:
 
 
 def is_sample(asked: int, nodes: int) -> bool:
-    """Whether `asked` is how many nodes kube-scheduler looks for in a cluster of `nodes` (1.36, default).
-
-    Source: ``numFeasibleNodesToFind`` in pkg/scheduler/schedule_one.go.
-    """
+    """Whether `asked` is the number of nodes that kube-scheduler looks for in a cluster of `nodes` (1.36)."""
     if nodes < 100 or asked >= nodes:
         return False
     percent = max(5, 50 - nodes // 125)

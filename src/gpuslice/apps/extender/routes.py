@@ -35,7 +35,7 @@ PREFIX = "/gpushare-scheduler"
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Bodies to questions, answers to bodies. `not_ready`: why nothing may be decided yet, "" when it may."""
+    """Bodies to questions, answers to bodies. `not_ready` returns why nothing may be decided yet, or ""."""
 
     cycle: SchedulingCycle
     nominator: Nominator
@@ -77,7 +77,7 @@ class Routes:
             scores = self.cycle.prioritize(self.questions.decode(request.body))
         except MalformedError as error:
             _log.warning("prioritize not understood", extra={"error": str(error)})
-            scores = b"[]"  # the answer has no place for an error, and the scheduler ignores one
+            scores = b"[]"  # this answer cannot carry an error, and the scheduler ignores one
         answer = HttpResponse(scores, content_type=JSON)
         self._observe("prioritize", scores == b"[]", began, answer)
         return answer
@@ -106,7 +106,7 @@ class Routes:
         return answer
 
     def _observe(self, verb: str, no: bool, began: float, answer: HttpResponse) -> None:
-        """Count it. Who asks a replica that does not lead is sent away: the Service knows who does."""
+        """Count it, and close the connection if we do not lead, so that the Service leads the client on."""
         self.metrics.observe(verb, "no" if no else "yes", time.perf_counter() - began)
         if self.not_ready():
             self.metrics.asked_while_not_ready += 1

@@ -1,12 +1,12 @@
-"""What becomes of one pod, from kube-scheduler's questions to the binding; one verb after the other.
+"""Scheduling one pod, from kube-scheduler's first question to its binding, verb by verb.
 
-    filter      which of these nodes can hold the pod, and why not the others
-    prioritize  how well it would sit on each of them
-    preempt     whom to evict where it fits nowhere
-    bind        the cards on the node that kube-scheduler picked: held, annotated, bound
+    filter      which of these nodes can hold the pod, and why the others cannot
+    prioritize  how well it would fit on each of them
+    preempt     whom to evict if it fits nowhere
+    bind        hold cards on the node that kube-scheduler picked, annotate and bind the pod
 
-filter and prioritize are synchronous, and preempt decides after it has read what it needs: each looks at the
-ledger as it is now, and no decision rests on a copy.
+filter and prioritize are synchronous, and preempt decides after it has read what it needs: each sees the
+ledger as it is now, and no decision is based on a copy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 KEPT_DECISIONS = 1000
 POD_MISSING = "arg or pod is nil"
-NO_ROW = -2  # no node's, nor that of a node that is not known
+NO_ROW = -2  # the row of no node, and not that of an unknown one either
 NAMES_MISSING = "cannot get node names"
 NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
 RESERVED = "The free cards are kept for a pod that others were evicted for"
@@ -106,12 +106,12 @@ class SchedulingCycle:
         self._impossible = ImpossibleNodes(placer.ledger.fleet)
         self._explain = explain
         self._replica = replica
-        self.decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)  # binds, the latest last
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)  # of binds, the latest last
 
     def filter(self, args: ExtenderArgs) -> FilterResult:
-        """Part the nodes asked about into those that can hold the pod and the others with their reasons.
+        """Which nodes in the question can hold the pod, and why the others cannot.
 
-        Raises `MalformedError` when the names are no list of strings.
+        Raises `MalformedError` if the names are not a list of strings.
         """
         raw = args.names_json()
         if args.pod is None or raw is None:
@@ -124,11 +124,11 @@ class SchedulingCycle:
             if answer is not None:
                 return answer
 
-        # nominated before: that one node was chosen for the pod, and its cards are held for it
+        # nominated before: this one node was chosen for the pod, and its cards are held for it
         self._nominator.note_query(pod.uid, query)
         planned = self.ledger.planned(pod.uid) if len(query.rows) == 1 else None
         is_planned = planned is not None and self.ledger.fleet.row_of.get(planned.node) == query.rows[0]
-        if is_planned or (pod.request is None and not pod.problem):  # or none of our business
+        if is_planned or (pod.request is None and not pod.problem):  # or a pod that is none of our business
             self._passed.note(pod.uid, query.rows)
             if is_planned:
                 self._binder.announce(pod.uid)
@@ -142,7 +142,7 @@ class SchedulingCycle:
     def _choose(
         self, args: ExtenderArgs, asking: WirePod, query: NodeQuery, pod: Pod, request: Request
     ) -> FilterResult:
-        """The answer to filter for a pod that wants cards."""
+        """The answer to filter for a pod that asks for cards."""
         # rank
         fleet, is_known = self.ledger.flush(), pod.uid in self.ledger.pods
         keys, kept = self._placer.rank(query, pod, request)
@@ -150,7 +150,7 @@ class SchedulingCycle:
             fleet = self.ledger.flush()
             keys, kept = self._placer.rank(query, pod, request)
 
-        # pass the one nominated now, else the best few of those that fit
+        # pass the node that is nominated now, otherwise the best few of those that fit
         if asking.spec.pod_group:
             passing = self._groups.hold(pod, request, query, keys)
         else:
@@ -164,9 +164,9 @@ class SchedulingCycle:
                 self._binder.announce(pod.uid)
             next_query = query.part(passing)
             self._names.expect(next_query, Ranked(asking, fleet.clock, keys.take(passing)))
-            return _answer(args, next_query.raw, passing)  # why not elsewhere, nobody would read
-        # none: tell the pod's owner, and have room made for it if it is important enough
-        if not asking.spec.pod_group:  # room for one member helps nobody where the others do not fit
+            return _answer(args, next_query.raw, passing)  # reasons for the others would not be read
+        # none fits: tell the pod's owner, and make room if the pod is important enough
+        if not asking.spec.pod_group:  # room for one member is useless if the others do not fit
             self._preemptor.note_refused(pod.uid, query)
             self._batch_preemptor.pending.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
@@ -177,7 +177,7 @@ class SchedulingCycle:
     def _group_decides(
         self, args: ExtenderArgs, asking: WirePod, query: NodeQuery, pod: Pod, request: Request
     ) -> FilterResult | None:
-        """The answer to filter for a member of a pod group; None where its group says nothing about it."""
+        """The answer to filter for a member of a pod group; None if the pod is to be treated as any other."""
         if not asking.spec.pod_group and pod.group is None:
             return None
         if pod.uid not in self.ledger.pods:
@@ -197,7 +197,7 @@ class SchedulingCycle:
             self._passed.note(pod.uid, query.rows[:0])
             return _answer(args, _EMPTY_LIST, query.everyone[:0], *2 * (_of_all(query, why_not),))
         passing = np.flatnonzero(query.rows == self.ledger.fleet.row_of.get(held.node, NO_ROW))
-        if not len(passing) and held.planned:  # kube-scheduler's own filters want it elsewhere
+        if not len(passing) and held.planned:  # kube-scheduler's own filters exclude the held node
             self.ledger.forget(pod.uid)
             keys, _ = self._placer.rank(query, pod, request)
             passing = self._placer.hold_best(pod, request, query, keys)
@@ -211,16 +211,16 @@ class SchedulingCycle:
         return _answer(args, query.part(passing).raw, passing)
 
     def note_filtered(self, args: ExtenderArgs, result: FilterResult, took_s: float) -> None:
-        """filter has answered, after so long."""
+        """Record that filter has answered, and how long it took."""
         if args.pod is not None:
             meta = args.pod.metadata
             key = f"{meta.namespace}/{meta.name}"
             self._traces.filtered(meta.uid, key, took_s, self._passed.count(meta.uid), result.error)
 
     def prioritize(self, args: ExtenderArgs) -> bytes:
-        """Scores 0…10 as JSON: the node to take has 10, alone, since kube-scheduler draws lots among equals.
+        """Scores 0…10 as JSON. Only the best node gets 10, since kube-scheduler picks at random among equals.
 
-        Raises `MalformedError` when the names are no list of strings.
+        Raises `MalformedError` if the names are not a list of strings.
         """
         raw = args.names_json()
         if raw is None:
@@ -239,9 +239,9 @@ class SchedulingCycle:
     async def preempt(
         self, asking: WirePod | None, proposed: Mapping[str, MetaVictims]
     ) -> Mapping[str, MetaVictims]:
-        """Keep the nodes on which evicting lower pods makes room on the cards, with those to evict.
+        """The nodes on which evicting pods of lower priority frees enough of a card, each with its victims.
 
-        kube-scheduler asks once, so that a pod of which it heard before us is read from the API server.
+        kube-scheduler asks only once, so a pod that it has seen before us is read from the API server.
         """
         if asking is None:
             return proposed
@@ -250,7 +250,7 @@ class SchedulingCycle:
             meta = asking.metadata
             is_known = await self._binder.read_early(meta.namespace, meta.name, meta.uid)
             pod = self._asking(asking)[0]
-        if pod.request is None or not is_known or pod.group is not None:  # room for one helps no group
+        if pod.request is None or not is_known or pod.group is not None:  # room for one is useless to a group
             return {} if pod.problem or pod.request is not None else proposed
         found = await self._batch_preemptor.pending.victims(pod, pod.request, proposed)
         if found:
@@ -260,10 +260,10 @@ class SchedulingCycle:
         return found
 
     async def bind(self, args: BindingArgs) -> str:
-        """Hold the cards, annotate, bind; the reason why not, "" when the pod is bound.
+        """Hold the cards, annotate and bind; returns why not, or "" when the pod is bound.
 
-        Nobody who has not asked filter first gets anything bound: where a pod may run is kube-scheduler's to
-        say, and a filter that this replica answered tells that it was asked.
+        A pod is bound only to a node that our filter has let pass for it. Where a pod may run is for
+        kube-scheduler to say, and that this replica answered its filter shows that it was asked.
         """
         key, row = f"{args.pod_namespace}/{args.pod_name}", self.ledger.flush().row_of.get(args.node, UNKNOWN)
         began, passed = time.monotonic(), self._passed.count(args.pod_uid)
@@ -283,7 +283,7 @@ class SchedulingCycle:
             "node": args.node,
             "cards": {str(part.card): part.units for part in slices},
             "policy": self._placer.policy.name,
-            "passed": passed,  # nodes that filter left kube-scheduler to choose from
+            "passed": passed,  # how many nodes filter left for kube-scheduler to choose from
             "nominated": known is not None and bool(known.nominated),
             "replica": self._replica,
             "seconds": round(took_s, 4),
@@ -298,17 +298,17 @@ class SchedulingCycle:
         return why_not
 
     def prewarm(self, shape: Shape | None) -> None:
-        """Get ready what the next question would else wait for: the table of names, the ranks of `shape`."""
+        """Prepare what the next question needs: the table of names and the ranks of `shape`."""
         self.ledger.flush()
         self._names.refresh()
         if shape is not None:
             self._placer.policy.keys(shape)
 
     def _asking(self, asking: WirePod) -> tuple[Pod, bool]:
-        """The pod that a question is about, as the API server shows it, and whether it has shown it yet.
+        """The pod in a question as the API server shows it, and whether it has shown it yet.
 
-        kube-scheduler may have heard of a pod before us. Such a pod is answered by its own words, as one that
-        comes after all others, and nothing is done for it: anybody could have asked.
+        kube-scheduler may have seen a pod before us. Such a pod is answered by what the question says of it,
+        with the lowest priority, and nothing is done for it, since anybody can send a question.
         """
         meta = asking.metadata
         known = self.ledger.pods.get(meta.uid)
@@ -322,7 +322,7 @@ class SchedulingCycle:
         return replace(pod, request=asked.request, problem=asked.problem), False
 
     def _best(self, uid: str, query: NodeQuery, keys: Ints, *, all_that_fit: bool) -> Positions:
-        """Which nodes pass."""
+        """Which of the nodes in the question pass."""
         fits = keys != NEVER
         fitting = np.count_nonzero(fits)
         if fitting > 1 and (held := self._nominator.hold(uid, query)) is not None:
@@ -334,7 +334,7 @@ class SchedulingCycle:
         return passing
 
     def _why_not(self, query: NodeQuery, kept: Positions, request: Request) -> tuple[Pieces, Pieces]:
-        """Why each node does not do, and the same of those alone that preemption cannot help."""
+        """Why each node was refused, and the same for those nodes where preemption cannot help."""
         refused = query.everyone
         if len(kept):
             refused = np.setdiff1d(refused, kept)
@@ -350,7 +350,7 @@ class SchedulingCycle:
         return failed, self._reasons_json(query, impossible, request)
 
     def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
-        """The texts of `reasons`; nodes that share nothing are told so by name."""
+        """The reasons by node name; nodes that share no cards get a reason that names them."""
         own: dict[str, str] = {}
         if len(query.unknown):
             own = {name: not_shared(name).reason for name in query.names(query.unknown)}
@@ -376,7 +376,7 @@ def _answer(
     failed: Pieces = _EMPTY_OBJECT,
     never: Pieces = _EMPTY_OBJECT,
 ) -> FilterResult:
-    """In the form of the question: names for names, whole nodes for whole nodes."""
+    """Answer in the form of the question: names for names, whole nodes for whole nodes."""
     result = FilterResult(node_names=names, failed_nodes=failed, failed_and_unresolvable_nodes=never)
     if (nodes := args.whole_nodes) is not None:
         result.nodes = NodeList(items=[nodes[position] for position in passing.tolist()])

@@ -1,13 +1,13 @@
 """Pods that were refused and would fit by now, though kube-scheduler does not ask about them again.
 
-kube-scheduler may hear before us that a pod is gone. It then asks at once, is answered from what we know, and
-tries the waiting pod again only at an event of its own, else after five minutes. So who was refused is
-remembered, and when it would fit and nobody has asked for a moment, a node is shown to change (`waker`).
-That wakes all waiting pods, so it is done seldom: once for all, and ever more rarely while it helps none of
-those that it was done for.
+kube-scheduler may see before us that a pod is gone. It then asks at once, is answered from what we know, and
+retries the waiting pod only at its next event, otherwise after five minutes. So refused pods are remembered,
+and when one would fit and nobody has asked for a moment, a change of a node is shown (`waker`). That wakes
+all waiting pods, so it is done rarely: once for all of them, and ever more rarely as long as it helps none of
+them.
 
-kube-scheduler before 1.28 leaves a pod alone for as long when nobody answered its question. So after a
-take-over all that wait there count as refused.
+kube-scheduler before 1.28 leaves a pod alone for as long if its question got no answer. So after a takeover
+all waiting pods count as refused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from gpuslice.core.policy import NEVER
 from gpuslice.core.policy.fleet import Shape
 
 CHECK_EVERY_S = 0.5
-STRANDED_AFTER_S = 1.0  # of fitting: what kube-scheduler heard as well it acts on in milliseconds
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0  # between two times that all are woken
-LONGEST_FOR_NEW_S = 10.0  # the same, for a pod that nobody was woken for yet
+STRANDED_AFTER_S = 1.0  # of fitting; kube-scheduler reacts within milliseconds to what it sees itself
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 120.0  # between two wake-ups of all pods
+LONGEST_FOR_NEW_S = 10.0  # the same for a pod that nobody was woken for yet
 REMEMBERED = 1000  # pods; the oldest are left to kube-scheduler
 LOOKED_AT = 50  # pods in one check for which a node is chosen
-UNKNOWN_FOR_S = 30.0  # a pod that the watch does not show by then was none
-ASKS_AGAIN = 28  # kube-scheduler from this minor version on, about pods that nobody answered for
-UNANSWERED_FOR_S = 30.0  # after a take-over, until the Service leads to us
+UNKNOWN_FOR_S = 30.0  # if the watch has not shown a pod by then, there is none
+ASKS_AGAIN = 28  # minor version from which kube-scheduler asks again about pods whose question got no answer
+UNANSWERED_FOR_S = 30.0  # after a takeover, until the Service leads to us
 
 
 NEVER_ASKED = -1
@@ -47,7 +47,7 @@ NEVER_ASKED = -1
 
 @dataclass(slots=True)
 class _Refused:
-    """A pod that was refused on `rows` of the fleet as it was in `version`; NEVER_ASKED: by nobody."""
+    """A pod refused on `rows` of the fleet as of `version`; NEVER_ASKED if nobody has asked."""
 
     rows: npt.NDArray[np.int32]
     version: int
@@ -57,7 +57,7 @@ class _Refused:
 
 
 class StrandedPods:
-    """Wakes kube-scheduler for them, while this replica leads."""
+    """Wakes kube-scheduler for stranded pods, while this replica leads."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class StrandedPods:
         self._unanswered_until_s = 0.0
 
     def took_over(self) -> None:
-        """We lead now; kube-scheduler may have asked in vain, and may for a while."""
+        """This replica leads now. Questions of kube-scheduler may have got no answer, and may for a while."""
         self._unanswered_until_s = self._clock() + UNANSWERED_FOR_S
 
     def note_refused(self, uid: str, query: NodeQuery) -> None:
@@ -96,7 +96,7 @@ class StrandedPods:
             self._refused.popitem(last=False)
 
     def note_passed(self, uid: str) -> None:
-        """It fits somewhere, and kube-scheduler knows. Woken for that, it may soon be for others."""
+        """The pod fits, and kube-scheduler knows. If it was woken for that, others may be soon too."""
         refused = self._refused.pop(uid, None)
         if refused is not None and refused.woken_for:
             self._pause_s = FIRST_PAUSE_S
@@ -109,7 +109,7 @@ class StrandedPods:
             self.check()
 
     def check(self) -> None:
-        """Wake kube-scheduler if somebody has fitted for a while without having been asked about."""
+        """Wake kube-scheduler if a pod has fitted for a while and nobody has asked about it."""
         if not self._leadership.may_bind:
             self._refused.clear()
             return
@@ -138,7 +138,7 @@ class StrandedPods:
         self._waker.free_again(*{placement.node: placement for placement in stranded.values()}.values())
 
     def _stranded(self) -> dict[str, Placement]:
-        """Where each of them would go, of the first that are looked at; by uid."""
+        """By uid, where each of the first few pods would go."""
         fleet, now_s = self._ledger.flush(), self._clock()
         fits: dict[Shape, bool] = {}
         found: dict[str, Placement] = {}
@@ -149,7 +149,7 @@ class StrandedPods:
                 if now_s > refused.at_s + UNKNOWN_FOR_S:
                     del self._refused[uid]
                 continue
-            late = refused.version == NEVER_ASKED and now_s > refused.at_s + UNANSWERED_FOR_S  # gated, say
+            late = refused.version == NEVER_ASKED and now_s > refused.at_s + UNANSWERED_FOR_S  # e.g. gated
             if pod.node or self._ledger.allocation(uid) is not None:
                 self.note_passed(uid)
                 continue
@@ -163,7 +163,7 @@ class StrandedPods:
             if fits[shape] and looked_at < LOOKED_AT:
                 looked_at += 1
                 open_rows = np.full(fleet.rows, refused.version != fleet.cards_version)
-                if refused.version == fleet.cards_version:  # else rows may be others'
+                if refused.version == fleet.cards_version:  # otherwise rows may be those of other nodes
                     open_rows[refused.rows] = True
                 placement = self._placer.choose_node(pod, open_rows, 1)
             refused.fits_since_s = min(refused.fits_since_s, now_s) if placement is not None else inf

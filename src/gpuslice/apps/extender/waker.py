@@ -1,13 +1,14 @@
-"""Makes kube-scheduler try waiting pods again when cards come free that no event of its own tells of.
+"""Makes kube-scheduler retry waiting pods when cards become free without an event that it would notice.
 
-kube-scheduler tries a pod that only an extender refused again at any event of its own, else after 5 minutes.
-A ConfigMap is no such event; a changed annotation of a node is one, for all pods (1.36, framework/events.go).
-So nodes show which of their cards are out of use, written once the ledger knows, so that kube-scheduler
-cannot come too early. Cards that were kept for a nominated pod that never took them are no event either; they
-are shown for a moment when they come free.
+kube-scheduler retries a pod that only an extender refused at any event that it watches, otherwise after 5
+minutes. A changed ConfigMap is no such event; a changed node annotation is one, for all pods (1.36,
+framework/events.go). So each node is annotated with its cards that are out of use. The annotation is written
+after the ledger knows, so that kube-scheduler does not ask too early. When cards that were kept for a
+nominated pod become free because that pod never took them, there is no event either, and they are shown for a
+moment.
 
-kube-scheduler before 1.30 heeds no annotation of a node but its labels, and tries those pods alone that fit
-that node by its own sums. There a label comes and goes as well, on every node that is meant.
+kube-scheduler before 1.30 ignores node annotations and only notices labels, and it retries only pods that fit
+that node by its own sums. For those versions a label is added and removed as well, on every node concerned.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from gpuslice.core.model import Placement
 
 _log = logging.getLogger(__name__)
 
-HEEDS_ANNOTATIONS = 30  # kube-scheduler from this minor version on
-NODES_AT_ONCE = 16  # at the most, where one is not enough
-RETRY_EVERY_S = 5.0  # what could not be written, or not by us while another led
+HEEDS_ANNOTATIONS = 30  # minor version from which kube-scheduler notices annotations
+NODES_AT_ONCE = 16  # at most, if one node is not enough
+RETRY_EVERY_S = 5.0  # what could not be written, or was not ours to write while another replica led
 
 
 class Waker:
-    """What the nodes should show and what they do."""
+    """What each node's annotation should show, and what it shows."""
 
     def __init__(
         self,
@@ -42,17 +43,17 @@ class Waker:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.kubernetes = 0  # minor version; 0: not known, taken for new
+        self.kubernetes = 0  # the cluster's minor version; 0 if unknown, which counts as new
         self._client = client
         self._leadership = leadership
         self._sleep = sleep
-        self._wanted: dict[str, str] = {}  # node → "0,2"; those without a card out of use are absent
-        self._shown: dict[str, str] = {}  # the same, as its annotation says
-        self._unshown: dict[str, str] = {}  # what had pods refused and was over before it was written
+        self._wanted: dict[str, str] = {}  # node → "0,2"; nodes without cards out of use are absent
+        self._shown: dict[str, str] = {}  # the same, as the annotation is now
+        self._unshown: dict[str, str] = {}  # changes that caused refusals and ended before they were written
         self._changed = asyncio.Event()
 
     def set_out_of_use(self, node: str, cards: frozenset[int]) -> None:
-        """The node's ConfigMap takes these cards out of use, or none."""
+        """The node's ConfigMap takes these cards out of use; empty for none."""
         before, now = self._wanted.get(node, ""), _text(cards)
         if before not in {now, self._shown.get(node, "")}:
             self._unshown[node] = before
@@ -65,11 +66,11 @@ class Waker:
 
     @property
     def nodes_at_once(self) -> int:
-        """So many have to change that every pod is tried that fits one of them."""
+        """How many nodes must change so that every pod that fits one of them is retried."""
         return NODES_AT_ONCE if self.by_labels else 1
 
     async def learn_version(self) -> None:
-        """Of the cluster, whenever it can be had."""
+        """Read the cluster's version as soon as it is available."""
         problem = ""
         while not self.kubernetes:
             try:
@@ -83,7 +84,7 @@ class Waker:
             await self._sleep(RETRY_EVERY_S)
 
     def free_again(self, *placements: Placement) -> None:
-        """Cards that had pods refused are free, and nothing that happened in the cluster says so."""
+        """Cards whose use caused refusals are free again, and no event in the cluster shows it."""
         if not self._leadership.may_bind:
             return
         for placement in placements[: self.nodes_at_once]:
@@ -93,17 +94,17 @@ class Waker:
             self._changed.set()
 
     def wake(self) -> None:
-        """We lead now."""
+        """This replica leads now."""
         self._changed.set()
 
     def see(self, node: str, text: str) -> None:
-        """The node's annotation as it came; "" when there is none, or no such node."""
+        """The node's annotation as read; "" if there is none or no such node."""
         if self._shown.get(node, "") != text:
             _put(self._shown, node, text)
             self._changed.set()
 
     async def run(self) -> None:
-        """Bring the nodes' annotations in line, for ever. Both sides must have been read."""
+        """Keep the nodes' annotations up to date, for ever. The ConfigMaps and nodes must have been read."""
         problem = ""
         while True:
             self._changed.clear()
@@ -120,7 +121,7 @@ class Waker:
                     await self._changed.wait()
 
     async def _write(self) -> None:
-        """All that differs. Raises `KubeError` for a node that may not be changed, after all others were."""
+        """Write all that differs. Raises `KubeError` for a node that failed, after all others."""
         refused: KubeError | None = None
         for node in [*(self._wanted | self._shown | self._unshown)]:
             try:
@@ -131,7 +132,7 @@ class Waker:
             raise refused
 
     async def _write_node(self, node: str) -> None:
-        """What is over by now is shown first: taking it off is what is heard of."""
+        """What has ended before it was written is shown first, since kube-scheduler notices its removal."""
         if node in self._unshown:
             await self._show(node, self._unshown[node])
             self._unshown.pop(node, None)
@@ -149,7 +150,7 @@ class Waker:
         _put(self._shown, node, text)
 
     async def _patch(self, node: str, metadata: dict[str, Any]) -> None:
-        with contextlib.suppress(NotFoundError):  # of a node that is gone a ConfigMap may stay
+        with contextlib.suppress(NotFoundError):  # a ConfigMap may outlive its node
             await self._client.merge_patch(SLIM_NODES, node, {"metadata": metadata})
             _log.info("cards out of use shown on the node", extra={"node": node, **metadata})
 

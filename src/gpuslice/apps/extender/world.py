@@ -28,11 +28,11 @@ from gpuslice.core.views import version_number, with_unhealthy
 _log = logging.getLogger(__name__)
 
 SUCCEEDED = "Succeeded"
-CALM_GC = (20_000, 50, 100)  # young garbage only, and seldom: requests make little of it
+CALM_GC = (20_000, 50, 100)  # collect only young garbage, and rarely: requests produce little
 
 
 class World:
-    """Three reflectors, and who hears what they bring: ledger, nominator, pod groups, waker, pods' owners."""
+    """Three reflectors and what they update: ledger, nominator, pod groups, waker, the events of pods."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class World:
         self._groups = groups
         self._times = times
         self._unhealthy: dict[str, frozenset[int]] = {}
-        self._unreadable: set[str] = set()  # uids of pods whose owners know
+        self._unreadable: set[str] = set()  # uids of pods whose owners have been told
         self.pods = Reflector(client, SLIM_PODS, self._pod_changed, clock=clock)
         self.nodes = Reflector(client, SLIM_NODES, self._node_changed, clock=clock)
         self.config_maps = Reflector(
@@ -67,16 +67,16 @@ class World:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.config_maps.run(), name="watch configmaps")
             tasks.create_task(self.nodes.run(), name="watch nodes")
-            await self.nodes.synced.wait()  # what a pod without cards takes counts where its node has some
+            await self.nodes.synced.wait()  # pods without cards count only on nodes with cards
             tasks.create_task(self.pods.run(), name="watch pods")
             await self.until_synced()
             self.ledger.flush()
             gc.collect()
-            gc.freeze()  # the cluster stays: no later collection need walk over it
+            gc.freeze()  # the cluster's objects stay, so later collections need not walk over them
             gc.set_threshold(*CALM_GC)
 
     def silent_s(self) -> dict[str, float]:
-        """For how long each watch has said nothing."""
+        """For how many seconds each watch has been silent."""
         return {
             "configmaps": self.config_maps.silent_s(),
             "nodes": self.nodes.silent_s(),
@@ -89,7 +89,7 @@ class World:
         self.synced = True
 
     async def reread_pods(self) -> None:
-        """Bring in what the API server knows now, not when the watch will tell: after a take-over."""
+        """Read the pods from the API server now instead of waiting for the watch: after a takeover."""
         listing = await self._client.list(SLIM_PODS)
         for pod in listing.items or ():
             view = pod_view(pod)
@@ -114,7 +114,7 @@ class World:
         waits = not pod.node and pod.request is not None
         terms = terms_of(change.object) if waits and pod.group is None else None
         owner, succeeded = controller_of(change.object), change.object.status.phase == SUCCEEDED
-        strip(change.object)  # the ledger has it now; the reflector needs no more than its version
+        strip(change.object)  # the ledger has it now; the reflector needs only its version
         self.ledger.apply_pod(pod)
         self._groups.pod_changed(pod, owner, succeeded=succeeded)
         if pod.node:
@@ -131,7 +131,7 @@ class World:
             self._events.warn(pod, "GPURequestUnreadable", pod.problem)
 
     def _drop_unlisted(self, version: int) -> None:
-        """After a list: what we read of single pods while nothing was watched, and what is gone since."""
+        """After a list: forget pods that were read one by one before it and are gone."""
         listed = {pod.metadata.uid for pod in self.pods.objects.values()}
         for uid in [uid for uid, pod in self.ledger.pods.items() if 0 < pod.version <= version]:
             if uid not in listed:
@@ -166,7 +166,7 @@ class World:
         state = self.ledger.state(name)
         if state is not None:
             self._apply_node(with_unhealthy(state.node, cards))
-        self._waker.set_out_of_use(name, cards)  # only now that the ledger knows
+        self._waker.set_out_of_use(name, cards)  # only now, when the ledger knows
 
     def _apply_node(self, node: Node) -> None:
         known = self.ledger.state(node.name)

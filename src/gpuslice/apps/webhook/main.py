@@ -1,6 +1,6 @@
-"""The webhook process: answers the API server about pods, and knows nothing of the cluster.
+"""The webhook process: answers the API server about pods, without knowing anything of the cluster.
 
-Every replica answers alike and keeps nothing, so any number of them may run and any may end.
+Every replica gives the same answers and keeps no state, so any number of them may run and any may end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _log = logging.getLogger(__name__)
 Decide = Callable[[AdmissionRequest], dict[str, Any]]
 
 LARGEST_REVIEW_BYTES = 24 << 20
-"""Two pods, the old and the new: etcd keeps 1.5 MiB of each, of which a byte may be six in JSON. A larger one
-would be passed over where the failure policy is to ignore."""
+"""Two pods, the old and the new one: etcd keeps up to 1.5 MiB of each, and a byte may be six in JSON.
+
+A larger review would fail, and be ignored if the failure policy says so.
+"""
 
 
 class Webhook:
@@ -45,7 +47,7 @@ class Webhook:
         )
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
-        """Serve until `stopped`; `listening` hears the port."""
+        """Serve until `stopped`; `listening` is called with the port."""
         routes = [
             post("/mutate", self._handler("mutate", self.reviewer.mutate)),
             post("/claim", self._handler("claim", self.reviewer.claim)),
@@ -90,15 +92,13 @@ class Webhook:
         self._times.observe(time.perf_counter() - began, verb)
 
     def families(self) -> list[Family]:
-        reviews = Family(
-            "gpuslice_webhook_reviews_total", MetricKind.COUNTER, "Reviews answered, by what came of them."
-        )
+        reviews = Family("gpuslice_webhook_reviews_total", MetricKind.COUNTER, "Reviews answered, by result.")
         for (verb, outcome), count in sorted(self._reviews.items()):
             reviews.add(count, labels({"verb": verb, "outcome": outcome}))
         return [reviews, self._times.family()]
 
 
 def start(settings: WebhookSettings) -> None:
-    """The process, until it is told to end."""
+    """Run the process until it is told to end."""
     configure_logs(settings.log_level)
     run(Webhook(settings).run(until_stopped()))

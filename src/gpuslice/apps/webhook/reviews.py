@@ -1,4 +1,4 @@
-"""Answers AdmissionReviews. What is no new or changed pod is let through untouched."""
+"""Answers AdmissionReviews. Anything but a new or changed pod is allowed unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpuslice.core.lookalikes import HAMI, pod_label_hints, resource_hints
 
 @dataclass(frozen=True, slots=True)
 class Reviewer:
-    """`hami` and `kai` are None where pods that ask in those names are left alone."""
+    """`hami` and `kai` are None if pods that use those names are left alone."""
 
     rules: AdmissionRules
     hami: HamiRules | None = None
     kai: KaiRules | None = None
 
     def mutate(self, request: AdmissionRequest) -> dict[str, Any]:
-        """The review that goes back, with the pod's patch. Raises `MalformedError`."""
+        """The review to return, with the pod's patch. Raises `MalformedError`."""
         if not request.is_pod or request.operation != "CREATE":
             return answer(request.uid)
         try:
@@ -43,7 +43,7 @@ class Reviewer:
         return answer(request.uid, operations=difference(pod, verdict.pod), warnings=said)
 
     def claim(self, request: AdmissionRequest) -> dict[str, Any]:
-        """The same for a pod that is to ask by a claim. Which pods, the API server knows by their labels."""
+        """The same for a pod that should ask by a claim; the API server selects those by their labels."""
         if not request.is_pod or request.operation != "CREATE":
             return answer(request.uid)
         try:
@@ -62,7 +62,7 @@ class Reviewer:
         return [*said, *(kai.remarks(pod) if self.kai is not None else ())]
 
     def validate(self, request: AdmissionRequest) -> dict[str, Any]:
-        """The review that goes back, yes or no. Raises `MalformedError`."""
+        """The review to return, yes or no. Raises `MalformedError`."""
         if not request.is_pod:
             return answer(request.uid)
         verdict = Verdict()

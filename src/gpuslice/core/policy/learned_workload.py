@@ -8,6 +8,7 @@ CPU and memory a card: a cluster is usually bought so that cards run out before 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from math import isfinite
 
 import numpy as np
@@ -37,10 +38,9 @@ class LearnedWorkload:
         return self._seen >= self._next
 
     @property
-    def seen_part(self) -> float:
-        """How much of the workload was seen; the rest is the prior."""
-        seen = sum(self._counts.values())
-        return seen / (seen + self._prior_pods)
+    def seen(self) -> Mapping[Shape, float]:
+        """The counts without the prior."""
+        return self._counts
 
     def arrived(self, shape: Shape) -> None:
         """Count one pod."""

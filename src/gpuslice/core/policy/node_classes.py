@@ -1,7 +1,7 @@
 """Which nodes are in the same state: what a pod would cost on one of them, it costs on all of them.
 
 A large cluster has many nodes and few states, as long as whole nodes and whole cards come and go. To find
-them anew for each shape costs ten times what the prices of the states do, so they are kept up to date.
+them again for each shape costs ten times what the prices of the states do, so they are kept up to date.
 """
 
 from __future__ import annotations

@@ -158,16 +158,21 @@ def _of_lines(value: Floats, lines: Ints) -> Floats:
 class Demand:
     """The mix as demand: shapes that cover most of it, largest first, with their part q of all GPU.
 
-    `seen`: part of the pods that are not the prior's.
+    `seen`: part of the pods that are not the prior's. `several_seen`: how much GPU those of them that want
+    several cards ask for, as part of what the prior's do, at most 1.
     """
 
     counts: Mapping[Shape, float]
     kept: tuple[tuple[Shape, float], ...]
-    seen: float = 1.0
+    seen: float
+    several_seen: float
 
 
-def demand_of(counts: Mapping[Shape, float], seen: float = 1.0) -> Demand:
-    """Leave out pods without GPU, keep the shapes of largest demand until 98 % are covered."""
+def demand_of(counts: Mapping[Shape, float], seen: Mapping[Shape, float] | None = None) -> Demand:
+    """Leave out pods without GPU, keep the shapes of largest demand until 98 % are covered.
+
+    `seen`: those of `counts` that are not the prior's; without it all of them.
+    """
     wanted = {shape: count for shape, count in counts.items() if shape.cards and count > 0}
     total = sum(count * shape.total_units for shape, count in wanted.items())
     parts = sorted(
@@ -180,7 +185,19 @@ def demand_of(counts: Mapping[Shape, float], seen: float = 1.0) -> Demand:
             break
         kept.append((shape, part))
         covered += part
-    return Demand(wanted, tuple(kept), seen)
+    arrived = counts if seen is None else seen
+    pods, several = sum(counts.values()), _units_of_several(arrived)
+    assumed = _units_of_several(counts) - several
+    return Demand(
+        wanted,
+        tuple(kept),
+        seen=sum(arrived.values()) / pods if pods else 0.0,
+        several_seen=min(1.0, several / assumed) if assumed > 0 else 1.0,
+    )
+
+
+def _units_of_several(counts: Mapping[Shape, float]) -> float:
+    return sum(count * shape.total_units for shape, count in counts.items() if shape.cards > 1)
 
 
 class PackedValue:
@@ -289,6 +306,7 @@ def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnove
         part=part[used],
         holds=allowed[:, used] & (slots.most >= slots.cards),
         weight=float(slots.weight.max(axis=0, initial=0.0).sum()),
+        seen=demand.several_seen,
     )
     return DemandModel(layout, np.array(table), parts, slots, slot_demand, turnover)
 

@@ -35,7 +35,7 @@ TIE_FREE_NODE = 0.0001  # a card of free GPU on the node after the pod
 TIE_FREE_CARD = 0.001  # a card's part left on the pod's own card
 ROUNDING = 1e-9
 LOOK_PART = 0.01  # of the cards: after as many arrivals it is seen whether slots became short
-SAME_SLOT_PRICE = 0.1  # of it; less of a change is not worth ranking all nodes anew
+SAME_SLOT_PRICE = 0.1  # of it; less of a change is not worth ranking all nodes again
 MANY_ROWS = 256  # from here on it pays to look for nodes in the same state
 LARGEST = np.iinfo(np.int64).max
 
@@ -113,7 +113,7 @@ class OpportunityCost(Policy):
                 return False
             self._renewal = self._renew_beside(self._cache.shapes())
         elif self._demand_model is None or self._cards_changed(self._demand_model):
-            self._renewal = None  # begun for other cards, and rows; the next request begins anew
+            self._renewal = None  # begun for other cards, and rows; the next request begins again
             return False
         if next(self._renewal, self) is self:
             self._renewal = None
@@ -145,7 +145,7 @@ class OpportunityCost(Policy):
         if model is None or self._workload.due or self._is_scarce_now or self._cards_changed(model):
             learned = self._workload.renew(self.fleet)
             known = self._known
-            demand = demand_of(learned, self._workload.seen_part) if known is None else demand_of(known)
+            demand = demand_of(learned, self._workload.seen) if known is None else demand_of(known)
             same_cards = model is not None and not self._cards_changed(model)
             layout = model.layout if model and same_cards else layout_of(self.fleet)
             turnover = self.turnover.part

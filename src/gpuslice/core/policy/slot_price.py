@@ -12,6 +12,7 @@ from gpuslice.core.policy.layout import Layout
 
 AMPLE, SHORT = 0.5, 0.75  # of the slots there are will be asked for before the cluster is full
 LEAST_SLOT_PRICE = 0.02  # of all slots together where they are ample; 1, all of their cards, where short
+UNSEEN_SLOT_PRICE = 0.008  # in its place until pods of several cards are seen
 MOST_SLOT_PRICE = 8.0  # × the slots' demand
 TURNOVER_HALF_LIFE_ARRIVALS = 2_000
 
@@ -47,21 +48,26 @@ class SlotDemand:
     """The shapes of several cards.
 
     `part`: of all GPU that is asked for; `weight`: of all these shapes together, each at its best kind.
-    `holds`: [kind, shape] whether an empty node holds such a pod.
+    `holds`: [kind, shape] whether an empty node holds such a pod. `seen`: how much they asked for, as part
+    of what the prior's do, at most 1.
     """
 
     shapes: Sequence[Shape]
     part: Floats
     holds: Flags
     weight: float
+    seen: float
 
     def prices(self, fleet: Fleet, layout: Layout, turnover: float) -> Floats:
         """[shape] By what its demand for slots is multiplied.
 
         Where pods come and go, nodes are kept whole before slots are short: broken ones seldom come free.
+        Ample slots cost less until such pods were seen: where only shares come, to keep nodes whole for those
+        of the prior puts shares together that leave holes for good.
         """
         short = (self.scarcity(fleet, layout) - AMPLE) / (SHORT - AMPLE)
-        short = np.clip(short, LEAST_SLOT_PRICE, 1.0) / max(self.weight, 1e-9)
+        least = max(UNSEEN_SLOT_PRICE, LEAST_SLOT_PRICE * self.seen)
+        short = np.clip(short, least, 1.0) / max(self.weight, 1e-9)
         prices: Floats = np.clip(short, MOST_SLOT_PRICE * turnover, MOST_SLOT_PRICE)
         return prices
 

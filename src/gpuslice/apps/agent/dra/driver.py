@@ -1,7 +1,7 @@
-"""From kubelet's claims to prepared ones: what each was given, its limits, and how the runtime takes them.
+"""From kubelet's claims to prepared ones: what each was given, its limits, and how the runtime applies them.
 
-kubelet asks before it starts a pod's first container, and again until it is answered well; it asks anew for
-every pod of the node after a reboot. An answer may therefore never depend on whether it was given before.
+kubelet asks before it starts a pod's first container, and repeats that until it gets a good answer; after a
+reboot it asks again for every pod of the node. So an answer may never depend on whether it was given before.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from gpuslice.core.units import MIB
 _log = logging.getLogger(__name__)
 
 HEALTH_EVERY_S = 10.0
-"""kubelet calls a device unknown after 30 s without news of it."""
+"""kubelet marks a device as unknown after 30 s without news of it."""
 HEALTH_POLL_S = 0.5
 STATUS_S = 3.0
 """How long the first container may wait for the claim's status to be written."""
 
 
 class UnpreparedError(GpusliceError):
-    """A claim cannot be prepared now; kubelet shows the reason in the pod's events and tries again."""
+    """A claim cannot be prepared now; kubelet shows the reason in the pod's events and retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _User:
 
 
 class ClaimDriver(DraService):
-    """The driver of one node. `obstacle` tells why no claim may be prepared here, "" when it may."""
+    """The driver of one node. `obstacle` returns why no claim may be prepared here, "" if it may."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ClaimDriver(DraService):
     async def node_unprepare_resources(
         self, request: pb.NodeUnprepareResourcesRequest
     ) -> pb.NodeUnprepareResourcesResponse:
-        """Yes also to a claim that nobody knows any more: kubelet asks until it hears that."""
+        """Also succeeds for an unknown claim, since kubelet asks until it does."""
         answers = {}
         for claim in request.claims:
             try:
@@ -148,7 +148,7 @@ class ClaimDriver(DraService):
         return pb.NodePrepareResourceResponse(devices=list(self._devices(allocation)))
 
     async def _prepared(self, claim: pb.Claim) -> ClaimAllocation:
-        """The claim's allocation, with all in place that its containers need."""
+        """The claim's allocation, after putting in place all that its containers need."""
         found = await self._client.get(RESOURCE_CLAIMS, claim.name, claim.namespace)
         allocation = self._allocation(claim, found)
         if self.prepared.in_place(allocation):
@@ -193,7 +193,7 @@ class ClaimDriver(DraService):
         return ClaimAllocation(claim.uid, claim.namespace, claim.name, slices)
 
     def _check_room(self, allocation: ClaimAllocation) -> None:
-        """The allocator counts for itself; where cards or units have changed since, this does."""
+        """The allocator counts by itself; this check catches cards or units that changed since."""
         others = [each.allocation for each in self.prepared.all() if each.uid != allocation.uid]
         held = units_held([*others, allocation])
         for card in self._state.node.cards:
@@ -204,7 +204,7 @@ class ClaimDriver(DraService):
                 )
 
     def _check_alone(self, user: _User, allocation: ClaimAllocation) -> None:
-        """A container has the limits of one claim: of two, what came last would be in force for both."""
+        """A container has the limits of one claim: with two, the last one would be in force for both."""
         for name in self._folders.of_claims():
             owner = self._folders.owner(name)
             if (owner.uid, owner.container) == (user.uid, user.container) and not name.startswith(
@@ -216,7 +216,7 @@ class ClaimDriver(DraService):
                 )
 
     async def _users(self, found: ResourceClaim) -> list[_User]:
-        """The containers of this node's pods that use the claim, or another of ours as well."""
+        """The containers of this node's pods that use the claim, or also another one of ours."""
         users: list[_User] = []
         for consumer in found.status.reserved_for or ():
             if consumer.resource != "pods":
@@ -249,7 +249,7 @@ class ClaimDriver(DraService):
         return CdiEdits(request, grant.environment, mounts)
 
     def _grant(self, allocation: ClaimAllocation, slices: tuple[ClaimedSlice, ...]) -> Grant:
-        """What the slices of a request add up to: kube-scheduler 1.34 may give several of one card."""
+        """The sum of a request's slices: kube-scheduler 1.34 may allocate several on one card."""
         uuids = {card.index: card.uuid for card in self._state.node.cards}
         units: Counter[str] = Counter()
         percents: Counter[str] = Counter()
@@ -257,14 +257,14 @@ class ClaimDriver(DraService):
             units[uuids[each.card]] += each.units
             percents[uuids[each.card]] += each.compute_percent
         whole = sum(each.units for each in allocation.slices)
-        percent = min(percents.values())  # one for all cards of a container: what holds on each
+        percent = min(percents.values())  # one value for all cards of a container, granted on each of them
         try:
             return grant_of_units(units, self._state.node, pod_units=whole, compute_percent=percent)
         except GrantError as error:
             raise UnpreparedError(str(error)) from error
 
     def _devices(self, allocation: ClaimAllocation) -> list[pb.Device]:
-        """What kubelet is told. A request's CDI device comes with the first of its cards, as it is of all."""
+        """What kubelet is told. A request's CDI device covers all its cards and comes with the first."""
         uuids = {card.index: card.uuid for card in self._state.node.cards}
         devices = []
         for request, slices in allocation.by_request().items():
@@ -284,7 +284,7 @@ class ClaimDriver(DraService):
         return devices
 
     async def _tell(self, allocation: ClaimAllocation) -> None:
-        """Say in the claim's status what is in force. A claim is prepared whether this is written or not."""
+        """Write in the claim's status what is in force. A claim is prepared even if this is not written."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         devices = []
         for slices in allocation.by_request().values():
@@ -333,9 +333,9 @@ class ClaimDriver(DraService):
     # -- taking away ------------------------------------------------------------------------------------
 
     async def forget_vanished(self) -> None:
-        """Take away what was prepared for claims that are no more, and what a crash left half prepared.
+        """Remove what was prepared for claims that no longer exist, and what a crash left half prepared.
 
-        kubelet does not ask for that where it lost its own checkpoint. Raises KubeError and OSError.
+        kubelet does not ask for that if it lost its own checkpoint. Raises KubeError and OSError.
         """
         for record in self.prepared.all():
             try:

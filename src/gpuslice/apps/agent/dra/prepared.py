@@ -1,8 +1,8 @@
-"""What of claims is prepared on this node, on its disk: one record a claim, and one CDI file.
+"""The claims that are prepared on this node, on its disk: one record per claim, and one CDI file.
 
-A record is written when all else is in place and removed when all else is gone, so whatever a crash leaves
-half done is done anew or cleared away under the same names. The CDI files lie in a folder that a reboot
-empties; a record says in which run of the machine its claim was prepared.
+A record is written after all else is in place and removed after all else is gone. What a crash leaves half
+done is repeated or removed under the same names. The CDI files are in a folder that a reboot empties; a
+record says in which run of the machine its claim was prepared.
 """
 
 from __future__ import annotations
@@ -86,15 +86,15 @@ class PreparedClaims:
 
     @property
     def ever(self) -> bool:
-        """Whether this node served claims, and it is not known yet that none is left."""
+        """Whether this node has served claims and it is not certain that none is left."""
         return self._folder.is_dir()
 
     def begin(self) -> None:
-        """Remember over restarts that this node serves claims. Raises OSError."""
+        """Record, across restarts, that this node serves claims. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def end(self) -> None:
-        """None is left. Raises OSError."""
+        """Record that no claim is left. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             self._folder.rmdir()
 
@@ -113,7 +113,7 @@ class PreparedClaims:
     # -- one claim --------------------------------------------------------------------------------------
 
     def in_place(self, allocation: ClaimAllocation) -> bool:
-        """Whether the claim was prepared just so in this run of the machine, and nothing is missing."""
+        """Whether the claim was prepared exactly so in this run of the machine and nothing is missing."""
         record = self.get(allocation.uid)
         if record is None or record.boot != self.boot or record.allocation != allocation:
             return False
@@ -124,7 +124,7 @@ class PreparedClaims:
         )
 
     def write(self, allocation: ClaimAllocation, edits: Iterable[CdiEdits]) -> None:
-        """The CDI file, then the record: from now on the claim is prepared. Raises OSError."""
+        """Write the CDI file, then the record: from then on the claim is prepared. Raises OSError."""
         uid = allocation.uid
         self._cdi.mkdir(parents=True, exist_ok=True)
         document = {
@@ -163,9 +163,9 @@ class PreparedClaims:
         self._known[uid] = record
 
     def remove(self, uid: str) -> None:
-        """Take everything of the claim away, whatever of it is there. Raises OSError."""
+        """Remove everything of the claim that exists. Raises OSError."""
         if not _UID.fullmatch(uid):
-            return  # it names no file
+            return  # it is not the name of a file
         _unlink_with_drafts(self._cdi_file(uid))
         for name in self._folders.of_claims():
             if name.startswith(f"{CLAIM_PREFIX}{uid}."):
@@ -192,7 +192,7 @@ def valid_uid(uid: str) -> bool:
 
 
 def _unlink_with_drafts(path: Path) -> None:
-    """The file, and what a crash left of writing it."""
+    """The file, and what a crash left while writing it."""
     for draft in path.parent.glob(f".{path.name}.*"):
         draft.unlink(missing_ok=True)
     path.unlink(missing_ok=True)

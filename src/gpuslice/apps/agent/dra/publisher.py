@@ -1,6 +1,6 @@
-"""Keeps this node's ResourceSlices as they should be, no matter who deletes or changes them.
+"""Keeps this node's ResourceSlices as they should be, whoever deletes or changes them.
 
-kubelet deletes a node's slices when it starts and half a minute after the driver's socket went.
+kubelet deletes a node's slices when it starts, and half a minute after the driver's socket is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuslice.core.contract import CLAIM_DRIVER
 _log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How often it is asked what there is to publish."""
+"""How often to check what there is to publish."""
 RETRY_S = 1.0
 
 Devices = list[dict[str, Any]]
@@ -34,7 +34,7 @@ NOT_SHARED = (
 
 
 class SlicePublisher:
-    """Publishes what `devices` answers; an empty list is nothing. `node_uid`: whose slices they are."""
+    """Publishes what `devices` returns; an empty list means nothing. `node_uid`: whose slices they are."""
 
     def __init__(
         self, client: KubeClient, node: str, devices: Callable[[], Devices], node_uid: Callable[[], str]
@@ -75,7 +75,7 @@ class SlicePublisher:
                 await self._publish()
                 self.problem = NOT_SHARED if "allowMultipleAllocations" in self._dropped else ""
             except (ConflictError, AlreadyExistsError):
-                pass  # the watch is behind our own write; its news wakes us
+                pass  # the watch is behind our own write, and wakes us when it has caught up
             except KubeError as error:
                 if str(error) != self.problem:
                     _log.warning("ResourceSlices not written, will try again", extra={"error": str(error)})
@@ -86,9 +86,9 @@ class SlicePublisher:
                     await self._woken.wait()
 
     async def _publish(self) -> None:
-        """Write what differs. A pool counts once every slice of its newest generation is there."""
+        """Write what differs. A pool counts only when every slice of its newest generation exists."""
         devices = [] if "allowMultipleAllocations" in self._dropped else self._devices()
-        if "taints" in self._dropped:  # a card that must not be given out can only be left out
+        if "taints" in self._dropped:  # then a card that must not be given out can only be left out
             devices = [each for each in devices if "taints" not in each]
         parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)]
         wanted = {f"{self._node}-{CLAIM_DRIVER}-{number}": part for number, part in enumerate(parts)}

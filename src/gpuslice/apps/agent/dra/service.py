@@ -1,7 +1,7 @@
-"""The front door for claims of one node: open where its label says so and nobody holds a card otherwise.
+"""Whether this node serves claims: if its label says so, and nobody holds its cards in another way.
 
-Switched away, what was given out stays served until the last claim has ended; only then is the node given
-out by other means again. So no card ever holds both kinds of pods.
+After the label changes, claims are still served until the last one has ended; only then are the cards given
+out in another way. So no card ever holds both kinds of pods.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 LOOKS_ON = 36
-"""From this minor version on kube-scheduler tries a node's next card where the first has too little room."""
+"""From this minor version on kube-scheduler tries a node's next card if the first has too little room."""
 SWEEP_S = 30.0
-"""How often claims are looked for that ended without kubelet's saying so."""
+"""How often to look for claims that ended without kubelet reporting it."""
 
 
 class ClaimService:
-    """Registers with kubelet, publishes the cards, prepares claims. `obstacle`: why none may be given out."""
+    """Registers with kubelet, publishes cards, prepares claims. `obstacle`: why nothing may be given out."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ClaimService:
         return self._state.rules.claims or self.prepared.ever
 
     def holders(self) -> str:
-        """Why cards may not be given out in another way yet; "" when no claim holds one."""
+        """Why cards may not be given out in another way yet; "" if no claim holds one."""
         if not self.prepared.ever:
             return ""
         held = sorted(each.allocation.key for each in self.prepared.all())
@@ -136,7 +136,7 @@ class ClaimService:
     # -- running ------------------------------------------------------------------------------------------
 
     async def run(self, lock: ActiveLock) -> None:
-        """Serve for ever, while it is wanted. `lock` is held."""
+        """Serve for ever, while wanted. `lock` is held."""
         while True:
             while not self.wanted:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
@@ -152,7 +152,7 @@ class ClaimService:
             _log.info("leaving claims: the node's labels say so, and none holds a part of its cards")
 
     async def _look_after(self) -> None:
-        """Let go of claims that vanished, and follow the cluster's version."""
+        """Release claims that vanished, and follow the cluster's version."""
         while True:
             try:
                 await self.driver.forget_vanished()
@@ -162,7 +162,7 @@ class ClaimService:
             await asyncio.sleep(SWEEP_S)
 
     async def _until_left(self) -> None:
-        """Until the node is switched away and no claim is allocated here any more."""
+        """Wait until the node is switched away and no claim is allocated here any more."""
         while True:
             await asyncio.sleep(LOOK_S)
             if self._state.rules.claims:
@@ -180,10 +180,10 @@ class ClaimService:
                     return
 
     async def _allocated(self) -> bool:
-        """Whether a claim has a part of this node's cards by the API server."""
+        """Whether, according to the API server, a claim has a part of this node's cards."""
         try:
             found = await self._client.list(RESOURCE_CLAIMS)
-        except NotFoundError:  # it has no claims at all
+        except NotFoundError:  # the cluster has no claims at all
             return False
         return any(
             result.driver == CLAIM_DRIVER and result.pool == self._state.node.name

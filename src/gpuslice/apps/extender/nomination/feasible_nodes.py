@@ -1,8 +1,8 @@
-"""Where kube-scheduler's own filters let a pod go, learned from what it asks.
+"""Where kube-scheduler's own filters let a pod go, learned from its questions.
 
-Taints, selectors, cordons, volumes: kube-scheduler asks an extender about the nodes that its own filters let
-pass. What it asked for one pod holds, for a while, for others with the same terms; CPU and memory aside, of
-which the ledger knows. What is wrong costs one look at one node: then kube-scheduler asks about all again.
+Taints, selectors, cordons, volumes: kube-scheduler asks an extender only about the nodes that its own filters
+let pass. What it asked for one pod holds for a while for other pods with the same terms, except for CPU and
+memory, which the ledger knows. An error costs a question about one node: kube-scheduler then asks about all.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import numpy as np
 from gpuslice.core.policy.fleet import Flags, Fleet, Ints
 
 LASTS_S = 10.0
-"""Nodes come to suit and stop suiting; a question in ten seconds keeps up with that and costs nothing."""
+"""Nodes start and stop being feasible; one question in ten seconds follows that at no cost."""
 MISSES, OF_LAST = 8, 64
-LATE, LATE_PAUSE_S = 32, 2.0  # in a row: a queue that begins outruns the first ones, not the later
-PAUSE_S = 60.0  # when so many nominations were in vain: something is in the way that is not seen here
+LATE, LATE_PAUSE_S = 32, 2.0  # in a row: the first nominations for a new queue are always late
+PAUSE_S = 60.0  # after so many nominations in vain something that we cannot see prevents them
 
 
 @dataclass(slots=True)
 class FeasibleNodes:
-    """The rows on which pods of some terms may run, and how nominations to them went."""
+    """The rows on which pods of some terms may run, and the results of nominations to them."""
 
     fleet: Fleet
     rows: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
-    searched: int = 0  # nodes in the last question
+    searched: int = 0  # how many nodes the last question was about
     _version: tuple[int, int] = (-1, -1)
     _since_s: float = -LASTS_S
     _paused_until_s: float = 0.0
@@ -35,7 +35,7 @@ class FeasibleNodes:
     _late: int = 0
 
     def learn(self, rows: Ints, now_s: float) -> None:
-        """kube-scheduler asked about these rows; those below 0 are none of ours."""
+        """kube-scheduler asked about these rows; negative ones are not our nodes."""
         version = self.fleet.nodes_version
         if version != self._version or now_s >= self._since_s + LASTS_S:
             self.rows = np.zeros(self.fleet.rows, dtype=np.bool_)
@@ -44,12 +44,12 @@ class FeasibleNodes:
         self.searched = len(rows)
 
     def is_known(self, now_s: float) -> bool:
-        """Whether what was learned still holds, and is worth something."""
+        """Whether what was learned is still valid and useful."""
         fresh = self._version == self.fleet.nodes_version and now_s < self._since_s + LASTS_S
         return fresh and now_s >= self._paused_until_s
 
     def note_nominated(self) -> None:
-        """A pod is nominated to one of these nodes."""
+        """A pod was nominated to one of these nodes."""
         self._tried += 1
         if self._tried > OF_LAST:
             self._tried = self._missed = 0
@@ -59,13 +59,13 @@ class FeasibleNodes:
         self._late = 0
 
     def note_late(self, now_s: float) -> None:
-        """The nomination came when kube-scheduler looked at all nodes already: of no use, if often."""
+        """The nomination came after kube-scheduler had begun its search: useless, if that is frequent."""
         self._late += 1
         if self._late >= LATE:
             self._paused_until_s, self._late = now_s + LATE_PAUSE_S, 0
 
     def note_missed(self, row: int, now_s: float) -> bool:
-        """The node would not do: its row, below 0 when it is gone. True when a pause begins."""
+        """The nominated node did not do; `row` is negative if it is gone. True if a pause begins."""
         if 0 <= row < len(self.rows):
             self.rows[row] = False
         self._missed += 1

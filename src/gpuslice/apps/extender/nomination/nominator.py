@@ -1,19 +1,19 @@
-"""Nominates nodes for pods that wait in a queue, so that kube-scheduler need not look at all nodes.
+"""Nominates nodes for pods that wait in a queue, so that kube-scheduler need not search all nodes.
 
-kube-scheduler tries a pod's ``status.nominatedNodeName`` first and alone: its own filters and ours for one
-node. Where both say yes it takes that node without scoring any; else it goes on with all nodes as ever. For a
-pod that prefers no node, it would find the one that the policy ranks first, for a replica the one that is
-best beside others of its kind (`replicas`): only the search is saved.
+kube-scheduler tries a pod's ``status.nominatedNodeName`` first: its own filters and ours for this one node.
+If both let it pass, it takes that node without scoring any; otherwise it continues with all nodes as usual.
+For a pod without preferences it would find the node that the policy ranks first, and for a replica the one
+that suits it best next to others of its kind (`replicas`), so only the search is saved.
 
-    a question about all nodes ──► those suit pods with the same terms (`feasible_nodes`)
-        ──► the next such pod of the queue: choose node and cards as bind would (`placer`)
-        ──► hold them (`Ledger.plan`), PATCH the nomination (`NominationWriter`)
-        ──► kube-scheduler asks about that node alone: yes ──► bind
+    a question about all nodes ──► these nodes suit pods with the same terms (`feasible_nodes`)
+        ──► the next such pod in the queue: choose node and cards as bind would (`placer`)
+        ──► hold them (`Ledger.plan`), PATCH the nomination
+        ──► kube-scheduler asks about this one node: yes ──► bind
 
-A nomination is a write more, which costs an API server twice what a Binding does: it pays where a search
-looks at so many nodes that it costs more. A plan is no promise: it makes way for a pod without other room,
-and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce, since a
-nomination counts in kube-scheduler's sums for pods that come later.
+A nomination is an additional write, which costs an API server twice as much as a Binding. It pays where a
+search covers so many nodes that it costs more. A plan is no promise: it gives way to a pod without other
+room, and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce, since a
+nomination counts in kube-scheduler's sums for later pods.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ from gpuslice.apps.extender.nomination.feasible_nodes import FeasibleNodes
 from gpuslice.apps.extender.nomination.pending_queue import PendingQueue
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.preemption.reserver import Reserver
-from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod
 
 _log = logging.getLogger(__name__)
 
-READY = 24  # nominations written before kube-scheduler goes on: its watch is behind what we know
-PATIENCE_S = 0.25  # or so long
+READY = 24  # nominations written before kube-scheduler goes on, since its watch lags behind
+PATIENCE_S = 0.25  # the longest wait for them
 SWEEP_EVERY_S = 5.0
 
 
@@ -55,12 +54,12 @@ SWEEP_EVERY_S = 5.0
 class NominationLimits:
     """How much is nominated. `room` nodes must fit the pod, and `spare` times as many as there are plans."""
 
-    plans: int = 128  # more than kube-scheduler takes up while one request is under way
+    plans: int = 128  # more than kube-scheduler takes up during one request
     at_once: int = 16  # requests
     room: int = 100
     spare: int = 2
     over_s: float = 5.0  # after a search: by then the pod is bound, or will not be soon
-    kept_s: float = 15.0  # kube-scheduler has not asked: it does not want the pod at present
+    kept_s: float = 15.0  # if kube-scheduler has not asked by then, it does not want the pod at present
 
 
 LIMITS = NominationLimits()
@@ -68,7 +67,7 @@ LIMITS = NominationLimits()
 
 @dataclass(slots=True)
 class _Waiting:
-    """A pod that waits. `node`: planned or nominated for it, since when, and since when it is written."""
+    """A waiting pod. `node`: planned or nominated for it, since when, and since when it is written."""
 
     terms: Terms
     node: str = ""
@@ -78,9 +77,9 @@ class _Waiting:
 
 
 class Nominator:
-    """Nominates for one cluster, while this replica leads; where a search looks at `search` nodes or more.
+    """Nominates for one cluster while this replica leads, if a search covers at least `search` nodes.
 
-    Nowhere where that is 0.
+    Never if `search` is 0.
     """
 
     def __init__(
@@ -96,9 +95,9 @@ class Nominator:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.results: Counter[str] = Counter()
+        self._client = client
         self._placer = placer
         self._ledger = placer.ledger
-        self._writer = NominationWriter(client, placer.ledger, leadership)
         self._reserver = reserver
         self._leadership = leadership
         self._search = search
@@ -109,14 +108,14 @@ class Nominator:
         self._queue = PendingQueue()
         self._feasible: dict[Terms, FeasibleNodes] = {}
         self._writes: dict[str, asyncio.Future[None]] = {}  # by uid
-        self._ready: set[str] = set()  # nominated, and not taken up yet
+        self._ready: set[str] = set()  # nominated and not taken up yet
         self._wake = asyncio.Event()
         self._progress = asyncio.Event()
 
     # -- what is heard -------------------------------------------------------------------------------------
 
     def pod_waits(self, pod: Pod, terms: Terms | None) -> None:
-        """A pod without a node, as the API server showed it; `terms` None when it is not to be nominated."""
+        """A pod without a node, as the API server showed it; `terms` is None if it must not be nominated."""
         now = self._ledger.pods.get(pod.uid)
         if now is None or now.version > pod.version:
             return
@@ -125,19 +124,19 @@ class Nominator:
             self.pod_left(pod.uid)
         elif waiting is not None:
             if not pod.nominated and waiting.written_s < inf:
-                self._end(pod.uid, waiting)  # kube-scheduler took the nomination back
+                self._end(pod.uid, waiting)  # kube-scheduler has removed the nomination
         elif not pod.nominated:
             self._waiting[pod.uid] = _Waiting(terms)
             self._queue.put(pod, terms)
             self._wake.set()
 
     def terms_of(self, uid: str) -> Terms | None:
-        """Of a pod that waits; None where it may not be nominated."""
+        """The terms of a waiting pod; None if it must not be nominated."""
         waiting = self._waiting.get(uid)
         return waiting.terms if waiting is not None else None
 
     def pod_left(self, uid: str) -> None:
-        """A pod has a node, or is gone."""
+        """A pod has a node or is gone."""
         waiting = self._waiting.pop(uid, None)
         self._queue.drop(uid)
         self._ready.discard(uid)
@@ -145,7 +144,7 @@ class Nominator:
             self._ledger.forget(uid)
 
     def note_query(self, uid: str, query: NodeQuery) -> None:
-        """kube-scheduler asks where the pod fits: on its nominated node, or on all that would do."""
+        """kube-scheduler asks whether the pod fits on its nominated node, or on all feasible ones."""
         self._queue.take(uid)
         waiting = self._waiting.get(uid)
         if waiting is not None:
@@ -159,14 +158,14 @@ class Nominator:
         self._wake.set()
 
     def _note_search(self, uid: str, waiting: _Waiting, feasible: FeasibleNodes, query: NodeQuery) -> None:
-        """It looks at all nodes: where one was nominated before, that came too late or was in vain."""
+        """kube-scheduler searches all nodes: an earlier nomination came too late or was in vain."""
         now = self._clock()
         feasible.learn(query.rows, now)
         if not waiting.node or waiting.over:
             return
         if waiting.written_s < inf or uid in self._writes:
             row = self._ledger.fleet.row_of.get(waiting.node, UNKNOWN)
-            if row in query.rows:  # it would take the node, but took up the pod before it saw the nomination
+            if row in query.rows:  # feasible, but kube-scheduler had not seen the nomination yet
                 self.results["late"] += 1
                 feasible.note_late(now)
             else:
@@ -176,10 +175,10 @@ class Nominator:
         self._end(uid, waiting)
 
     def hold(self, uid: str, query: NodeQuery) -> Placement | None:
-        """The best node for a pod that kube-scheduler looks at all nodes for, held from now on.
+        """The best node for a pod for which kube-scheduler searches all nodes, held from now on.
 
-        While others wait behind it: to score several nodes costs as much as all else that is done for a pod,
-        and what is planned for the others should not depend on which one it takes.
+        Only while others wait behind it: scoring several nodes costs as much as everything else that is done
+        for a pod, and the plans for the others should not depend on which of the nodes it takes.
         """
         waiting, pod = self._waiting.get(uid), self._ledger.pods.get(uid)
         if waiting is None or pod is None or pod.node:
@@ -196,19 +195,19 @@ class Nominator:
         return placement
 
     def retire(self) -> None:
-        """We are not the leader any more: nothing is planned by us."""
+        """This replica no longer leads and must not plan anything."""
         for uid, waiting in self._waiting.items():
             if waiting.node:
                 self._end(uid, waiting)
                 waiting.node = ""
 
     def keep_pace(self) -> Awaitable[None] | None:
-        """Until the next pods are nominated, for a moment: kube-scheduler takes one up after our answer."""
+        """Wait a moment until the next pods are nominated: kube-scheduler takes one up after our answer."""
         if len(self._ready) >= READY or not self._nominates():
             return None
 
         async def nominations_written() -> None:
-            await asyncio.sleep(0)  # `run` begins what was asked for just now
+            await asyncio.sleep(0)  # let `run` begin what was just requested
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PATIENCE_S):
                     while self._writes and len(self._ready) < READY:
@@ -218,12 +217,12 @@ class Nominator:
         return nominations_written()
 
     async def written(self, uid: str) -> None:
-        """Until no request of ours for this pod is under way."""
+        """Wait until no request of ours for this pod is in flight."""
         while (write := self._writes.get(uid)) is not None:
             await asyncio.wait([write])
 
     def _end(self, uid: str, waiting: _Waiting) -> None:
-        """What was planned for the pod is no more; its status may still name the node."""
+        """Drop the plan for the pod; its status may still name the node."""
         if self._ledger.planned(uid):
             self._ledger.forget(uid)
         self._reserver.disown(uid, waiting.node)
@@ -233,7 +232,7 @@ class Nominator:
     # -- what is done --------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Nominate for those next in the queue whenever something was asked, until cancelled."""
+        """Nominate the next pods in the queue after each question, until cancelled."""
 
         async def sweep_for_ever() -> None:
             while True:
@@ -251,7 +250,7 @@ class Nominator:
                     tasks.create_task(self._nominate(pod, placement), name=f"nominate {pod.key}")
 
     def _choose(self) -> tuple[Pod, Placement] | None:
-        """The next pod of the queue, with node and cards that are held for it from now on."""
+        """The next pod in the queue, with node and cards held for it from now on."""
         if not self._nominates() or self._ledger.plans >= self._limits.plans:
             return None
         while (first := self._next()) is not None:
@@ -267,7 +266,7 @@ class Nominator:
             least_room = max(self._limits.room, self._limits.spare * self._ledger.plans)
             placement = self._placer.choose_node(pod, feasible.rows, least_room)
             if placement is None or self._ledger.plan(pod, placement) is not None:
-                return None  # kube-scheduler searches for this one, and then the next is looked at
+                return None  # kube-scheduler searches for this one; the next pod is tried after that
             self._queue.nominate(uid)
             waiting = self._waiting[uid]
             waiting.node, waiting.since_s = placement.node, self._clock()
@@ -276,14 +275,14 @@ class Nominator:
         return None
 
     def _nominates(self) -> bool:
-        """Whether the next pod of the queue is to be nominated: whether that costs less than a search."""
+        """Whether to nominate the next pod in the queue: whether that costs less than a search."""
         if self._writes:
             return True
         first = self._next() if self._search and self._leadership.may_bind else None
         return first is not None and self._feasible[first[1]].searched >= self._search
 
     def _next(self) -> tuple[str, Terms] | None:
-        """The very next pod of those for which it is known where they may go."""
+        """The next pod in the queue for which the feasible nodes are known."""
         now = self._clock()
         known = {terms for terms, feasible in self._feasible.items() if feasible.is_known(now)}
         firsts = (each for each in self._queue.firsts() if each[-1] in known)
@@ -291,12 +290,12 @@ class Nominator:
         return first[1:] if first is not None else None
 
     async def _nominate(self, pod: Pod, placement: Placement) -> None:
-        """It may leave before this begins, and while it is written."""
+        """The pod may leave before this begins and while it is written."""
         try:
             waiting = self._waiting.get(pod.uid)
             if waiting is None:
                 return
-            if not await self._writer.nominate(pod, placement.node):
+            if not await self._write(pod, placement.node):
                 self._end(pod.uid, waiting)
                 return
             waiting.written_s = self._clock()
@@ -308,7 +307,7 @@ class Nominator:
             self._wake.set()
 
     async def sweep(self) -> None:
-        """Take back what came to nothing."""
+        """Take back nominations that came to nothing."""
         for uid, waiting in tuple(self._waiting.items()):
             patience_s = self._limits.over_s if waiting.over else self._limits.kept_s
             if not waiting.node or self._clock() - waiting.since_s <= patience_s:
@@ -320,21 +319,12 @@ class Nominator:
             waiting.node, waiting.written_s = "", inf
             if pod is not None and not pod.node and pod.nominated == node and uid not in self._writes:
                 self.results["withdrawn"] += 1
-                await self._writer.nominate(pod, None)
+                await self._write(pod, None)
         used = {waiting.terms for waiting in self._waiting.values()}
         self._feasible = {terms: feasible for terms, feasible in self._feasible.items() if terms in used}
 
-
-class NominationWriter:
-    """Writes for the leader alone: a hint, that gives nobody any cards."""
-
-    def __init__(self, client: KubeClient, ledger: Ledger, leadership: Leadership) -> None:
-        self._client = client
-        self._ledger = ledger
-        self._leadership = leadership
-
-    async def nominate(self, pod: Pod, node: str | None) -> bool:
-        """Whether the pod shows `node` now, None for no node; False also when that is not known."""
+    async def _write(self, pod: Pod, node: str | None) -> bool:
+        """Nominate `node`, or none; whether the pod shows that now. Only a hint, which assigns no cards."""
         if not self._leadership.may_bind:
             return False
         try:

@@ -1,7 +1,7 @@
-"""The pods that wait, in the order in which kube-scheduler takes them up.
+"""The waiting pods, in the order in which kube-scheduler takes them up.
 
-By priority, then as they came. A kube-scheduler that has just started found them all at once, by namespace
-and name, which shows in the order in which it takes them.
+By priority, then by arrival. But a kube-scheduler that has just started finds all of them at once and takes
+them by namespace and name, which is recognized from the order in which it takes them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field, replace
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.core.model import Pod
 
-OF_LAST, SURPRISES = 16, 4  # so many of them taken after one that comes later: another order is believed in
+OF_LAST, SURPRISES = 16, 4  # so many of the last pods out of order mean another order
 
 Rank = tuple[int, int, int, str]
-"""What pods are ordered by: priority, how often all was ordered anew, and when it came or its name."""
+"""The sort key of pods: priority, how often the order was reset, and the arrival or the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
     terms: Terms
     rank: Rank
-    version: int  # of the pod when it was first seen: who came first has the lower
+    version: int  # of the pod when it was first seen; lower for those that came first
     key: str
 
 
 @dataclass(slots=True)
 class PendingQueue:
-    """Pods by their terms: those that wait, and those nominated that kube-scheduler has not taken yet."""
+    """Pods by their terms: those that wait, and nominated ones that kube-scheduler has not taken up yet."""
 
     _waiting: dict[str, _Pending] = field(default_factory=dict)  # by uid
     _nominated: dict[str, _Pending] = field(default_factory=dict)
@@ -43,21 +43,21 @@ class PendingQueue:
         return len(self._waiting)
 
     def put(self, pod: Pod, terms: Terms) -> None:
-        """Someone new; the last of its priority."""
+        """Add a new pod, the last of its priority."""
         rank = (-pod.priority, self._orders, pod.version, "")
         self._push(pod.uid, _Pending(terms, rank, pod.version, pod.key))
 
     def nominate(self, uid: str) -> None:
-        """It need not wait any more: it has its node before kube-scheduler takes it up."""
+        """The pod waits no longer: it has a node before kube-scheduler takes it up."""
         self._nominated[uid] = self._waiting.pop(uid)
 
     def drop(self, uid: str) -> None:
-        """It is gone; an unknown one is fine."""
+        """The pod is gone; unknown pods are ignored."""
         self._waiting.pop(uid, None)
         self._nominated.pop(uid, None)
 
     def take(self, uid: str) -> None:
-        """kube-scheduler has taken up this one: the first, if we know its order. Again is no news."""
+        """kube-scheduler has taken up this pod: the first one, if the order is right. May be repeated."""
         taken = self._waiting.pop(uid, None) or self._nominated.pop(uid, None)
         if taken is None:
             return
@@ -68,7 +68,7 @@ class PendingQueue:
         if self._taken < OF_LAST:
             return
         if self._surprises >= SURPRISES:
-            # all that are here now are before all that come; among them, the other order than before holds
+            # all pods that are here now precede later ones; among them the other order holds from now on
             by_name = taken.rank[-1] == ""
             self._orders += 1
             self._heaps.clear()
@@ -82,7 +82,7 @@ class PendingQueue:
         self._taken = self._surprises = 0
 
     def firsts(self) -> Iterator[tuple[Rank, str, Terms]]:
-        """The first pod of each kind: its rank, uid and terms."""
+        """The first pod with each set of terms: its rank, uid and terms."""
         for terms in tuple(self._heaps):
             heap = self._heaps[terms]
             while heap:

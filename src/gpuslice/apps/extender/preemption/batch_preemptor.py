@@ -1,17 +1,17 @@
-"""Makes room ahead for the equals of a pod that kube-scheduler makes room for, which wait behind it.
+"""Makes room in advance for pods equal to one that kube-scheduler preempts for, which wait behind it.
 
-kube-scheduler preempts for one pod after the other: its filters on all nodes, a trial on a hundred of them,
-and all others before it tries the pod again. What it found for one holds for the next with the same spec, on
-the nodes that were not taken:
+kube-scheduler preempts for one pod at a time: its filters on all nodes, a simulation on a hundred of them,
+and all other pods before it tries the pod again. What it found for one pod holds for the next pod with the
+same spec, on the nodes that were not taken:
 
     preempt is answered for a pod ──► the other nodes that it named, with its own victims there
-        ──► the next pods of the queue that are like it in all that kube-scheduler reads
-        ──► each its own node, nominated, its victims evicted (`evictor`)
+        ──► the next pods of the queue that equal it in all that kube-scheduler reads
+        ──► each gets a node of its own, is nominated, and its victims are evicted (`evictor`)
         ──► kube-scheduler takes them up, and looks at the nominated node alone
 
-Nobody else is evicted than kube-scheduler would evict itself: a node where anything has changed is left out,
-and nobody follows where a disruption budget counts, or while a pod would fit without. kube-scheduler may take
-one of them up meanwhile; then it is told to wait (`pending_evictions`).
+Only pods are evicted that kube-scheduler would evict itself: a node where anything has changed is left out,
+and nothing is done where a disruption budget applies, or while a pod would fit without. If kube-scheduler
+takes up one of the pods meanwhile, it is told to wait (`pending_evictions`).
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from gpuslice.core.preemption import Cost, Eviction, cost, importance, victims
 
 _log = logging.getLogger(__name__)
 
-MOST = 32  # pods for one answer
+MOST = 32  # pods per answer
 AT_ONCE = 8  # evictions
-LASTS_S = 2.0  # what kube-scheduler found; it asks again for the next pod that it comes to
-PATIENCE_S = 0.5  # that kube-scheduler waits for them, who would else take up the next one too early
-TOKEN = re.compile(rb"kube-api-access-\w+")  # a volume that each pod has, by another name
-OWN_LABELS = re.compile("job-name|controller-uid|pod-name|pod-index|job-completion-index")  # of one pod alone
+LASTS_S = 2.0  # how long kube-scheduler's findings hold; it asks again for the next pod that it takes up
+PATIENCE_S = 0.5  # that preempt's answer waits for them, so that kube-scheduler does not outrun us
+TOKEN = re.compile(rb"kube-api-access-\w+")  # the name of a volume that differs in each pod
+OWN_LABELS = re.compile("job-name|controller-uid|pod-name|pod-index|job-completion-index")  # each pod's own
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What kube-scheduler found for a pod. `nodes`: whom it would evict where (uids), the dearest first."""
+    """What kube-scheduler found for a pod. `nodes`: its victims' uids by node, most expensive first."""
 
     pod: Pod
     request: Request
@@ -64,7 +64,7 @@ class _Answer:
 
 
 class BatchPreemptor:
-    """Follows the latest answer, while this replica leads."""
+    """Acts on the latest answer, while this replica leads."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class BatchPreemptor:
         *,
         clock: Callable[[], float] = loop_time,
     ) -> None:
-        self.evicted = 0  # for so many pods
+        self.evicted = 0  # for how many pods
         self.pending = PendingEvictions(client, placer.ledger, preemptor.evictor.victims_for)
         self._client = client
         self._placer = placer
@@ -90,7 +90,7 @@ class BatchPreemptor:
         self._idle.set()
 
     async def follow(self, pod: Pod, request: Request, others: Mapping[str, MetaVictims]) -> None:
-        """kube-scheduler was answered for `pod`, and of `others` none is taken: until the next are ready."""
+        """kube-scheduler was answered for `pod` and takes none of `others`; wait until some are ready."""
         terms = self._nominator.terms_of(pod.uid)
         if not self._preemptor.enabled or terms is None or not self._leadership.may_bind:
             return
@@ -112,7 +112,7 @@ class BatchPreemptor:
                 await self._idle.wait()
 
     async def run(self) -> None:
-        """Make room whenever something was answered, until cancelled."""
+        """Make room after each answer, until cancelled."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -147,7 +147,7 @@ class BatchPreemptor:
                 tasks.create_task(work())
 
     def _next(self, answer: _Answer) -> list[Pod]:
-        """The pods next in the queue that may be like it."""
+        """The next pods in the queue that may equal it."""
         found: list[Pod] = []
         for uid in self._ledger.waiting_after(answer.pod.uid):
             if self._may_follow(answer, pod := self._ledger.pods[uid]):
@@ -174,7 +174,7 @@ class BatchPreemptor:
             self.evicted += await self._preemptor.evictor.carry_out(now, answer.request, found, ahead=True)
 
     async def _read(self, pod: Pod) -> bytes | None:
-        """All of a pod that says where it may run, and whom it may evict; None when it waits no more."""
+        """All of a pod that determines where it may run and whom it may evict; None if it no longer waits."""
         try:
             seen: dict[str, Any] = await self._client.get(PODS.as_dict(), pod.name, pod.namespace)
         except NotFoundError:
@@ -189,7 +189,7 @@ class BatchPreemptor:
         return TOKEN.sub(b"", msgspec.json.encode([labels, spec], order="deterministic"))
 
     def _choose(self, answer: _Answer, pod: Pod) -> Eviction | None:
-        """A node as kube-scheduler saw it; None where there is none, and while the pod would fit so."""
+        """A node as kube-scheduler saw it; None if there is none, or if the pod fits without evictions."""
         everywhere = np.ones(self._ledger.flush().rows, dtype=np.bool_)
         if self._placer.choose_node(pod, everywhere, 1, last_resort=True) is not None:
             return None

@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets as preemption needs them, read at the moment of the decision: it is a rare one."""
+"""PodDisruptionBudgets for preemption, read at the moment of the decision since that is rare."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Selector(msgspec.Struct, rename="camel"):
     match_expressions: list[Requirement] | None = None
 
     def __str__(self) -> str:
-        """As a list request takes it; empty when it selects everything."""
+        """As in a list request; empty if it selects everything."""
         equal = [f"{key}={value}" for key, value in (self.match_labels or {}).items()]
         return ",".join([*equal, *map(str, self.match_expressions or ())])
 
@@ -58,15 +58,15 @@ BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", P
 
 
 async def protects_any(client: KubeClient, namespaces: Collection[str]) -> bool:
-    """Whether some budget may count for pods of these namespaces. Raises `KubeError`."""
+    """Whether a budget may apply to pods in these namespaces. Raises `KubeError`."""
     return bool(await _listed(client, namespaces))
 
 
 async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[Budget]:
-    """The budgets of these namespaces. Raises `KubeError`.
+    """The budgets in these namespaces. Raises `KubeError`.
 
-    kube-scheduler takes an empty selector for one that matches nothing; by policy/v1 it matches every pod,
-    which protects more and is what is meant.
+    kube-scheduler takes an empty selector to match nothing; in policy/v1 it matches every pod, which protects
+    more and is what users mean.
     """
     budgets = []
     for budget in await _listed(client, namespaces):

@@ -1,9 +1,9 @@
-"""An eviction carried out, in the order in which nothing is lost when we die between two requests.
+"""Carries out an eviction, in an order in which nothing is lost if we die between two requests.
 
     keep the cards ──► nominate ──► each victim: condition DisruptionTarget, DELETE ──► nominate
 
-Nominated first: who takes over then finds for whom the victims leave. Nominated again at the end, because
-kube-scheduler takes a nomination back if it tries the pod before the first victim is leaving.
+Nominated first, so that a new leader finds for whom the victims leave. Nominated again at the end, because
+kube-scheduler removes a nomination if it tries the pod before the first victim is leaving.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from gpuslice.core.preemption import Eviction
 
 _log = logging.getLogger(__name__)
 
-RETRIES_S = (0.2, 1.0, 5.0)  # an eviction half done is not left so because the API server is busy
+RETRIES_S = (0.2, 1.0, 5.0)  # an eviction is not left half done because the API server is busy
 CONDITION = {
     "type": "DisruptionTarget",
     "status": "True",
-    "reason": "PreemptionByScheduler",  # by this kube-scheduler keeps the nomination while they leave
+    "reason": "PreemptionByScheduler",  # makes kube-scheduler keep the nomination while they leave
 }
 
 
@@ -48,7 +48,7 @@ class Evictor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.evicted = 0
-        self._victims: dict[str, frozenset[str]] = {}  # by uid of the pod that they leave for
+        self._victims: dict[str, frozenset[str]] = {}  # by uid of the pod for which they leave
         self._client = client
         self._ledger = ledger
         self._reserver = reserver
@@ -57,9 +57,9 @@ class Evictor:
         self._sleep = sleep
 
     async def carry_out(self, pod: Pod, request: Request, found: Eviction, *, ahead: bool = False) -> bool:
-        """Evict the victims for `pod`; False when it was given up before the last. Raises `KubeError`.
+        """Evict the victims for `pod`; False if it was given up before the last one. Raises `KubeError`.
 
-        `ahead`: kube-scheduler finds victims for it, too, so that it takes no nomination back.
+        `ahead`: kube-scheduler also finds victims for the pod, so it does not remove the nomination.
 
         Nothing may have changed since `found` was chosen: the cards are kept before the first await.
         """
@@ -76,7 +76,7 @@ class Evictor:
             if found.victims and not ahead:
                 await self._nominate(pod, found.node)
             done = True
-        except (NotFoundError, ConflictError):  # the pod is gone, or is another one by now
+        except (NotFoundError, ConflictError):  # the pod is gone or is another one by now
             return False
         finally:
             if not done:
@@ -92,11 +92,11 @@ class Evictor:
         return True
 
     def victims_for(self, uid: str) -> frozenset[str]:
-        """Whom we evicted for a pod that waits, or are evicting (uids)."""
+        """Uids of the victims that we evicted, or are evicting, for a waiting pod."""
         return self._victims.get(uid, frozenset())
 
     async def _evict(self, pod: Pod, victim: Allocation) -> bool:
-        """Evict one, however often it takes; False when the pod or the victim is not there any more."""
+        """Evict one victim, with retries; False if the pod or the victim no longer exists."""
         for delay_s in (*RETRIES_S, None):
             if not self._still_wanted(pod, victim):
                 return False
@@ -111,14 +111,14 @@ class Evictor:
         return True
 
     def _still_wanted(self, pod: Pod, victim: Allocation) -> bool:
-        """Whether the pod still waits for these cards, and the victim is still on them."""
+        """Whether the pod still waits for these cards, and the victim still has them."""
         now, held = self._ledger.pods.get(pod.uid), self._ledger.allocation(victim.pod.uid)
         if now is None or now.node or self._ledger.reservations.of(pod.uid) is None:
             return False
         return held is None or (held.node == victim.node and held.placement == victim.placement)
 
     async def _delete(self, pod: Pod, victim: Allocation) -> None:
-        """Say why, then delete. That the victim is gone, or another pod by now, is fine."""
+        """State the reason, then delete. It is fine if the victim is gone or is another pod by now."""
         one, held = victim.pod, self._ledger.allocation(victim.pod.uid)
         if held is None or held.pod.terminating:
             return
@@ -129,7 +129,7 @@ class Evictor:
         try:
             await self._client.add_condition(PODS, one.name, condition, one.namespace, uid=one.uid)
             if not self._still_wanted(pod, victim):
-                return  # the condition alone harms nobody: the disruption controller takes it back
+                return  # the condition alone does no harm: the disruption controller removes it
             self._expect_leading()
             await self._client.delete(PODS, one.name, one.namespace, uid=one.uid)
         except (NotFoundError, ConflictError):

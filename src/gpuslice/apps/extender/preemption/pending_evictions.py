@@ -1,11 +1,11 @@
-"""The verb preempt: of kube-scheduler's victims on each node, those whose leaving makes room on a card.
+"""The verb preempt: of kube-scheduler's victims on each node, those that free enough of a card.
 
 kube-scheduler evicts and nominates a moment after our answer, and asks about the next pod in between. Two
-pods that were told to make room on the same card would both find it taken by the other, and others evicted in
-vain: so what was answered counts until the API server shows that it is done.
+pods that were told to make room on the same card would each find it taken by the other, with the evictions in
+vain. So an answer counts until the API server shows that it was carried out.
 
-kube-scheduler weighs disruption budgets for the victims of its own choice alone. Where others are to go,
-budgets are read, and whom to evict is decided by them.
+kube-scheduler weighs disruption budgets only for the victims that it chose itself. Where others have to go,
+the budgets are read here and decide whom to evict.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from gpuslice.core.reservation import Reservation, comes_free, open_to, taken_by
 _log = logging.getLogger(__name__)
 
 BUDGETS_S = 1.0  # for reading them, while kube-scheduler waits
-PENDING_S = 10.0  # kube-scheduler evicts within milliseconds, if the API server lets it
+PENDING_S = 10.0  # kube-scheduler evicts within milliseconds if the API server is available
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What one pod was told for each node that would do; it takes one of them."""
+    """What one pod was told for each suitable node, of which it takes one."""
 
     by_node: Mapping[str, Reservation]
     until_s: float
-    refused: set[str] = field(default_factory=set)  # nodes on which filter refused the pod since
+    refused: set[str] = field(default_factory=set)  # nodes on which filter refused the pod since then
 
 
 class PendingEvictions:
-    """Answers for a ledger, and remembers what it answered, beside the reservations of the ledger."""
+    """Answers for a ledger, and remembers the answers in addition to the ledger's reservations."""
 
     def __init__(
         self,
@@ -54,19 +54,19 @@ class PendingEvictions:
     ) -> None:
         self._client = client
         self._ledger = ledger
-        self._victims_for = victims_for  # whom we evicted for a pod ourselves
+        self._victims_for = victims_for  # uids of those whom we evicted for a pod ourselves
         self._clock = clock
         self._by_uid: dict[str, _Pending] = {}
 
     async def victims(
         self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]
     ) -> dict[str, MetaVictims]:
-        """Nodes with whom to evict there; those where nobody's leaving helps are left out.
+        """Nodes with whom to evict there, without nodes where no eviction helps.
 
-        None at all while budgets count and cannot be read: the preemptor looks at the pod soon.
+        None while budgets count and cannot be read: the preemptor looks at the pod soon.
         """
         ledger, now = self._ledger, self._clock()
-        self._by_uid = {  # without those that came true, and those that nobody has heard of for a while
+        self._by_uid = {  # without those that came true and those that nobody has asked about for a while
             uid: pending
             for uid, pending in self._by_uid.items()
             if pending.until_s > now
@@ -97,7 +97,7 @@ class PendingEvictions:
         }
 
     def note_refused(self, uid: str, query: NodeQuery) -> None:
-        """filter refuses a pod: where it was told whom to evict, they are gone for kube-scheduler."""
+        """filter refuses a pod: where it was told whom to evict, kube-scheduler sees the victims as gone."""
         pending = self._by_uid.get(uid)
         if pending is not None:
             row_of, rows = self._ledger.fleet.row_of, set(query.rows.tolist())
@@ -108,7 +108,7 @@ class PendingEvictions:
         return uid in self._by_uid or self._ledger.reservations.of(uid) is not None
 
     def is_taken(self, node: str) -> bool:
-        """Whether others leave this node, or may soon."""
+        """Whether pods are leaving this node, or may do so soon."""
         return bool(self._ledger.reservations.on(node) or self._under_way((node,)))
 
     def _choose(
@@ -118,10 +118,11 @@ class PendingEvictions:
         proposed: Mapping[str, MetaVictims],
         budgets: Sequence[Budget] = (),
     ) -> Mapping[str, Victims]:
-        """The node where the eviction costs least, by kube-scheduler's own rules, and whom to evict there.
+        """The node where the eviction costs least by kube-scheduler's own rules, and whom to evict there.
 
-        One, so that the next pod is told of others, and that no more nodes are looked at than it takes. All
-        that help where a victim has no part in a card: what that one costs, kube-scheduler alone knows.
+        Only one, so that the next pod is offered other nodes, and so that no more nodes are examined than
+        necessary. All suitable ones if a victim has no part of a card: only kube-scheduler knows what
+        evicting that one costs.
         """
         pods, under_way = self._ledger.pods, self._under_way(proposed)
         going = {name: _uids(each) for name, each in proposed.items()}
@@ -131,7 +132,7 @@ class PendingEvictions:
             violations, most = proposed[name].num_pdb_violations, [pods[uid] for uid in uids if uid in pods]
             least = cost(most, violations)
             if most and (name in under_way or self._ledger.reservations.on(name)):
-                # some of these may leave for pods before this one
+                # some of these may leave for pods that come first
                 least = min(cost([one], violations) for one in most)
             waiting.append((least, name))
         found: dict[str, Victims] = {}
@@ -155,7 +156,7 @@ class PendingEvictions:
         return found
 
     def _under_way(self, proposed: Collection[str]) -> dict[str, list[Reservation]]:
-        """By node: evictions that were answered and may become reservations; more is not known of them."""
+        """By node, evictions that were answered and may become reservations; not more is known of them."""
         found: dict[str, list[Reservation]] = {}
         for uid, pending in self._by_uid.items():
             shown = self._ledger.nominated.get(uid)
@@ -165,18 +166,18 @@ class PendingEvictions:
         return found
 
     def _room_is_coming(self, pod: Pod, request: Request, proposed: Mapping[str, MetaVictims]) -> bool:
-        """Whether others leave, or have left, a card for this pod already.
+        """Whether pods leave a card, or have left one, for this pod already.
 
-        kube-scheduler may hear before us that the last of them is gone: filter then refuses the pod by what
-        we know, and it asks whom to evict elsewhere, since by the sum the nominated node has room. Where it
-        would evict there as well, it has other reasons.
+        kube-scheduler may see before us that the last of them is gone. filter then refuses the pod by what we
+        know, and kube-scheduler asks whom to evict elsewhere, since by the node's sum the nominated node has
+        room. If it would evict on that node as well, it has other reasons.
         """
         ledger, pending = self._ledger, self._by_uid.get(pod.uid)
         kept = ledger.reservations.of(pod.uid)
         if ours := self._victims_for(pod.uid):
             named = {victim.uid for each in proposed.values() for victim in each.pods or ()}
             if not named.isdisjoint(ours) or any(ledger.allocation(uid) is not None for uid in ours):
-                return True  # kube-scheduler does not see yet that they leave, or that they are gone
+                return True  # kube-scheduler does not see yet that they are leaving or are gone
         meant = {kept.placement.node: kept} if kept is not None else pending.by_node if pending else {}
         shown = ledger.nominated.get(pod.uid)
         for node, reservation in meant.items():
@@ -185,7 +186,7 @@ class PendingEvictions:
                 continue
             taken = ledger.reservations.taken(node, pod.uid, pod.priority)
             has_room = not isinstance(place(open_to(allocations, taken), request), Refusal)
-            # and took it; who is to leave is not seen leaving yet, nor perhaps that it is nominated
+            # and took it; the victims may not be seen leaving yet, nor the nomination
             was_told = kept is None and pending is not None and (shown == node or node in pending.refused)
             if was_told or has_room or comes_free(allocations, reservation):
                 return True
@@ -204,7 +205,7 @@ class PendingEvictions:
         allocations, pods = self._ledger.allocations(name), self._ledger.pods
         if allocations is None:
             return None
-        # what a pod must leave alone: reservations, and evictions under way that may become some
+        # what the pod must not take: reservations, and pending evictions that may become some
         before_it = [
             each
             for each in (*self._ledger.reservations.on(name), *under_way)
@@ -212,7 +213,7 @@ class PendingEvictions:
         ]
 
         def suffices(gone: Iterable[str]) -> bool:
-            """Whether CPU and memory of the node are enough without these pods, and with those before it."""
+            """Whether the node has enough CPU and memory without these pods, and with those before it."""
             if allocations.node is None:
                 return False
             coming = [pods[each.uid].host for each in before_it if each.uid in pods]

@@ -1,16 +1,17 @@
-"""Makes room on a card for a pod of high priority where kube-scheduler finds room enough on the node.
+"""Makes room on a card for a pod of high priority if kube-scheduler thinks that the node has enough room.
 
-Before kube-scheduler evicts, it tries, without asking an extender, whether the pod fits once all pods of
-lower priority are gone; then those stay without whose leaving it fits too. Where a node's *sum* of GPU memory
-suffices and no single card does, all may stay: nobody is evicted, and the pod waits for ever. Here the
-missing part is done, as kube-scheduler does it:
+Before kube-scheduler evicts, it checks, without asking an extender, whether the pod fits once all pods of
+lower priority are gone, and then keeps those pods without whose eviction it fits as well. Where a node's
+*sum* of GPU memory suffices and no single card does, it keeps all of them: nobody is evicted, and the pod
+waits for ever. This does the missing part in the way that kube-scheduler would:
 
-    refused on every node ──► a moment later, still without a node nominated by kube-scheduler
+    refused on every node ──► a moment later, still without a nomination by kube-scheduler
         ──► choose node, cards and victims ──► keep the cards (`reserver`), evict (`evictor`)
-        ──► when the victims are gone kube-scheduler tries the nominated node first
+        ──► when the victims are gone, kube-scheduler tries the nominated node first
 
-kube-scheduler asks about the nodes that its own filters let pass: there nothing but the cards is in the pod's
-way, and there it finds no victims. Where it finds some elsewhere, it asks us whom, and we keep out of it.
+kube-scheduler asks about the nodes that its own filters let pass. On those nodes only the cards are in the
+pod's way, and kube-scheduler finds no victims there. If it finds some elsewhere, it asks us whom to evict,
+and we stay out of it.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from gpuslice.core.reservation import open_to
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 1.0  # from the refusal on: what kube-scheduler evicts itself is nominated in milliseconds
+PATIENCE_S = 1.0  # after the refusal: kube-scheduler's own nominations follow within milliseconds
 TICK_S = 0.25
-WAITING = 100  # pods remembered with the nodes that refused them; beyond, the least important are left out
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # until a pod that nothing helps is looked at again
-REST = 4.0  # × the time that a search took, before the next one: requests come first
+WAITING = 100  # refused pods remembered with their nodes; beyond that the least important are dropped
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # until a pod for which no eviction helps is examined again
+REST = 4.0  # times the duration of a search, before the next one: requests come first
 LEAST_CANDIDATES, CANDIDATES_PART = (
     100,
     0.1,
 )  # when so many nodes would do, no more are looked at; as upstream
-SLICE = 20  # nodes looked at before other requests get their turn
+SLICE = 20  # nodes examined before other requests get their turn
 
 
 NOTHING = Request(0)
@@ -60,13 +61,13 @@ NOTHING = Request(0)
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A pod that was refused, and on which rows of the fleet as it was in `version`."""
+    """A pod that was refused, on which rows of the fleet as of `version`."""
 
     uid: str
     rows: npt.NDArray[np.int32]
     version: int
     due_s: float
-    priority: int = LOWEST  # this and the request as the API server shows them, once the pod's turn has come
+    priority: int = LOWEST  # this and the request as the API server shows them, set when the pod's turn comes
     request: Request = NOTHING
 
 
@@ -108,9 +109,9 @@ class Preemptor:
     # -- what is heard -------------------------------------------------------------------------------------
 
     def note_refused(self, uid: str, query: NodeQuery) -> None:
-        """kube-scheduler was told that the pod fits on none of the nodes that it would take.
+        """kube-scheduler was told that the pod fits on none of its feasible nodes.
 
-        It may have heard of the pod before us: what the pod asks for is looked up when its turn comes.
+        It may have seen the pod before us, so what the pod requests is looked up when its turn comes.
         """
         if not self.enabled or self._ledger.reservations.of(uid):
             return
@@ -123,7 +124,7 @@ class Preemptor:
             del self._waiting[min(self._waiting, key=self._priority)]
 
     def leave_to_scheduler(self, uid: str) -> None:
-        """kube-scheduler asked whom to evict for this pod and was told: it evicts, and nominates soon."""
+        """kube-scheduler asked whom to evict for this pod and was answered: it evicts and nominates soon."""
         if self.enabled:
             self._waiting.pop(uid, None)
             self._pauses[uid] = _Pause(self._clock() + FIRST_PAUSE_S, FIRST_PAUSE_S)
@@ -131,13 +132,13 @@ class Preemptor:
     # -- what is done --------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Preempt for those who wait, until cancelled."""
+        """Preempt for waiting pods, until cancelled."""
         while True:
             await self._sleep(TICK_S)
             await self.tick()
 
     async def tick(self) -> None:
-        """Look after the reservations, then preempt for the most important pod that is due, if any."""
+        """Renew the reservations, then preempt for the most important pod that is due, if any."""
         self._reserver.renew()
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._ledger.pods}
         if not self._leadership.may_bind:
@@ -166,10 +167,10 @@ class Preemptor:
         return pause is not None and pause.until_s > self._clock()
 
     async def _preempt(self, waiting: _Waiting) -> str:
-        """What came of it, "" when there was nothing to do."""
+        """The outcome, or "" if there was nothing to do."""
         lower = [pod for pod in self._ledger.pods.values() if pod.priority < waiting.priority and pod.node]
         nodes = {pod.node for pod in lower}
-        if await self._search(waiting, nodes) is None:  # look at the pod more and more seldom
+        if await self._search(waiting, nodes) is None:  # examine the pod ever more rarely
             before = self._pauses.get(waiting.uid)
             length_s = min(LONGEST_PAUSE_S, 2 * before.length_s) if before else FIRST_PAUSE_S
             self._pauses[waiting.uid] = _Pause(self._clock() + length_s, length_s)
@@ -195,7 +196,7 @@ class Preemptor:
         return "failed"
 
     async def _eligible(self, waiting: _Waiting) -> Pod | None:
-        """The pod if it waits, may preempt by kube-scheduler's rules, and that found no way of its own."""
+        """The pod if it waits, may preempt by kube-scheduler's rules, and found no other way."""
         known = self._ledger.pods.get(waiting.uid)
         if known is None or known.node:
             return None
@@ -211,10 +212,10 @@ class Preemptor:
             and seen.metadata.deletion_timestamp is None
             and seen.status.phase in {"", "Pending"}
         )
-        # while somebody leaves the nominated node, kube-scheduler's eviction is under way. Else it has come
-        # to an end and was in vain: the pod was asked about since, and refused. The nomination may stay as it
-        # is, where kube-scheduler thinks that by the sum nobody need leave. Read, for where our news is late
-        # the pod was refused because of it, and those whom we would evict would leave in vain
+        # while somebody leaves the nominated node, kube-scheduler's eviction is in progress. Otherwise it has
+        # ended in vain, since the pod was asked about and refused again; the nomination may stay, if by the
+        # node's sum nobody need leave. The pod is read from the API server: if our news is late and it was
+        # refused for that reason, evicting others would be in vain
         nominated = seen.status.nominated_node_name
         allocations = self._ledger.allocations(nominated) if nominated else None
         lower = [
@@ -233,18 +234,18 @@ class Preemptor:
     async def _search(
         self, waiting: _Waiting, nodes: Collection[str], budgets: Sequence[Budget] = ()
     ) -> Eviction | None:
-        """The cheapest eviction among enough of `nodes`; None where none helps, or the pod fits by now.
+        """The cheapest eviction among enough of `nodes`; None if none helps or the pod fits by now.
 
-        Nothing has changed since the answer was true when this returns.
+        Nothing has changed since the decision when this returns.
         """
         fleet = self._ledger.flush()
         if waiting.version != fleet.cards_version:
-            return None  # nodes came or went: rows may be others'
+            return None  # nodes were added or removed: rows may be those of others
         refused = set(waiting.rows.tolist())
         names = [name for name, row in fleet.row_of.items() if row in refused and name in nodes]
         self._start = (self._start + LEAST_CANDIDATES) % max(
             1, len(names)
-        )  # with another each time, as upstream
+        )  # starting with another node each time, as upstream
         names = names[self._start :] + names[: self._start]
         enough = max(LEAST_CANDIDATES, int(CANDIDATES_PART * len(names)))
         best: Eviction | None = None
@@ -273,7 +274,7 @@ class Preemptor:
         return eviction(allocations, waiting.request, waiting.priority, budgets, taken)
 
     def _fits(self, waiting: _Waiting) -> bool:
-        """Whether one of the nodes has room by now: then nobody need go."""
+        """Whether one of the nodes has room by now, so that nobody need be evicted."""
         fleet = self._ledger.flush()
         rows = waiting.rows[waiting.rows >= 0].astype(np.intp)
         roomy = set(fitting_rows(fleet, shape_of(waiting.request), rows).tolist())

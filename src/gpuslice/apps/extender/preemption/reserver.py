@@ -1,7 +1,7 @@
-"""How long cards are reserved for pods that others were evicted for.
+"""How long cards are reserved for pods for which others were evicted.
 
-The ledger's reservations follow ``status.nominatedNodeName``, which outlives every process: kube-scheduler's
-own nominations, for which it keeps an amount but no card, and those of a leader before us.
+The ledger's reservations follow ``status.nominatedNodeName``, which outlives every process: they include
+kube-scheduler's own nominations, for which it keeps an amount but no card, and those of an earlier leader.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gpuslice.core.reservation import Reservation, comes_free
 
 _log = logging.getLogger(__name__)
 
-KEPT_S = 60.0  # once the room is there: kube-scheduler tries again every 10 s at most
-PACE_S = 10.0  # and while others come for theirs at least so often: it tries thousands one after the other
+KEPT_S = 60.0  # once there is room: kube-scheduler retries at least every 10 s
+PACE_S = 10.0  # and longer while pods take theirs at least this often: it tries thousands one after the other
 LONGEST_S = 600.0
 
 
 class Reserver:
-    """Begins and ends the reservations of a ledger. `lapsed` hears of one that came to nothing."""
+    """Begins and ends the reservations of a ledger. `lapsed` is called for one that came to nothing."""
 
     def __init__(
         self,
@@ -35,25 +35,25 @@ class Reserver:
         self._ledger = ledger
         self._tell_lapsed = lapsed
         self._clock = clock
-        self._since_s: dict[str, float] = {}  # uid → when its reservation began, or somebody was leaving yet
-        self._kept: set[str] = set()  # uids at the last look
-        self._taken_s = 0.0  # when a pod last came for what was reserved for it
-        self._lapsed: dict[str, str] = {}  # uid → node of a nomination that came to nothing
+        self._since_s: dict[str, float] = {}  # uid → when it began, or a victim was last still leaving
+        self._kept: set[str] = set()  # uids at the last check
+        self._taken_s = 0.0  # when a pod last took what was reserved for it
+        self._lapsed: dict[str, str] = {}  # uid → the node of a nomination that came to nothing
 
     def keep(self, uid: str, priority: int, placement: Placement) -> None:
-        """Keep these cards from now on."""
+        """Reserve these cards from now on."""
         self._ledger.reservations.keep(Reservation(uid, priority, placement))
         self._since_s[uid] = self._clock()
 
     def disown(self, uid: str, node: str) -> None:
-        """This pod's nomination of this node keeps no cards, though its status may show it a while longer."""
+        """This pod's nomination to this node keeps no cards, even if its status shows it a while longer."""
         self._lapsed[uid] = node
 
     def renew(self) -> None:
-        """Take up what the pods' status says now, end what has come to nothing."""
+        """Begin reservations for nominations in the pods' status, and end those that came to nothing."""
         ledger = self._ledger
         for uid, node in tuple(ledger.nominated.items()):
-            # somebody nominated it: keep cards for it, once there is room or some on its way
+            # it was nominated: keep cards for it, once there is room or some is coming
             pod, allocations = ledger.pods.get(uid), ledger.allocations(node)
             if pod is None or pod.request is None or allocations is None or self._lapsed.get(uid) == node:
                 continue
@@ -72,7 +72,7 @@ class Reserver:
             if allocations is not None and comes_free(allocations, reservation):
                 self._since_s[uid] = now_s
             elif self._since_s.get(uid, -LONGEST_S) + patience_s <= now_s:
-                # the room has been there, and nobody came
+                # there was room, and nobody came
                 ledger.reservations.drop(uid)
                 self._lapsed[uid] = node
                 _log.info("reservation lapsed", extra={"pod": uid, "node": node})
