@@ -42,7 +42,7 @@ class Scheduled(Cluster):
     sees: str = "cpu"
 
     def offer(self, shape: Shape) -> tuple[int, tuple[int, ...]] | None:
-        """One pod arrives: kube-scheduler's filters first, then the policy where it wants a card."""
+        """One pod arrives: kube-scheduler's filters first, then, if it requests a card, the policy."""
         rows = fitting_rows(self.truth, shape, np.arange(self.truth.rows))
         seen = self._seen(shape)
         if shape.cards:

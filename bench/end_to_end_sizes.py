@@ -52,7 +52,7 @@ Figures = dict[str, Any]
 
 
 class Round(NamedTuple):
-    """What is measured at once: one line of the file."""
+    """What is measured at a time: one line of the file."""
 
     kind: str
     nodes: int
@@ -61,7 +61,7 @@ class Round(NamedTuple):
 
 
 def rounds(sizes: str, kinds: str, count: int) -> Iterator[Round]:
-    """In the order in which they are worth most to who has little time."""
+    """Ordered by usefulness, for runs that are stopped early."""
     for number in range(count):
         for kind in kinds.split(","):
             for size in sizes.split(","):
@@ -70,7 +70,7 @@ def rounds(sizes: str, kinds: str, count: int) -> Iterator[Round]:
 
 
 def fills(one: Round) -> float:
-    """The part of the cluster's cards that the pods of a round ask for."""
+    """The fraction of the cluster's cards that the pods of a round request."""
     units = sum(
         int(each["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
         for each in pending_pods(one.pods, one.number + 1)
@@ -96,7 +96,7 @@ def measured(one: Round, plain: bool) -> Figures:
 
 
 def table(lines: Iterable[Figures]) -> str:
-    """A row for each size and kind."""
+    """One row for each size and kind."""
     headings = HEADINGS.split("|")
     shown = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     by_row: dict[tuple[str, int, int], list[Figures]] = defaultdict(list)

@@ -56,7 +56,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "/gpushare-scheduler"
 SIZES = (500, 2000, 5000, 20000)
 WORKERS = 16  # kube-scheduler's default parallelism
-RUNNING = 2  # of which so many run at once on two cores
+RUNNING = 2  # of these, how many run at a time on two cores
 GOALS = {
     "filter_p99_ms": 5.0,
     "cpu_ms_per_pod": 1.5,
@@ -68,7 +68,7 @@ GOALS = {
 
 @dataclass(slots=True)
 class Times:
-    """Milliseconds of each call, and the extender's CPU seconds by verb."""
+    """Milliseconds for each call, and the extender's CPU seconds by verb."""
 
     filter: list[float] = field(default_factory=list)
     prioritize: list[float] = field(default_factory=list)
@@ -79,9 +79,9 @@ class Times:
 
 
 class Caller:
-    """kube-scheduler's side: one connection that is kept, and a clock around each call.
+    """kube-scheduler's side: one persistent connection, and a timer around each call.
 
-    `go`: `scheduler_client.go`, running; without it Python asks.
+    `go`: the running `scheduler_client.go`; without it, Python sends the requests.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Caller:
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
     def bind_own_s(self) -> float:
-        """Seconds in bind calls so far, less those in which the API server was waited for."""
+        """Seconds in bind calls so far, without the waits for the API server."""
         if self.is_peer:
             return float("nan")
         self._connection.request("GET", "/metrics")
@@ -137,7 +137,7 @@ class Caller:
 def schedule(
     callers: Sequence[Caller], names: list[str], pods: list[dict[str, Any]], order: str = "workers"
 ) -> list[Times]:
-    """Each pod by each of the callers, who take turns in going first."""
+    """Schedule each pod with each of the callers, who take turns in going first."""
     times = [Times() for _ in callers]
     bodies = [
         (pod, args_of(pod, names if order == "stable" else as_sent(names, number)))
@@ -148,7 +148,7 @@ def schedule(
         for turn in range(len(callers)):
             chosen = (number + turn) % len(callers)
             schedule_one(callers[chosen], pod, body, times[chosen])
-    time.sleep(0.2)  # the last watch events are part of the price
+    time.sleep(0.2)  # the last watch events are part of the cost
     for caller, its, (cpu_s, own_s) in zip(callers, times, before, strict=True):
         its.cpu_s = caller.cpu_s() - cpu_s
         its.bind_own_s = caller.bind_own_s() - own_s
@@ -176,7 +176,7 @@ def schedule_one(caller: Caller, pod: dict[str, Any], body: bytes, times: Times)
 
 
 def as_sent(names: list[str], seed: int) -> list[str]:
-    """The names in an order that kube-scheduler's workers might leave them in: chunks, some interleaved.
+    """The names in an order that kube-scheduler's workers may produce: chunks, some interleaved.
 
     The size of a chunk: ``chunkSizeFor`` in pkg/scheduler/framework/parallelize.
     """
@@ -198,7 +198,7 @@ def args_of(pod: dict[str, Any], names: list[str]) -> bytes:
 
 
 def measure(nodes: int, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each extender: one, or with ``--tls-beside`` two."""
+    """A row for each extender: one, or two with ``--tls-beside``."""
     from bench.big_api import pending_pods
 
     with contextlib.ExitStack() as stack:
@@ -227,7 +227,7 @@ def measure(nodes: int, chosen: argparse.Namespace) -> list[dict[str, Any]]:
 def one_extender(
     nodes: int, chosen: argparse.Namespace, *, tls: bool
 ) -> Iterator[tuple[Caller, dict[str, Any]]]:
-    """An extender that is ready, beside an API server of its own, and what is known of the row so far."""
+    """A ready extender with an API server of its own, and the values of the row known so far."""
     size = (nodes, chosen.gpus, chosen.pods, chosen.seed)
     with big_api(*size) as api_port, tempfile.TemporaryDirectory() as folder:
         flags, context = mutual_tls(Path(folder)) if tls else ([], None)
@@ -290,7 +290,7 @@ def extender(
     port = free_port()
     code = "from gpuslice.apps.extender.command import command; command()"
     arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
-    arguments.append("--no-nominate")  # the kube-scheduler played here looks at all nodes for every pod
+    arguments.append("--no-nominate")  # the kube-scheduler played here examines all nodes for every pod
     program = [peer] if peer else [*arguments, *flags]
     with running(program, KUBECONFIG=str(kubeconfig), LOG_LEVEL="error", PORT=str(port)) as process:
         yield port, process.pid
@@ -315,7 +315,7 @@ def running(
 
 
 def mutual_tls(folder: Path) -> tuple[list[str], ssl.SSLContext]:
-    """Certificates as the chart's, on P-256: the extender's flags, and how kube-scheduler connects."""
+    """Certificates as in the chart, on P-256: the extender's flags, and the TLS context of kube-scheduler."""
     authority = trustme.CA()
     server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("gpuslice-scheduler")
     files = {
@@ -343,7 +343,7 @@ def connection_to(port: int, tls: ssl.SSLContext | None, timeout_s: float) -> ht
 def wait_ready(
     port: int, path: str = "/readyz", timeout_s: float = 120, tls: ssl.SSLContext | None = None
 ) -> float:
-    """When `path` was first answered with a yes."""
+    """When `path` was first answered successfully."""
     deadline = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline:
         with contextlib.suppress(OSError):

@@ -95,7 +95,7 @@ SERVERS: dict[str, Server] = {"ours": our_server, "uvicorn": uvicorn_server, "ai
 
 
 async def ask(port: int, requests: int, body_bytes: int) -> None:
-    """The other side, in a process of its own."""
+    """The client, in a process of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {body_bytes}\r\n\r\n".encode()
     for _ in range(requests):
@@ -138,7 +138,7 @@ async def measure_server(name: str, requests: int) -> dict[str, float]:
 
 
 async def answering() -> None:
-    """An API server that always says the same."""
+    """An API server that always gives the same answer."""
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -215,7 +215,7 @@ def main() -> None:
 
 
 def compare(requests: int, as_json: bool) -> None:
-    """Each in a process of its own, so that none pays for another's imports."""
+    """Run each in a process of its own, so that none pays for another's imports."""
     import subprocess
 
     results: dict[str, Any] = {}

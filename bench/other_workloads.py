@@ -72,7 +72,7 @@ def main() -> int:
         cases += Bent(Path(options.data), np.random.default_rng(SEED)).all()
     wanted = [part for part in options.only.split(",") if part]
     for name, make in cases:
-        workload = make()  # also of those left out: the next one is drawn after it
+        workload = make()  # also if it is skipped: the next one is drawn from the same generator
         if wanted and not any(part in name for part in wanted):
             continue
         print(f"{name:62}", end="", flush=True)

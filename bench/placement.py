@@ -75,7 +75,7 @@ class Workload:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line says; 2 when that makes no sense."""
+    """Run what the command line says; returns 2 if that makes no sense."""
     options = _parser().parse_args(arguments)
     try:
         workload = _workload(options)
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(workload: Workload, case: Case, progress: Progress | None = None) -> Result:
-    """Replay one case; its keys are those of the report."""
+    """Replay one case; the keys are those of the report."""
     fleet = fleet_of(shuffled_nodes(workload.nodes, case.seed))
     cluster = Cluster(fleet, _policy(case, fleet, workload.trace))
     capacity = workload.capacity_units
@@ -132,7 +132,7 @@ def _results(workload: Workload, cases: list[Case], jobs: int) -> Iterator[Resul
 
 
 class _Narrator:
-    """Tells how far a replay is, on stderr, every few seconds."""
+    """Reports the progress of a replay on stderr, every few seconds."""
 
     def __init__(self, number: int, count: int, case: Case) -> None:
         self._label = f"{number}/{count} {case.policy} seed {case.seed}"
@@ -146,7 +146,7 @@ class _Narrator:
 
 
 def _report(cases: list[Case], results: list[Result]) -> Report:
-    """Policy → measure → what each seed gave, and the mean."""
+    """Policy → measure → the result for each seed, and the mean."""
     report: Report = {}
     for name in dict.fromkeys(case.policy for case in cases):
         mine = [result for case, result in zip(cases, results, strict=True) if case.policy == name]

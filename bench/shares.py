@@ -41,15 +41,15 @@ from simcluster import gpu  # noqa: E402
 STEP_S = 0.05
 WARM_S = 2.0
 WINDOW_S = 1.0
-# What containers tell each other lies on a tmpfs.
+# Containers exchange their claims on a tmpfs.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every container does: kernels of so many microseconds, and after how many it waits (0: never).
+    """What every container does: kernels of so many microseconds, and a wait after how many (0: never).
 
-    `least_s`: how long it must run for means to mean something.
+    `least_s`: how long it must run for means to be meaningful.
     """
 
     name: str
@@ -91,7 +91,7 @@ RUNS = (
 
 @dataclass(frozen=True)
 class Kept:
-    """One container of a run. `alone`: what it gets of a card of its own without any share, if asked."""
+    """One container of a run. `alone`: what it gets of a card of its own without any share, if requested."""
 
     work: str
     policy: str
@@ -105,7 +105,7 @@ class Kept:
 
     @property
     def off(self) -> float:
-        """Points from its due. Nobody can be given more than it uses by itself."""
+        """Points from its due. No container can be given more than it uses by itself."""
         return self.mean - min(self.due, self.alone or 100)
 
 
@@ -134,7 +134,7 @@ def watched(machine: Machine, workers: Sequence[Worker], work: Work, seconds: fl
 
 
 def window_shares(series: Series) -> list[tuple[float, float]]:
-    """The beginning of each window of a second, and the percent of the card in it."""
+    """The beginning of each window of a second, and the percentage of the card used in it."""
     found = []
     last = 0
     for begin_s, begin in series:
@@ -150,7 +150,7 @@ def window_shares(series: Series) -> list[tuple[float, float]]:
 def means_of(
     work: Work, shares: tuple[int, ...], seconds: float, policy: str | None
 ) -> list[tuple[float, float]]:
-    """Of each container the mean from the third second on, and the highest second."""
+    """For each container the mean from the third second on, and the highest second."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name, ExitStack() as stack:
         machine = make_machine(Path(name), kernel_us=work.kernel_us)
         cap = 100 if policy == FAIR else None
@@ -216,7 +216,7 @@ def row(found: list[Kept]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-# ---- somebody waits for small work beside a batch
+# ---- small requests next to a batch
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,9 @@ BATCHES = (
 
 
 def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
-    """One kernel of 2 ms every 20 ms or so, 20 % of the card's compute, beside a batch tenant of 80 %."""
+    """One kernel of 2 ms about every 20 ms, with 20 % of the card's compute, next to a batch tenant with 80
+    %.
+    """
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name, ExitStack() as stack:
         machine = make_machine(Path(name), kernel_us=batch.kernel_us)
         small, large = (20, 80) if policy else (None, None)
@@ -275,12 +277,12 @@ def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
     return Answered(batch.name, policy or "none", len(took), tail[49], tail[98], percents[1], sum(percents))
 
 
-# ---- what a launch pays
+# ---- the cost of a launch
 
 
 @dataclass(frozen=True)
 class Paid:
-    """A launch of nothing, beside one without any library. `others`: containers that have the card as well,
+    """An empty launch, compared with one without any library. `others`: containers that also have the card,
     with the same policy, and no work.
     """
 
@@ -311,10 +313,10 @@ def launch_ns(
 
 
 def paid() -> list[Paid]:
-    """The best of 300 moments of 4 ms, some of which a busy machine leaves alone; the driver's own time is
-    taken off.
+    """The best of 300 periods of 4 ms, some of which a busy machine leaves alone; without the driver's own
+    time.
     """
-    kinds = (("no share", None, None), (FAIR, 99, 100), (CAP, 99, None))  # nobody waits
+    kinds = (("no share", None, None), (FAIR, 99, 100), (CAP, 99, None))  # no launch has to wait
     found = []
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
 

@@ -136,6 +136,10 @@ FIRST_PAGES = (
 )
 COMMENTED = (
     "src/gpuslice",
+    "simulator",
+    "demo",
+    "monitoring",
+    "bench",
     "native/include",
     *(f"native/src/{folder}" for folder in ("system", "driver", "accounts", "entry", "hooks", "policy")),
 )
