@@ -1,12 +1,12 @@
-"""The most GPU that any policy could allocate of a trace: an upper bound by linear programming.
+"""The most GPU that any policy could allocate on a trace: an upper bound by linear programming.
 
     python bench/bound.py --trace default --seeds 42-46 --accepted 0,90
 
 Same arrivals as `bench/placement.py` (filling, 130 % of the cluster). Cards are cut into patterns, found by
-column generation; CPU and memory are summed over equal nodes, and pods may be split: a policy can only be
-worse. With `--accepted 90` every pod of at most one card among the first 90 % of the demand must be placed,
-as any policy does that refuses nobody while there is room; with 0 all may be refused at will. "so far" is
-the bound when all must be placed that came before the policy itself refused the first of them.
+column generation; CPU and memory are summed over equal nodes, and pods may be split, so no policy can do
+better. With `--accepted 90` every pod of at most one card among the first 90 % of the demand must be placed,
+as by any policy that refuses no pod while there is room; with 0 any pod may be refused. "so far" is the bound
+if all pods must be placed that arrived before the policy itself first refused one.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python bench/decisions.py --nodes 500,5000,20000 --json
 
 Nodes of eight cards are filled with pods of 17 shapes; processor time, from the request to the changed fleet.
-`first_us` is a shape's first decision, `begin_us` the very first of all, `piece_us` the longest piece of what
-is done beside the requests, `victims_us` what it takes to pick the pods to evict from one node of 32 pods.
+`first_us` is a shape's first decision, `begin_us` the very first of all, `piece_us` the longest piece of work
+between requests, `victims_us` the time to choose the pods to evict from one node of 32 pods.
 With `--linked` each node's cards are pairs joined by NVLink, behind two CPUs.
 """
 

@@ -6,14 +6,14 @@
 
 Each round of each size and kind of pods (of nobody, of ReplicaSets, of Jobs, 50 to an owner) has a control
 plane of its own, and is a line of the file as soon as it is measured. What is in the file is not measured
-again, so that the same command goes on where it was stopped. All rows have one round before any has two.
-Sizes whose pods ask for more than nine tenths of the cards are left out, with a word: some would never be
-bound, and the turn would wait for its end.
+again, so that the same command continues where it was stopped. All rows have one round before any has two.
+Sizes whose pods request more than nine tenths of the cards are skipped, with a message: some pods would never
+be bound, and the turn would wait for its timeout.
 At the end, and with `--table`, medians over the rounds are printed as Markdown:
 
     of sampled    pods a second, of those that the sampling kube-scheduler of the same round did
-    its CPU       CPU of the whole control plane for each pod, in times of that one's; what etcd and
-                  kube-apiserver use while nobody asks them anything is left out
+    its CPU       CPU of the whole control plane for each pod, as a multiple of that round's; what etcd and
+                  kube-apiserver use while idle is subtracted
     s             that a round took, all of it
     load          of the machine when the round ended: above 3, on two cores, others were busy too
 """

@@ -2,29 +2,29 @@
 
     python bench/extender.py --nodes 5000 --gpus 8 --pods 300 --json
 
-For each pod the questions are kube-scheduler's: filter with all node names (``nodeCacheCapable``), prioritize
-with those that passed, bind to the best. The names come in another order for each pod, as from it: its
-workers take chunks of the nodes, and each node gets the next free place in the list the moment that it passes
+For each pod the requests are kube-scheduler's: filter with all node names (``nodeCacheCapable``), prioritize
+with those that passed, bind to the best. The order of the names differs for each pod, as kube-scheduler's
+workers take chunks of the nodes, and each node gets the next free place in the list as soon as it passes
 (1.36, ``findNodesThatPassFilters`` in pkg/scheduler/schedule_one.go); ``--order stable`` sends one order. The
 API server (`big_api`) is a process of its own. Times are taken at the client, around one HTTP call on a kept
 connection; CPU and memory are read from /proc.
 
     filter_p50_ms, filter_p99_ms, prioritize_p99_ms, bind_p50_ms    latency
-    bind_own_ms      what a bind takes in the extender beside waiting for its API calls, by its metrics
+    bind_own_ms      what a bind takes in the extender without the waits for its API calls, by its metrics
     cpu_ms_per_pod   CPU that the extender spends on all of one pod: filter, prioritize, bind, watch events
     rss_mib          resident memory at the end
     start_to_ready_s from the start of the process to /readyz
 
-``--go`` asks by kube-scheduler's own HTTP client (`scheduler_client.go`, built when it is wanted): HTTP/1.1
-without TLS and HTTP/2 with it. Without ``--go`` Python asks, by HTTP/1.1.
+``--go`` uses kube-scheduler's own HTTP client (`scheduler_client.go`, built on request): HTTP/1.1 without TLS
+and HTTP/2 with it. Without ``--go``, Python sends the requests, by HTTP/1.1.
 
 ``--tls-beside`` starts two extenders, each with an API server of its own, one of them with mutual TLS, and
-asks them in turn for each pod: what else the machine does meets both alike. Two objects, and in the second
-``of_plain``: each figure over that of plain HTTP.
+calls them in turn for each pod, so that other load on the machine affects both alike. Prints two objects, the
+second with ``of_plain``: each figure divided by that of plain HTTP.
 
 ``--peer PROGRAM`` measures another extender of this protocol instead: started with KUBECONFIG and PORT in its
-environment, ready once it answers, asked to filter and to bind. It is asked for no scores, and what it does
-not tell is absent.
+environment, ready once it answers, called to filter and to bind, but not for scores; figures that it does not
+publish are absent.
 """
 
 from __future__ import annotations

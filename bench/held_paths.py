@@ -1,12 +1,12 @@
-"""Which paths to device memory a preload library holds, on the simulated driver, beside libgpuslice.
+"""Which paths to device memory a preload library limits, on the simulated driver, compared with libgpuslice.
 
     python bench/held_paths.py [--cuda 12.8] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
-By allocation path and by the way the program found the function, in a process and on a machine of its own
-each time, under a limit of 1 GiB: is 64 MiB given and taken back, and is what is too much refused? The last
-rows are of 600 MiB whose maker released them or has ended, and which the driver keeps: are 600 MiB more
-refused until it has let go? `{folder}` in a value of --peer-env stands for that process's folder. Prints a
-table in Markdown. Needs `make native`.
+For each allocation path and each way in which the program found the function, in a separate process and on a
+separate machine, under a limit of 1 GiB: are 64 MiB granted and returned, and is too much refused? The last
+rows are about 600 MiB that the driver keeps although their maker released them or has ended: are 600 MiB more
+refused until the driver has freed them? `{folder}` in a value of --peer-env stands for that process's folder.
+Prints a table in Markdown. Needs `make native`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a request costs in our HTTP server and client, and in the libraries that could stand in their place.
+"""What a request costs in our HTTP server and client, and in the libraries that could replace them.
 
     python bench/http_libraries.py --json
     pip install uvicorn httptools aiohttp httpx     first, for the columns beside ours
 
-CPU of the process under test alone, by request, with keep-alive; its memory beyond what Python had before.
-`flood_mib`: what one connection with a head without end adds to it. Decision record 9 holds such figures.
+CPU per request of the process under test alone, with keep-alive; its memory beyond that of bare Python.
+`flood_mib`: what one connection with an endless head adds to that. Decision record 9 has such figures.
 """
 
 from __future__ import annotations

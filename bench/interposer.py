@@ -1,13 +1,12 @@
-"""What the interposer adds to a driver call, in nanoseconds, beside the raw simulated driver.
+"""What the interposer adds to a driver call, in nanoseconds, compared with the raw simulated driver.
 
     python bench/interposer.py [--json] [--rounds N] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
 The same program runs with and without the library, in turns, so that a busy machine disturbs all alike. With
-one thread the best slice of 3 ms of all rounds counts, as there are such on a busy machine too. With two and
-eight threads, and in two and eight processes at once, each of which runs for the same time, the figure is the
-time of a core that a call costs: duration × cores at work / calls of all. It would stay the same if nobody
-waited for anybody; what counts there is the ratio to the raw driver, the median of all rounds. Needs
-`make native` and a C compiler.
+one thread, the best slice of 3 ms of all rounds counts: even a busy machine has undisturbed ones. With two
+and eight threads, and with two and eight processes that run for the same time, the figure is the core time of
+a call: duration × busy cores / all calls. It would stay constant if no thread waited for another; what counts
+there is the ratio to the raw driver, as the median of all rounds. Needs `make native` and a C compiler.
 """
 
 from __future__ import annotations

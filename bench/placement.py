@@ -1,12 +1,12 @@
-"""How much GPU each placement policy gets out of a cluster, on replayed traces.
+"""How much of a cluster's GPU each placement policy allocates, on replayed traces.
 
     python bench/placement.py --trace default --policy fgd,opportunity-cost --seeds 42-51 --json
     python bench/placement.py --trace pods.csv --nodes nodes.csv --policy all --churn 0.95
 
 Filling (the default) follows "Beware of Fragmentation" (USENIX ATC '23); `--churn LOAD` lets pods come and
-go, 1.0 being a demand of the whole cluster. All policies of a seed see the same nodes and arrivals. `fgd` is
-told the mix of the trace, as its authors do; `opportunity-cost` learns it from the pods that arrive, unless
-`--mix known`. The traces are looked for in `--data`, `$GPUSLICE_TRACE_DATA` or `data/openb`.
+go; load 1.0 is a demand for the whole cluster. For a seed, all policies see the same nodes and arrivals.
+`fgd` is given the mix of the trace, as by its authors; `opportunity-cost` learns it from the arriving pods,
+unless `--mix known`. Traces are searched for in `--data`, `$GPUSLICE_TRACE_DATA` or `data/openb`.
 """
 
 from __future__ import annotations

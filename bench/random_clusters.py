@@ -3,13 +3,14 @@
     python bench/random_clusters.py --cases 0-99 --seeds 42-43 --json
     python bench/random_clusters.py --cases 17 --seeds 42-51 --others fgd
 
-A case is drawn from its number alone: nodes of one to four kinds (cards a node, size of the cards, CPU and
-memory a card, or cards of all sizes on each node), pods (shares, single cards, several; cores, memory; some
-bound to models, some without GPU) and the order in which they come. Half of the cases fill the cluster, in
-half of them pods come and go. All policies get the same arrivals; `fgd` is told the mix, `opportunity-cost`
-learns it (`--mix known`: both are told, `--mix hidden`: both learn). Regret is what the best of the others
-allocates more, in points of the cluster: at 100 and at 130 % arrived while it fills, on average where pods
-come and go. Printed: the cases by regret, the worst first, then how it is spread.
+A case depends only on its number: nodes of one to four kinds (cards per node, size of the cards, CPU and
+memory per card, or cards of all sizes on each node), pods (shares, single cards, several; cores, memory; some
+bound to models, some without GPU) and the order in which they arrive. Half of the cases fill the cluster; in
+the other half pods come and go. All policies get the same arrivals; `fgd` is given the mix,
+`opportunity-cost` learns it (`--mix known`: both are given it, `--mix hidden`: both learn). Regret is how
+much more the best of the others allocates, in percentage points of the cluster: at 100 and at 130 % arrived
+while it fills, on average if pods come and go. Prints the cases by regret, the worst first, then its
+distribution.
 """
 
 from __future__ import annotations

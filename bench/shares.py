@@ -1,18 +1,18 @@
-"""How well shares of compute are kept on the simulated driver, capped and lent, alone and beside others.
+"""How well shares of compute hold on the simulated driver: capped and lent, alone and with neighbours.
 
     python bench/shares.py [--seconds 6] [--json] [WORD ...]
 
-Each line is a machine of its own, on which every container wants all of the card. The device time that each
-has used is read every 50 ms while the work runs. The mean share of the card counts from the third second on;
-`due` is what it should be: the share itself under `cap`; under `fair` the container's weight in what all of
-them together got, and `used` says how much of the card that is. `highest second` is the highest percentage of
-any second, wherever it begins, from the first on. Words choose lines ("interactive", "launch" and "calls" are
-the tables behind the first).
+Each line is a separate machine, on which every container wants the whole card. The device time that each has
+used is read every 50 ms while the work runs. The mean share of the card is taken from the third second on;
+`due` is what it should be: under `cap`, the share itself; under `fair`, the container's weight in the total
+of all containers, and `used` says how much of the card that total is. `highest second` is the highest
+percentage in any window of a second, from the start. Words select lines ("interactive", "launch" and "calls"
+are the tables after the first).
 
 Simulated kernels do nothing, but launching them takes a core: on a busy machine containers get less than
-their shares. So the load is told, of the minute before the first line and of the one before the end. All
-lines take 16 minutes, with `--seconds 4` 14. A program that waits for each kernel computes nothing meanwhile:
-`alone` is what one of them gets of a card of its own, without any share. Needs `make native`.
+their shares. Therefore the load is printed, for the minute before the first line and for the last minute. All
+lines take 16 minutes, with `--seconds 4` 14. A program that waits for each kernel computes nothing in
+between: `alone` is what such a program gets of a card of its own, without any share. Needs `make native`.
 """
 
 from __future__ import annotations

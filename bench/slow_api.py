@@ -2,8 +2,9 @@
 
     python bench/slow_api.py --pods 10000 --binds 1000 --json
 
-Each pod is asked about as kube-scheduler does, one filter after the other and its bind beside the next ones;
-`--pods` wait in all. One line for each behaviour of the API server, which delays the Bindings alone:
+Requests are like kube-scheduler's: one filter after another, and each bind concurrently with the next
+filters; `--pods` wait in total. Prints one line for each behaviour of the API server, which delays only
+Bindings:
 
     pods_per_s       bound, from the first question to the last answer
     bind_p50_ms, bind_p99_ms, most_at_once
