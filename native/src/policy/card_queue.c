@@ -21,9 +21,9 @@
 #define DEPTH_NS 6000000u
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
 #define LEAD_NS 8000000      /* longer turns lose less of the card to process switches */
-#define HAND_OVER_NS 100000u /* how long before a turn's last work ends the next may launch: the card is not to idle */
+#define HAND_OVER_NS 100000u /* the next may launch this long before a turn's last work ends: the card must not idle */
 #define PATIENCE_NS INT64_C(3000000000) /* a container that is owed more waits for no neighbour that claims to work */
-#define SHORT_BESIDE 4 /* times as long must the other kernel still run */
+#define SHORT_BESIDE 4 /* a launch adds nothing beside a kernel that still runs this many times as long */
 /* Work on one stream may wait on the card for work on another that is not launched yet. */
 #define UNKNOWN_WAIT_NS UINT64_C(20000000)  /* how long an unknown launch waits behind unknown ones on other streams */
 #define STALLED_NS UINT64_C(50000000)       /* nothing has finished for this long, nor for twice the expected time */
@@ -232,7 +232,7 @@ static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct 
     return batch->late && (double)took_ns > most ? (uint64_t)most : took_ns;
 }
 
-/* Whether the card was lately seen to run one process at a time. */
+/* Whether the card was recently seen to run one process at a time. */
 static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
 
 static uint64_t ready_ns(const struct gs_batch *batch) { return greater(batch->recorded_ns, batch->ready_ns); }
@@ -393,7 +393,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     return cover(queue, intervals, count, part);
 }
 
-/* When the work in flight could have begun, or, if that is later, the time up to which is charged. */
+/* When the work in flight could have begun, or covered_ns if that is later: what is before is charged. */
 static uint64_t uncharged_since_ns(const struct gs_queue *queue)
 {
     uint64_t began = UINT64_MAX;
@@ -448,8 +448,8 @@ void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_
 
 static bool has_work(const struct gs_queue *queue, const struct gs_stream *stream) { return newest_on(queue, stream) != NULL; }
 
-/* Beside a kernel that already runs and still will for much longer, a short launch takes no further device time. With
- * work of equal length each launch would be an excuse for the next. */
+/* Beside a kernel that is already running and will run for much longer, a short launch takes no further device time.
+ * With work of equal length each launch would be an excuse for the next. */
 static bool goes_along(const struct gs_queue *queue, const struct gs_stream *stream, uint64_t key)
 {
     uint64_t longest = 0, before = 0;

@@ -16,10 +16,10 @@
 #define MEASURE_EVERY_NS UINT64_C(1000000000)
 #define MEASURE_LATEST_NS UINT64_C(8000000000) /* when nothing has changed for long */
 #define LOOKS 3                                /* in a row, while other threads have calls in flight */
-#define MEASURE_PART 500u                      /* at most this fraction of the time, if a driver answers slowly */
+#define MEASURE_PART 500u                      /* at most 1/500 of the time, if a driver answers slowly */
 
 static struct own owns[GPUSLICE_CARDS];
-static struct gs_table pieces; /* context, module or limit → what it was measured to take, its context */
+static struct gs_table pieces; /* context, module or limit → what it was measured to take, and its context */
 static struct gs_lock lock;
 
 /* Drivers may differ in which process they charge for what two have open; other memory is known to be in nobody's
@@ -120,7 +120,7 @@ static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
         struct gs_span span;
         gs_span_begin(&gs_accounts, card, &span);
         gs_read_processes(own, reading);
-        gs_pools_changed(); /* as of that time: what pools returned in the meantime is known then */
+        gs_pools_changed(); /* as at the reading: what pools returned meanwhile is known to be gone */
         held = gs_span_end(&gs_accounts, card, &span);
         if (!reading->listed)
             return false;
@@ -273,7 +273,7 @@ void gs_measure_sometimes(struct gs_card *card)
             measure_if_due(gs_card_at(i), now);
 }
 
-/* ---- what the card's use grew by during a call ---- */
+/* ---- growth of the card's use during a call ---- */
 
 void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth)
 {

@@ -17,7 +17,7 @@
 #define WAITING_FOR_NS UINT64_C(20000000) /* how long a claim to be waiting is valid: sleeps end late on a busy host */
 #define LONGEST_CLAIM_NS (600 * SECOND_NS)
 #define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* work of unknown duration is believed to last this long at most */
-/* The part of the time for which a neighbour holds others back that it is billed: it may have lost the rest itself, to
+/* How much of the time for which a neighbour holds others back it is billed for: it may have lost the rest itself, to
  * process switches and late wakeups. */
 #define BILLED_PERCENT 95
 #define PAUSES_PERCENT 50 /* of its work, credited to a neighbour for the pauses in it */
@@ -145,7 +145,7 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
                              const struct gs_neighbour *others, uint32_t count, struct gs_run own)
 {
     uint64_t passed = now_ns - beside->read_ns, before[GS_NEIGHBOURS];
-    bool same = beside->read_ns && count == beside->count; /* else the next interval counts again */
+    bool same = beside->read_ns && count == beside->count; /* if not, this interval is left out */
     for (uint32_t i = 0; i < count; i++) {
         before[i] = beside->others[i].busy_ns;
         beside->others[i] = others[i];

@@ -22,7 +22,7 @@ struct gs_run {
 /* What is known about another container on the card. */
 struct gs_neighbour {
     uint64_t name;       /* given by the agent: the neighbour cannot change it */
-    uint64_t virtual_ns; /* work in flight included; or by how long it held this container back, if that is more */
+    uint64_t virtual_ns; /* work in flight included; or by how long it held this container back, if more */
     uint64_t busy_ns;    /* total, as far as is known now */
     uint32_t weight;
     bool interactive;

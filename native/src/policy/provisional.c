@@ -60,7 +60,7 @@ static bool fits(const struct gs_card *card, uint64_t bytes, uint64_t used)
     return used <= card->limit_bytes && bytes <= card->limit_bytes - used;
 }
 
-/* Whether to look again after this look, because figures that are still to come may decide. */
+/* Whether to look again, because figures that are still to come may decide. */
 static bool may_fit_later(struct gs_card *card, uint64_t bytes, const struct outlook *outlook)
 {
     uint64_t used = gs_used(card), doubtful = outlook->excess + outlook->open;
