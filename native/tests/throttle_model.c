@@ -304,7 +304,7 @@ void throttle_awaited(struct throttle *at)
         return;
     bool launches_soon = gs_pauses_briefly(&at->queue) && now - at->looked_ns < SOON_TOLD_NS;
     at->queue.ended_ns = now;
-    if (launches_soon && at->queue.next_cleared)
+    if (launches_soon && at->queue.next_cleared && gs_queue_has_ended(&at->queue, &events, now))
         at->under_way.ns = 0;
     else
         settle(at);

@@ -275,11 +275,20 @@ static double part_of(const struct gs_batch *batch, uint64_t took_ns, double eve
     return batch->unknown || even > known ? even : known < 1 ? known : 1;
 }
 
+/* Whether no other batch was launched by then. */
+static bool is_only(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t at_ns)
+{
+    FOR_EACH_BATCH(queue, other)
+        if (other != batch && other->recorded_ns <= at_ns)
+            return false;
+    return true;
+}
+
 /* A program that waited for its only work knows when that ended, and so how late it began. A single late start may mean
  * that the thread woke up late; frequent ones mean that others had the card. */
 static void notice_turns(struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
 {
-    if (queue->awaited_ns != now_ns || queue->count != 1 || queue->others_ns == batch->others_ns)
+    if (queue->awaited_ns != now_ns || queue->others_ns == batch->others_ns || !is_only(queue, batch, now_ns))
         return;
     bool waited = now_ns > ready_ns(batch) + took_ns + WAITS_FOR_TURN_NS;
     if (waited && queue->waited < MOST_WAITED)
@@ -572,6 +581,8 @@ uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *ca
     return greater(wait, patience);
 }
 
+/* ---- may the next go ahead of the accounts? ---- */
+
 static bool is_short(const struct gs_queue *queue, uint64_t key)
 {
     uint32_t known = known_ns(queue, key);
@@ -583,6 +594,16 @@ void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, con
 {
     bool cleared = is_short(queue, key) && !gs_queue_wait_ns(queue, card, share, met, stream, key);
     __atomic_store_n(&queue->next_cleared, cleared, __ATOMIC_RELAXED);
+}
+
+bool gs_queue_has_ended(const struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns)
+{
+    FOR_EACH_BATCH(queue, batch) {
+        uint64_t most = batch->estimate_ns + batch->estimate_ns / 4 + PROMPT_NS;
+        if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most || events->query(batch->end) != GS_EVENT_PASSED)
+            return false;
+    }
+    return true;
 }
 
 bool gs_queue_is_cleared(struct gs_queue *queue, uint64_t key, uint64_t now_ns)

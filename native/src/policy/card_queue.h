@@ -141,6 +141,9 @@ static inline bool gs_queue_is_alone(const struct gs_queue *queue, const struct 
 }
 void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
                          const struct gs_contention *met, const struct gs_stream *stream, uint64_t key);
+/* Whether all work in flight has ended, in about the expected time. Otherwise accounting is not postponed: the program
+ * may have waited for something else, others may have had the card in between, or the work took longer than known. */
+bool gs_queue_has_ended(const struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns);
 /* Whether this launch is the one that was cleared and follows at once. */
 bool gs_queue_is_cleared(struct gs_queue *queue, uint64_t key, uint64_t now_ns);
 

@@ -260,6 +260,14 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused, bool
     gs_share_note(&state->past, entry, now_ns);
 }
 
+static bool has_ended(const struct card_state *state, uint64_t now_ns)
+{
+    int mode = gs_relax_capture();
+    bool ended = gs_queue_has_ended(&state->queue, &events, now_ns);
+    gs_restore_capture(mode);
+    return ended;
+}
+
 /* Accounts for the work that the program has waited for, as of the time when it returned. */
 static void settle(struct card_state *state)
 {
@@ -359,8 +367,8 @@ static bool is_cleared(struct card_state *state, const struct gs_work *work)
 /* Work that cannot be timed, because no events are available, is charged what such work took before. */
 static void note_launch(struct card_state *state, struct gs_work *work)
 {
-    uint64_t now = gs_monotonic_ns();
     gs_lock(&lock);
+    uint64_t now = gs_monotonic_ns(); /* under the lock: not before what other threads have seen */
     work->batch = gs_queue_begin(&state->queue, &events, &work->stream, work->key, now);
     if (!work->batch)
         gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
@@ -423,7 +431,7 @@ void gs_throttle_awaited(void)
         if (state->beside.count && state->queue.count) {
             bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
             state->queue.ended_ns = now;
-            if (launches_soon && state->queue.next_cleared)
+            if (launches_soon && state->queue.next_cleared && has_ended(state, now))
                 hide_in_flight(state);
             else
                 settle(state);
