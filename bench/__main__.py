@@ -1,6 +1,6 @@
-"""Every benchmark in turn, as one table: `make bench`. `--json` prints one object by benchmark instead.
+"""Runs every benchmark in turn and prints one table: `make bench`. `--json` prints one object per benchmark.
 
-Figures are of this machine and this moment; compare only what one run printed.
+Figures depend on the machine and the moment; compare only figures of the same run.
 """
 
 from __future__ import annotations

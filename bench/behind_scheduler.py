@@ -1,9 +1,9 @@
-"""What placement gets out of a cluster when kube-scheduler's own filters come before the policy.
+"""How much placement allocates of a cluster if kube-scheduler's own filters run before the policy.
 
     python bench/behind_scheduler.py --trace default --seeds 42-43 --sees cpu
 
-kube-scheduler leaves out nodes without the CPU, memory or model that a pod wants, and places pods without GPU
-itself, on the node with the largest part of CPU and memory free. `--sees` is what the extender's policy
+kube-scheduler excludes nodes without the CPU, memory or model that a pod needs, and places pods without GPU
+itself, on the node with the largest fraction of CPU and memory free. `--sees` is what the extender's policy
 knows: `cards` alone, `cpu` and memory too, or the allowed `models` as well. Filling unless `--churn LOAD`.
 """
 
@@ -42,7 +42,7 @@ class Scheduled(Cluster):
     sees: str = "cpu"
 
     def offer(self, shape: Shape) -> tuple[int, tuple[int, ...]] | None:
-        """One pod arrives: kube-scheduler's filters first, then the policy where it wants a card."""
+        """One pod arrives: kube-scheduler's filters first, then, if it requests a card, the policy."""
         rows = fitting_rows(self.truth, shape, np.arange(self.truth.rows))
         seen = self._seen(shape)
         if shape.cards:

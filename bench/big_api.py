@@ -1,6 +1,6 @@
-"""A cluster too big to simulate: an API server that knows just enough for an extender, in its own process.
+"""A cluster too big to simulate: an API server with just enough for an extender, in its own process.
 
-It lists nodes and pods of realistic size in pages, patches and binds pods, and tells it to those who watch.
+It lists nodes and pods of realistic size in pages, patches and binds pods, and reports changes to watches.
 Run by ``bench/extender.py``; prints its port.
 """
 
@@ -19,7 +19,7 @@ from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
 
 UNITS = 16  # of a card
 PAGE = 500
-KIND = {"kind": "Pod", "apiVersion": "v1"}  # said of an object alone, not of each in a list
+KIND = {"kind": "Pod", "apiVersion": "v1"}  # only for a single object, not for each in a list
 MANAGED = {  # what a real object carries and nobody reads: a third of its bytes
     "manager": "kube-controller-manager",
     "operation": "Update",
@@ -54,7 +54,7 @@ def node(name: str, cards: int) -> dict[str, Any]:
 
 
 def pod(name: str, units: int, cards: int = 1, *, on: str = "", at: str = "") -> dict[str, Any]:
-    """A pod as the API server shows it; `on` node and `at` card indices where it is placed."""
+    """A pod as the API server shows it; if placed, `on` that node and `at` these card indices."""
     meta: dict[str, Any] = {
         "name": name,
         "namespace": "default",
@@ -81,14 +81,14 @@ def pod(name: str, units: int, cards: int = 1, *, on: str = "", at: str = "") ->
 
 
 def fill(name: str, dice: random.Random) -> Iterator[dict[str, Any]]:
-    """Half a node: two whole cards to one pod, three parts of cards to three."""
+    """Half a node: one pod on two whole cards, three pods on parts of three cards."""
     yield pod(f"{name}-a", 2 * UNITS, 2, on=name, at="0,1")
     for card, letter in zip((2, 3, 4), "bcd", strict=True):
         yield pod(f"{name}-{letter}", dice.randint(UNITS // 2, UNITS - 3), on=name, at=str(card))
 
 
 class BigApi:
-    """Nodes and pods as ready-made pages, and the pods to be scheduled one by one."""
+    """Nodes and pods as prepared pages, and the pods to be scheduled one by one."""
 
     def __init__(self, nodes: int, cards: int, pods: int, seed: int) -> None:
         dice = random.Random(seed)
@@ -151,7 +151,7 @@ class BigApi:
         return web.Response(body=await request.read(), status=201, content_type="application/json")
 
     async def lease(self, request: web.Request) -> web.Response:
-        """The journal of binds: there is none at first, and its writer is alone."""
+        """The journal of binds: it does not exist at first, and has only one writer."""
         if request.method == "GET":
             return web.json_response({"kind": "Status", "reason": "NotFound", "code": 404}, status=404)
         written = msgspec.json.decode(await request.read())
@@ -187,7 +187,7 @@ class BigApi:
 
 
 def pending_pods(count: int, seed: int) -> list[dict[str, Any]]:
-    """The pods to schedule, the same for everybody with this seed."""
+    """The pods to schedule, the same for every run with this seed."""
     dice = random.Random(seed + 1)
     sizes = [(1, 1), (2, 1), (4, 1), (4, 1), (8, 1), (8, 1), (12, 1), (16, 1), (32, 2)]
     return [pod(f"pending-{number:05d}", *dice.choice(sizes)) for number in range(count)]

@@ -1,6 +1,6 @@
-"""A Prometheus that knows what the cards and containers of ``bench/big_api.py`` use, in its own process.
+"""A Prometheus with the usage of the cards and containers of ``bench/big_api.py``, in its own process.
 
-Run by ``bench/console.py`` with numbers of nodes and cards; prints its port. No figure is the same twice.
+Run by ``bench/console.py`` with numbers of nodes and cards; prints its port. No value repeats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VALUES = {
 
 
 def containers(nodes: int) -> Iterator[dict[str, str]]:
-    """As ``big_api.fill`` places them: one pod on two cards, three on one each."""
+    """Placed as by ``big_api.fill``: one pod on two cards, three on one each."""
     for number in range(nodes):
         name = f"node-{number:05d}"
         for letter, card in (("a", 0), ("a", 1), ("b", 2), ("c", 3), ("d", 4)):

@@ -1,12 +1,12 @@
-"""The most GPU that any policy could allocate of a trace: an upper bound by linear programming.
+"""The most GPU that any policy could allocate on a trace: an upper bound by linear programming.
 
     python bench/bound.py --trace default --seeds 42-46 --accepted 0,90
 
 Same arrivals as `bench/placement.py` (filling, 130 % of the cluster). Cards are cut into patterns, found by
-column generation; CPU and memory are summed over equal nodes, and pods may be split: a policy can only be
-worse. With `--accepted 90` every pod of at most one card among the first 90 % of the demand must be placed,
-as any policy does that refuses nobody while there is room; with 0 all may be refused at will. "so far" is
-the bound when all must be placed that came before the policy itself refused the first of them.
+column generation; CPU and memory are summed over equal nodes, and pods may be split, so no policy can do
+better. With `--accepted 90` every pod of at most one card among the first 90 % of the demand must be placed,
+as by any policy that refuses no pod while there is room; with 0 any pod may be refused. "so far" is the bound
+if all pods must be placed that arrived before the policy itself first refused one.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from gpuslice.core.simulation.replay import FULL_DEMAND, Cluster, filling_arriva
 from gpuslice.core.simulation.trace import CARD_MILLI, fleet_of
 
 Pattern = tuple[tuple[int, int], ...]  # size → pieces
-ENOUGH = 1e-6  # a pattern worth no more than a card does not improve the bound
+ENOUGH = 1e-6  # a pattern worth at most a card does not improve the bound
 
 
 @dataclass
 class Rows:
-    """Rows of a linear program, `≤` their limit, as they are written down."""
+    """Rows of a linear program, each `≤` its limit, as they are added."""
 
     limits: list[float] = field(default_factory=list)
     entries: list[tuple[int, int, float]] = field(default_factory=list)  # row, column, factor
 
     def add(self, limit: float, factors: list[tuple[int, float]]) -> int:
-        """One more; its number."""
+        """Add a row; returns its number."""
         self.entries += [(len(self.limits), column, factor) for column, factor in factors]
         self.limits.append(limit)
         return len(self.limits) - 1
 
 
 def bound(nodes: list[FleetNode], arrivals: list[Shape], accepted: float) -> float:
-    """The most units that can be allocated; of the first part `accepted` those of up to one card must."""
+    """The most units that can be allocated; pods of up to one card in the first part `accepted` must be."""
     kinds = Counter((len(node.size), node.model, node.cpu_milli, node.memory_mib) for node in nodes)
     capacity = sum(sum(node.size) for node in nodes)
     counts, least, units = Counter(arrivals), Counter[Shape](), 0
@@ -81,7 +81,7 @@ def _solve(
     shares: list[int],
     patterns: list[Pattern],
 ) -> tuple[float, list[tuple[np.ndarray, float]]]:
-    """The bound with these patterns; of each kind of node what pieces and a card are worth there."""
+    """The bound for these patterns, and the dual values of pieces and of a card for each kind of node."""
     rows = Rows()
     gain: list[float] = []
     places: dict[Shape, list[tuple[int, float]]] = {shape: [] for shape in counts}
@@ -125,8 +125,9 @@ def _solve(
 
 
 def replayed(nodes: list[FleetNode], arrivals: list[Shape], seed: int) -> tuple[float, float]:
-    """What the default policy allocates, and which part of the demand had come when it first refused a pod of
-    at most one card, both in % of the cluster."""
+    """What the default policy allocates, and how much of the demand had arrived when it first refused a pod
+    of at most one card, both in % of the cluster.
+    """
     fleet = fleet_of(shuffled_nodes(nodes, seed))
     cluster = Cluster(fleet, make_policy(DEFAULT_POLICY, fleet))
     capacity, units, first = int(fleet.size.sum()), 0, 0

@@ -52,7 +52,7 @@ def churn(
     capacity_units: int,
     progress: Progress | None = None,
 ) -> Churn:
-    """Offer the arrivals from an empty start, let each pod leave at its time, measure the later part."""
+    """Offer the arrivals to an empty cluster, let each pod leave at its time, and measure the later part."""
     held: list[tuple[float, int, int, tuple[int, ...]]] = []
     meter = _Meter(arrivals.measured_from)
     for number, shape in enumerate(arrivals.shapes):

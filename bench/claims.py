@@ -1,6 +1,6 @@
-"""The cluster of ``bench/end_to_end.py`` as one of claims: ResourceSlices of its nodes, and pods that claim.
+"""The cluster of ``bench/end_to_end.py`` with claims: ResourceSlices of its nodes, and pods that claim.
 
-The pods are those of the other ways, turned into claims as the webhook does it.
+The pods are those of the other ways, translated into claims as by the webhook.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNIT = "GiB"
 
 
 async def offer(made: Cluster, nodes: int, cards: int) -> None:
-    """The class, and what the agents of these nodes publish."""
+    """Create the class, and what the agents of these nodes publish."""
     selector = {"cel": {"expression": f'device.driver == "{CLAIM_DRIVER}"'}}
     await made.client.create(
         DEVICE_CLASSES, {"metadata": {"name": CLAIM_CLASS}, "spec": {"selectors": [selector]}}
@@ -46,7 +46,7 @@ async def offer(made: Cluster, nodes: int, cards: int) -> None:
 
 
 async def claiming(made: Cluster, pods: Sequence[Object], scheduler: str) -> list[Object]:
-    """The pods with claims in place of amounts; their templates are there."""
+    """The pods with claims instead of amounts; their templates exist."""
     found = []
     for each in pods:
         form = as_claims(pod_form(msgspec.Raw(msgspec.json.encode(each))))
@@ -68,7 +68,7 @@ async def claiming(made: Cluster, pods: Sequence[Object], scheduler: str) -> lis
 
 
 async def overcommitted(made: Cluster) -> list[str]:
-    """Cards of which claims were given more than there is."""
+    """Cards of which claims were given more than they have."""
     sums: Counter[tuple[str, str]] = Counter()
     for claim in await _claims(made):
         allocation = claim.status.allocation
@@ -79,7 +79,7 @@ async def overcommitted(made: Cluster) -> list[str]:
 
 
 async def remove_claims(made: Cluster) -> None:
-    """What a garbage collector would do, which is not here; kube-controller-manager has let go of them."""
+    """Does a garbage collector's work: none is running, and kube-controller-manager has released them."""
     for claim in await _claims(made):
         if claim.metadata.finalizers:
             patch = {"metadata": {"finalizers": None}}

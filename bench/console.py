@@ -3,7 +3,7 @@
     ready_s          from its start until it has read the cluster
     whole_ms         the answer that a page gets first, read whole
     whole_mib        its size, packed
-    update_ms        from a pod's change in the API server to the answer that tells of it, median
+    update_ms        from a pod's change in the API server to the answer that contains it, median
     answer_cpu_ms    what the console computes for the answer that a page gets first
     usage_cpu_s      what it computes to read once what all cards and containers use
     rss_mib          resident memory after all of that
@@ -12,8 +12,8 @@
     shown_ms         in Chromium, from an answer to the wall that shows it, median
     shown_cpu_ms     what the page's main thread computed for one update, mean
 
-Goals, on a machine that does nothing else (`load` tells of it): paint 1,000 ms, an update shown 100 ms,
-150 MiB. Without a browser (`make tools ARGS=browser`) the last four are left out.
+Goals, on an otherwise idle machine (`load` shows it): paint 1,000 ms, an update shown 100 ms, 150 MiB.
+Without a browser (`make tools ARGS=browser`) the last four are left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.transport import HttpTransport
 
-SETTLES_S = 5.0  # in which one reading ends, and no other begins
+SETTLES_S = 5.0  # long enough for one reading to end before the next begins
 HERE = Path(__file__).resolve().parent
 PROGRAM = "from gpuslice.apps.cli.main import main; main()"
 GOALS = {"paint_ms": 1000.0, "shown_ms": 100.0, "rss_mib": 150.0}
@@ -126,7 +126,7 @@ async def in_browser(url: str, api: str, updates: int) -> dict[str, Any]:
     async with made() as driver, HttpTransport(Connection(api)) as transport:
         browser = await driver.chromium.launch(executable_path=str(program), args=["--no-sandbox"])
         size = {"width": 1380, "height": 860}
-        tab = await browser.new_page(viewport=size, bypass_csp=True)  # to look into it
+        tab = await browser.new_page(viewport=size, bypass_csp=True)  # to run our code in it
         devtools = await tab.context.new_cdp_session(tab)
         await devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
@@ -179,7 +179,7 @@ def main() -> int:
             f"--kubeconfig={folder / 'config'}",
             f"--prometheus-url=http://127.0.0.1:{prometheus.stdout.readline().strip()}",
             "--usage-interval-s=15",
-            "--log-level=error",  # of what this API server does not have
+            "--log-level=error",  # about what this API server does not have
         ]
         command = (sys.executable, "-c", PROGRAM, "console", "--no-open-browser", *flags)
         console = stack.enter_context(process(*command, PYTHONUNBUFFERED="1"))

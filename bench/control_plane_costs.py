@@ -1,4 +1,4 @@
-"""What the processes of a control plane have spent: CPU, requests, and time by their own histograms."""
+"""What the processes of a control plane have used: CPU, requests, and time by their own histograms."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def requests(plane: control_plane.ControlPlane) -> Figures:
 
 
 def where(scheduler: str, ours: str) -> Figures:
-    """Milliseconds per pod by the scheduler's own histograms, and by ours where there is an extender.
+    """Milliseconds per pod by the scheduler's own histograms, and by ours if there is an extender.
 
-    `scheduling` is the single-threaded cycle whose length decides the throughput; what it has beside the
-    other lines is kube-scheduler's side of the calls (JSON, HTTP) and its bookkeeping.
+    `scheduling` is the single-threaded cycle, whose length determines the throughput; the part of it that the
+    other lines do not explain is kube-scheduler's side of the calls (JSON, HTTP) and its bookkeeping.
     """
     points_family = "scheduler_framework_extension_point_duration_seconds"
     points = {

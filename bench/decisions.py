@@ -3,8 +3,8 @@
     python bench/decisions.py --nodes 500,5000,20000 --json
 
 Nodes of eight cards are filled with pods of 17 shapes; processor time, from the request to the changed fleet.
-`first_us` is a shape's first decision, `begin_us` the very first of all, `piece_us` the longest piece of what
-is done beside the requests, `victims_us` what it takes to pick the pods to evict from one node of 32 pods.
+`first_us` is a shape's first decision, `begin_us` the very first of all, `piece_us` the longest piece of work
+between requests, `victims_us` the time to choose the pods to evict from one node of 32 pods.
 With `--linked` each node's cards are pairs joined by NVLink, behind two CPUs.
 """
 
@@ -85,7 +85,7 @@ def measure(name: str, nodes: int, pods: int, links: CardLinks = ()) -> dict[str
 
 
 def victims_us(nodes: int = 100) -> float:
-    """Processor time for each of some nodes of eight cards with four pods each, of four priorities."""
+    """Processor time per node, for nodes of eight cards with four pods each, of four priorities."""
     allocations = NodeAllocations("n", Node("n", tuple(Card(card, "", 0, CARD_UNITS) for card in range(8))))
     for card, number in product(range(8), range(4)):
         uid, placement = f"{card}-{number}", Placement("n", (CardSlice(card, 3),))
@@ -96,7 +96,7 @@ def victims_us(nodes: int = 100) -> float:
 
 
 def decide(policy: Policy, shape: Shape) -> None:
-    """Choose, and hold what was chosen."""
+    """Choose, and allocate what was chosen."""
     row = policy.choose(shape)
     if row is None:
         return
@@ -105,7 +105,7 @@ def decide(policy: Policy, shape: Shape) -> None:
 
 
 def timed_us(what: Callable[[], object]) -> float:
-    """Processor time of one call: what other programs do meanwhile does not count."""
+    """Processor time of one call: what other programs do in the meantime does not count."""
     started = time.process_time_ns()
     what()
     return (time.process_time_ns() - started) / 1000

@@ -36,7 +36,7 @@ from gpuslice_demo.ports import free_port  # noqa: E402
 
 
 class Question(msgspec.Struct):
-    """Of `filter` (`NodeNames`) or of `bind` (the rest)."""
+    """A request to `filter` (`NodeNames`) or to `bind` (the other fields)."""
 
     NodeNames: list[str] = []
     PodName: str = ""
@@ -46,7 +46,7 @@ class Question(msgspec.Struct):
 
 
 class Answering(asyncio.Protocol):
-    """One connection of HTTP/1.1, by a client that waits for each answer."""
+    """One HTTP/1.1 connection of a client that waits for each answer."""
 
     def __init__(self, client: KubeClient, busy_s: float) -> None:
         self._client = client
@@ -55,7 +55,7 @@ class Answering(asyncio.Protocol):
         self._binds = set[asyncio.Task[None]]()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not one by type
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -69,7 +69,7 @@ class Answering(asyncio.Protocol):
             bind = asyncio.create_task(self._bind(question))
             self._binds.add(bind)
             bind.add_done_callback(self._binds.discard)
-        else:  # a filter, or a look at whether we are there
+        else:  # a filter, or a health check
             end_s = time.thread_time() + self._busy_s
             while time.thread_time() < end_s:
                 pass

@@ -76,14 +76,14 @@ from gpuslice.adapters.kube.terms import replica_of  # noqa: E402
 SCHEDULER = "gpuslice-scheduler"
 CONTAINER = {"name": "main", "image": "image"}
 LONGEST_TURN_S = 240.0
-WORTH_SHOWING = 0.005  # requests a pod
+WORTH_SHOWING = 0.005  # requests per pod
 IDLE_S = 3.0
 ALL = "all of the control plane"
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to schedule: with the extender and its flags, or without, and changes of the configuration."""
+    """One way to schedule: with or without the extender, its flags, and changes of the configuration."""
 
     name: str
     extended: bool = False
@@ -91,7 +91,7 @@ class Way:
     changes: Mapping[str, Any] = field(default_factory=dict)
     claims: bool = False
     tls: bool = True  # of the extender
-    busy_ms: float | None = None  # not ours, but one that decides nothing and takes so long for it
+    busy_ms: float | None = None  # instead of ours, one that decides nothing and takes this long to do so
 
 
 PLAIN = Way("plain")
@@ -105,7 +105,7 @@ CLAIMS = Way("claims", claims=True, changes={"percentageOfNodesToScore": 0})
 
 @dataclass(frozen=True)
 class Turn:
-    """What one way did with one round's pods."""
+    """The result of one way for one round's pods."""
 
     way: str
     pods: int
@@ -123,7 +123,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Size:
-    """How large the cluster is, and how much is asked of it."""
+    """The size of the cluster, and of the demand."""
 
     nodes: int
     cards: int = 8
@@ -135,10 +135,10 @@ class Size:
 
 
 async def measure(size: Size, ways: list[Way]) -> dict[str, Any]:
-    """All turns of all rounds, and what they come to. AssertionError when a component does not start."""
+    """Run all turns of all rounds and summarise them. AssertionError if a component does not start."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuslice-bench-")))
-        # Real nodes lose the taint of a new node to a controller, which is not here.
+        # On real nodes a controller, which is not running here, removes the taint of a new node.
         flags = control_plane.claim_flags() if CLAIMS in ways else ()
         plane = stack.enter_context(
             control_plane.api_server(folder, without=("TaintNodesByCondition",), flags=flags)
@@ -169,7 +169,7 @@ def api_node(name: str, cards: int) -> dict[str, Any]:
 
 
 async def idle_cpu_ms_per_s(plane: control_plane.ControlPlane) -> float:
-    """What the API server and etcd use while nobody asks them anything."""
+    """What the API server and etcd use while there are no requests."""
     before = cpu_s(plane.pids)
     await asyncio.sleep(IDLE_S)
     after = cpu_s(plane.pids)
@@ -177,7 +177,7 @@ async def idle_cpu_ms_per_s(plane: control_plane.ControlPlane) -> float:
 
 
 async def add_owners(made: Cluster, size: Size) -> list[dict[str, Any]]:
-    """References to as many as the pods need. Nobody carries them out: they are there for kube-scheduler."""
+    """References to as many owners as the pods need, for kube-scheduler alone: no controller uses them."""
     group, plural = {"ReplicaSet": ("apps/v1", "replicasets"), "Job": ("batch/v1", "jobs")}[size.owner]
     path, owners = f"/apis/{group}/namespaces/default/{plural}", []
     for number in range(-(-size.pods // size.replicas) if size.replicas else 0):
@@ -274,7 +274,7 @@ def _extender(stack: contextlib.ExitStack, plane: control_plane.ControlPlane, wa
 
 
 def pods_a_node(pods: list[SlimPod]) -> float:
-    """How many pods of one owner a node has that has any of them."""
+    """Mean number of pods per owner on the nodes that have any of its pods."""
     found = Counter((replica_of(each), each.spec.node_name) for each in pods if each.spec.node_name)
     return round(sum(found.values()) / max(1, len(found)), 2)
 
@@ -320,7 +320,7 @@ def _ratio(turns: list[Turn], name: str, to: str) -> float:
 
 
 def _medians(rows: list[Figures]) -> Figures:
-    """Of what each row has: a verb that nobody called in a turn has no mean."""
+    """Over the rows that have a value: a verb without calls in a turn has no mean."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: round(statistics.median(row[name] for row in rows if name in row), 3) for name in names}
 

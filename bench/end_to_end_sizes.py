@@ -6,14 +6,14 @@
 
 Each round of each size and kind of pods (of nobody, of ReplicaSets, of Jobs, 50 to an owner) has a control
 plane of its own, and is a line of the file as soon as it is measured. What is in the file is not measured
-again, so that the same command goes on where it was stopped. All rows have one round before any has two.
-Sizes whose pods ask for more than nine tenths of the cards are left out, with a word: some would never be
-bound, and the turn would wait for its end.
+again, so that the same command continues where it was stopped. All rows have one round before any has two.
+Sizes whose pods request more than nine tenths of the cards are skipped, with a message: some pods would never
+be bound, and the turn would wait for its timeout.
 At the end, and with `--table`, medians over the rounds are printed as Markdown:
 
     of sampled    pods a second, of those that the sampling kube-scheduler of the same round did
-    its CPU       CPU of the whole control plane for each pod, in times of that one's; what etcd and
-                  kube-apiserver use while nobody asks them anything is left out
+    its CPU       CPU of the whole control plane for each pod, as a multiple of that round's; what etcd and
+                  kube-apiserver use while idle is subtracted
     s             that a round took, all of it
     load          of the machine when the round ended: above 3, on two cores, others were busy too
 """
@@ -52,7 +52,7 @@ Figures = dict[str, Any]
 
 
 class Round(NamedTuple):
-    """What is measured at once: one line of the file."""
+    """What is measured at a time: one line of the file."""
 
     kind: str
     nodes: int
@@ -61,7 +61,7 @@ class Round(NamedTuple):
 
 
 def rounds(sizes: str, kinds: str, count: int) -> Iterator[Round]:
-    """In the order in which they are worth most to who has little time."""
+    """Ordered by usefulness, for runs that are stopped early."""
     for number in range(count):
         for kind in kinds.split(","):
             for size in sizes.split(","):
@@ -70,7 +70,7 @@ def rounds(sizes: str, kinds: str, count: int) -> Iterator[Round]:
 
 
 def fills(one: Round) -> float:
-    """The part of the cluster's cards that the pods of a round ask for."""
+    """The fraction of the cluster's cards that the pods of a round request."""
     units = sum(
         int(each["spec"]["containers"][0]["resources"]["limits"][GPU_MEM])
         for each in pending_pods(one.pods, one.number + 1)
@@ -96,7 +96,7 @@ def measured(one: Round, plain: bool) -> Figures:
 
 
 def table(lines: Iterable[Figures]) -> str:
-    """A row for each size and kind."""
+    """One row for each size and kind."""
     headings = HEADINGS.split("|")
     shown = [f"| {' | '.join(headings)} |", f"|{'---|' * len(headings)}"]
     by_row: dict[tuple[str, int, int], list[Figures]] = defaultdict(list)

@@ -79,7 +79,7 @@ class Tenant:
 
 
 class Assignments(PodResourcesService):
-    """kubelet's answer, made once."""
+    """kubelet's answer, created once."""
 
     def __init__(self, tenants: list[Tenant], uuids: list[str]) -> None:
         self._answer = pr.ListPodResourcesResponse(
@@ -106,7 +106,7 @@ def _pod_resources(tenant: Tenant, uuids: list[str]) -> pr.PodResources:
 
 
 def lay_out(folder: Path, tenants: list[Tenant], uuids: list[str]) -> None:
-    """Log folders and the agent's folders of all containers."""
+    """Create log folders and the agent's folders for all containers."""
     for tenant in tenants:
         (folder / "logs" / f"default_{tenant.name}_{tenant.uid}" / "main").mkdir(parents=True)
         place = folder / "root" / "containers" / tenant.name
@@ -120,7 +120,7 @@ def lay_out(folder: Path, tenants: list[Tenant], uuids: list[str]) -> None:
 
 @contextlib.contextmanager
 def assignment(folder: Path, state: Path, tenants: list[Tenant]) -> Iterator[None]:
-    """A process in the card of each tenant, and a /proc that says whose it is."""
+    """Start a process on the card of each tenant, and create a /proc that shows whose it is."""
     processes = []
     try:
         for tenant in tenants:
@@ -168,7 +168,7 @@ def exporter(folder: Path, state: Path, port: int) -> Iterator[subprocess.Popen[
 
 
 def scrape(port: int, connection: http.client.HTTPConnection | None = None, coding: str = "gzip") -> bytes:
-    """The body as it came, compressed and in the format that Prometheus prefers, or neither."""
+    """The body as received: compressed and in the format that Prometheus prefers, or neither."""
     connection = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     accept = OPENMETRICS if coding == "gzip" else "text/plain"
     connection.request("GET", "/metrics", headers={"Accept": accept, "Accept-Encoding": coding})
@@ -176,7 +176,7 @@ def scrape(port: int, connection: http.client.HTTPConnection | None = None, codi
 
 
 def wait_until(port: int, containers: int, processes: int) -> None:
-    """Until a page has everybody."""
+    """Wait until a page lists all containers and processes."""
     page, deadline = b"", time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -201,7 +201,7 @@ def rss_mib(pid: int) -> float:
 
 
 def mapped_mib(pid: int, file: Path) -> float:
-    """How much of a file is resident in a process."""
+    """How much of a file is resident in a process, in MiB."""
     found, ours = 0, False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if "-" in line.split()[0]:
@@ -212,7 +212,7 @@ def mapped_mib(pid: int, file: Path) -> float:
 
 
 def latencies_ms(port: int, count: int, coding: str) -> list[float]:
-    """One scrape for each sample of the cards, at no fixed time after it."""
+    """One scrape for each sample of the cards, at a random time after it."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     found = []
     for number in range(count):
@@ -224,7 +224,7 @@ def latencies_ms(port: int, count: int, coding: str) -> list[float]:
 
 
 def waited_s(pid: int) -> float:
-    """How long all threads of a process have waited for a core."""
+    """How long all threads of a process have waited for a core, in seconds."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[1]) for thread in threads) / 1e9
 

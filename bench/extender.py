@@ -2,29 +2,29 @@
 
     python bench/extender.py --nodes 5000 --gpus 8 --pods 300 --json
 
-For each pod the questions are kube-scheduler's: filter with all node names (``nodeCacheCapable``), prioritize
-with those that passed, bind to the best. The names come in another order for each pod, as from it: its
-workers take chunks of the nodes, and each node gets the next free place in the list the moment that it passes
+For each pod the requests are kube-scheduler's: filter with all node names (``nodeCacheCapable``), prioritize
+with those that passed, bind to the best. The order of the names differs for each pod, as kube-scheduler's
+workers take chunks of the nodes, and each node gets the next free place in the list as soon as it passes
 (1.36, ``findNodesThatPassFilters`` in pkg/scheduler/schedule_one.go); ``--order stable`` sends one order. The
 API server (`big_api`) is a process of its own. Times are taken at the client, around one HTTP call on a kept
 connection; CPU and memory are read from /proc.
 
     filter_p50_ms, filter_p99_ms, prioritize_p99_ms, bind_p50_ms    latency
-    bind_own_ms      what a bind takes in the extender beside waiting for its API calls, by its metrics
+    bind_own_ms      what a bind takes in the extender without the waits for its API calls, by its metrics
     cpu_ms_per_pod   CPU that the extender spends on all of one pod: filter, prioritize, bind, watch events
     rss_mib          resident memory at the end
     start_to_ready_s from the start of the process to /readyz
 
-``--go`` asks by kube-scheduler's own HTTP client (`scheduler_client.go`, built when it is wanted): HTTP/1.1
-without TLS and HTTP/2 with it. Without ``--go`` Python asks, by HTTP/1.1.
+``--go`` uses kube-scheduler's own HTTP client (`scheduler_client.go`, built on request): HTTP/1.1 without TLS
+and HTTP/2 with it. Without ``--go``, Python sends the requests, by HTTP/1.1.
 
 ``--tls-beside`` starts two extenders, each with an API server of its own, one of them with mutual TLS, and
-asks them in turn for each pod: what else the machine does meets both alike. Two objects, and in the second
-``of_plain``: each figure over that of plain HTTP.
+calls them in turn for each pod, so that other load on the machine affects both alike. Prints two objects, the
+second with ``of_plain``: each figure divided by that of plain HTTP.
 
 ``--peer PROGRAM`` measures another extender of this protocol instead: started with KUBECONFIG and PORT in its
-environment, ready once it answers, asked to filter and to bind. It is asked for no scores, and what it does
-not tell is absent.
+environment, ready once it answers, called to filter and to bind, but not for scores; figures that it does not
+publish are absent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PREFIX = "/gpushare-scheduler"
 SIZES = (500, 2000, 5000, 20000)
 WORKERS = 16  # kube-scheduler's default parallelism
-RUNNING = 2  # of which so many run at once on two cores
+RUNNING = 2  # of these, how many run at a time on two cores
 GOALS = {
     "filter_p99_ms": 5.0,
     "cpu_ms_per_pod": 1.5,
@@ -68,7 +68,7 @@ GOALS = {
 
 @dataclass(slots=True)
 class Times:
-    """Milliseconds of each call, and the extender's CPU seconds by verb."""
+    """Milliseconds for each call, and the extender's CPU seconds by verb."""
 
     filter: list[float] = field(default_factory=list)
     prioritize: list[float] = field(default_factory=list)
@@ -79,9 +79,9 @@ class Times:
 
 
 class Caller:
-    """kube-scheduler's side: one connection that is kept, and a clock around each call.
+    """kube-scheduler's side: one persistent connection, and a timer around each call.
 
-    `go`: `scheduler_client.go`, running; without it Python asks.
+    `go`: the running `scheduler_client.go`; without it, Python sends the requests.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Caller:
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
     def bind_own_s(self) -> float:
-        """Seconds in bind calls so far, less those in which the API server was waited for."""
+        """Seconds in bind calls so far, without the waits for the API server."""
         if self.is_peer:
             return float("nan")
         self._connection.request("GET", "/metrics")
@@ -137,7 +137,7 @@ class Caller:
 def schedule(
     callers: Sequence[Caller], names: list[str], pods: list[dict[str, Any]], order: str = "workers"
 ) -> list[Times]:
-    """Each pod by each of the callers, who take turns in going first."""
+    """Schedule each pod with each of the callers, who take turns in going first."""
     times = [Times() for _ in callers]
     bodies = [
         (pod, args_of(pod, names if order == "stable" else as_sent(names, number)))
@@ -148,7 +148,7 @@ def schedule(
         for turn in range(len(callers)):
             chosen = (number + turn) % len(callers)
             schedule_one(callers[chosen], pod, body, times[chosen])
-    time.sleep(0.2)  # the last watch events are part of the price
+    time.sleep(0.2)  # the last watch events are part of the cost
     for caller, its, (cpu_s, own_s) in zip(callers, times, before, strict=True):
         its.cpu_s = caller.cpu_s() - cpu_s
         its.bind_own_s = caller.bind_own_s() - own_s
@@ -176,7 +176,7 @@ def schedule_one(caller: Caller, pod: dict[str, Any], body: bytes, times: Times)
 
 
 def as_sent(names: list[str], seed: int) -> list[str]:
-    """The names in an order that kube-scheduler's workers might leave them in: chunks, some interleaved.
+    """The names in an order that kube-scheduler's workers may produce: chunks, some interleaved.
 
     The size of a chunk: ``chunkSizeFor`` in pkg/scheduler/framework/parallelize.
     """
@@ -198,7 +198,7 @@ def args_of(pod: dict[str, Any], names: list[str]) -> bytes:
 
 
 def measure(nodes: int, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each extender: one, or with ``--tls-beside`` two."""
+    """A row for each extender: one, or two with ``--tls-beside``."""
     from bench.big_api import pending_pods
 
     with contextlib.ExitStack() as stack:
@@ -227,7 +227,7 @@ def measure(nodes: int, chosen: argparse.Namespace) -> list[dict[str, Any]]:
 def one_extender(
     nodes: int, chosen: argparse.Namespace, *, tls: bool
 ) -> Iterator[tuple[Caller, dict[str, Any]]]:
-    """An extender that is ready, beside an API server of its own, and what is known of the row so far."""
+    """A ready extender with an API server of its own, and the values of the row known so far."""
     size = (nodes, chosen.gpus, chosen.pods, chosen.seed)
     with big_api(*size) as api_port, tempfile.TemporaryDirectory() as folder:
         flags, context = mutual_tls(Path(folder)) if tls else ([], None)
@@ -290,7 +290,7 @@ def extender(
     port = free_port()
     code = "from gpuslice.apps.extender.command import command; command()"
     arguments = [sys.executable, "-c", code, "--port", str(port), "--host", "127.0.0.1", "--policy", policy]
-    arguments.append("--no-nominate")  # the kube-scheduler played here looks at all nodes for every pod
+    arguments.append("--no-nominate")  # the kube-scheduler played here examines all nodes for every pod
     program = [peer] if peer else [*arguments, *flags]
     with running(program, KUBECONFIG=str(kubeconfig), LOG_LEVEL="error", PORT=str(port)) as process:
         yield port, process.pid
@@ -315,7 +315,7 @@ def running(
 
 
 def mutual_tls(folder: Path) -> tuple[list[str], ssl.SSLContext]:
-    """Certificates as the chart's, on P-256: the extender's flags, and how kube-scheduler connects."""
+    """Certificates as in the chart, on P-256: the extender's flags, and the TLS context of kube-scheduler."""
     authority = trustme.CA()
     server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("gpuslice-scheduler")
     files = {
@@ -343,7 +343,7 @@ def connection_to(port: int, tls: ssl.SSLContext | None, timeout_s: float) -> ht
 def wait_ready(
     port: int, path: str = "/readyz", timeout_s: float = 120, tls: ssl.SSLContext | None = None
 ) -> float:
-    """When `path` was first answered with a yes."""
+    """When `path` was first answered successfully."""
     deadline = time.perf_counter() + timeout_s
     while time.perf_counter() < deadline:
         with contextlib.suppress(OSError):

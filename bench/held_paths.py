@@ -1,12 +1,12 @@
-"""Which paths to device memory a preload library holds, on the simulated driver, beside libgpuslice.
+"""Which paths to device memory a preload library limits, on the simulated driver, compared with libgpuslice.
 
     python bench/held_paths.py [--cuda 12.8] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
-By allocation path and by the way the program found the function, in a process and on a machine of its own
-each time, under a limit of 1 GiB: is 64 MiB given and taken back, and is what is too much refused? The last
-rows are of 600 MiB whose maker released them or has ended, and which the driver keeps: are 600 MiB more
-refused until it has let go? `{folder}` in a value of --peer-env stands for that process's folder. Prints a
-table in Markdown. Needs `make native`.
+For each allocation path and each way in which the program found the function, in a separate process and on a
+separate machine, under a limit of 1 GiB: are 64 MiB granted and returned, and is too much refused? The last
+rows are about 600 MiB that the driver keeps although their maker released them or has ended: are 600 MiB more
+refused until the driver has freed them? `{folder}` in a value of --peer-env stands for that process's folder.
+Prints a table in Markdown. Needs `make native`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARKS = """¹ refused by another error than CUDA_ERROR_OUT_OF_MEMORY.
 
 
 def too_much(worker: Worker, kind: str) -> str:
-    """The answer to what does not fit. A context has its own size: there the memory is used up before."""
+    """The answer to what does not fit. A context has its own size, so memory is used up before it."""
     if kind not in SIZED_BY_THE_DRIVER:
         return worker.ask(f"alloc 1 {kind} {2048 * MIB}")
     place = 10
@@ -64,11 +64,11 @@ def verdict(box: Container, worker: Worker, kind: str) -> str:
 
 
 Kept = tuple[Worker, str, Worker]
-"""Who lets go of it, and how, and who asks for more."""
+"""Who releases the memory, how, and who requests more."""
 
 
 def imported(maker: Worker, other: Worker) -> Kept:
-    """Opened by another process whose current card is not the memory's."""
+    """Opened by another process, whose current card is not that of the memory."""
     maker.ok(f"alloc 0 physical {600 * MIB}")
     other.ok("start 1")
     pid, descriptor = maker.ok("share 0")
@@ -86,7 +86,7 @@ def exported(maker: Worker, _other: Worker) -> Kept:
 
 
 def orphaned(maker: Worker, other: Worker) -> Kept:
-    """Of a process that has ended; another has the descriptor and never imports it."""
+    """Of a process that has ended; another process has the descriptor and never imports it."""
     maker.ok(f"alloc 0 physical {600 * MIB}")
     pid, descriptor = maker.ok("share 0")
     _, copy = other.ok(f"take {pid} {descriptor}")
@@ -96,7 +96,7 @@ def orphaned(maker: Worker, other: Worker) -> Kept:
 
 
 def exported_again(maker: Worker, other: Worker) -> Kept:
-    """By an importer, of which nothing but that second descriptor is left."""
+    """By an importer, of which only that second descriptor is left."""
     maker.ok(f"alloc 0 physical {300 * MIB}")
     other.ok("start 1")
     pid, descriptor = maker.ok("share 0")
@@ -110,7 +110,7 @@ def exported_again(maker: Worker, other: Worker) -> Kept:
 
 
 def opened_of_a_pool(maker: Worker, other: Worker) -> Kept:
-    """A block that another process has open when its maker ends."""
+    """A block of a pool that another process has open when its maker ends."""
     maker.ok(f"alloc 0 pool {600 * MIB}")
     pid, descriptor = maker.ok("share-pool")
     block = maker.ask("share-block 0").split()[1]
@@ -139,7 +139,7 @@ KEPT = {
 
 
 def verdict_on_kept(box: Container, maker: Worker, other: Worker, functions: str) -> str:
-    """On 600 MiB that the driver keeps: what comes beside them, and when they are gone."""
+    """For 600 MiB that the driver keeps: what is granted in addition to them, and when they are gone."""
     if maker.ask("start 0") != "ok":
         return NOWHERE
     try:

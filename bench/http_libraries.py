@@ -1,10 +1,10 @@
-"""What a request costs in our HTTP server and client, and in the libraries that could stand in their place.
+"""What a request costs in our HTTP server and client, and in the libraries that could replace them.
 
     python bench/http_libraries.py --json
     pip install uvicorn httptools aiohttp httpx     first, for the columns beside ours
 
-CPU of the process under test alone, by request, with keep-alive; its memory beyond what Python had before.
-`flood_mib`: what one connection with a head without end adds to it. Decision record 9 holds such figures.
+CPU per request of the process under test alone, with keep-alive; its memory beyond that of bare Python.
+`flood_mib`: what one connection with an endless head adds to that. Decision record 9 has such figures.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ SERVERS: dict[str, Server] = {"ours": our_server, "uvicorn": uvicorn_server, "ai
 
 
 async def ask(port: int, requests: int, body_bytes: int) -> None:
-    """The other side, in a process of its own."""
+    """The client, in a process of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: {body_bytes}\r\n\r\n".encode()
     for _ in range(requests):
@@ -138,7 +138,7 @@ async def measure_server(name: str, requests: int) -> dict[str, float]:
 
 
 async def answering() -> None:
-    """An API server that always says the same."""
+    """An API server that always gives the same answer."""
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -215,7 +215,7 @@ def main() -> None:
 
 
 def compare(requests: int, as_json: bool) -> None:
-    """Each in a process of its own, so that none pays for another's imports."""
+    """Run each in a process of its own, so that none pays for another's imports."""
     import subprocess
 
     results: dict[str, Any] = {}

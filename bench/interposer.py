@@ -1,13 +1,12 @@
-"""What the interposer adds to a driver call, in nanoseconds, beside the raw simulated driver.
+"""What the interposer adds to a driver call, in nanoseconds, compared with the raw simulated driver.
 
     python bench/interposer.py [--json] [--rounds N] [--peer-lib PATH [--peer-env NAME=VALUE]...]
 
 The same program runs with and without the library, in turns, so that a busy machine disturbs all alike. With
-one thread the best slice of 3 ms of all rounds counts, as there are such on a busy machine too. With two and
-eight threads, and in two and eight processes at once, each of which runs for the same time, the figure is the
-time of a core that a call costs: duration × cores at work / calls of all. It would stay the same if nobody
-waited for anybody; what counts there is the ratio to the raw driver, the median of all rounds. Needs
-`make native` and a C compiler.
+one thread, the best slice of 3 ms of all rounds counts: even a busy machine has undisturbed ones. With two
+and eight threads, and with two and eight processes that run for the same time, the figure is the core time of
+a call: duration × busy cores / all calls. It would stay constant if no thread waited for another; what counts
+there is the ratio to the raw driver, as the median of all rounds. Needs `make native` and a C compiler.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ SEED = "bench"
 Figures = dict[str, float]
 """By call: nanoseconds."""
 Rounds = dict[str, list[Figures]]
-"""By whose name: the figures of each round."""
+"""By name of the library: the figures of each round."""
 
 
 def compiled(folder: Path) -> Path:
@@ -64,7 +63,7 @@ def compiled(folder: Path) -> Path:
 
 
 def made_container(folder: Path) -> Path:
-    """A container's files, as the agent lays them out; the library in it finds them beside itself."""
+    """A container's files as the agent creates them; the library in it finds them next to itself."""
     for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
         (folder / part).mkdir(parents=True)
     library = folder / "usr/lib/gpuslice"
@@ -78,7 +77,7 @@ def made_container(folder: Path) -> Path:
 def environments(
     folder: Path, peer: Path | None, peer_environment: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """By whose name: the raw driver, ours, and the other library's."""
+    """By name: the raw driver, ours, and the other library's."""
     gpu.create(folder / "cards", [CARD], seed=SEED)
     raw = gpu.environment(folder / "cards", BUILD / "sim")
     every = {
@@ -91,7 +90,7 @@ def environments(
 
 
 def measured(program: Path, environment: dict[str, str], threads: int, processes: int) -> Figures:
-    """One run: the core's time that a call costs."""
+    """One run: the core time that a call costs."""
     meeting = program.with_name("meeting")
     meeting.write_bytes(bytes(8))
     slices = SLICES if threads * processes == 1 else 1
@@ -138,13 +137,13 @@ def typical(mode: str, rounds: list[Figures]) -> Figures:
 
 
 def ratios(results: Rounds, name: str) -> Figures:
-    """To the raw driver, round by round: what disturbed one disturbed the other."""
+    """Ratios to the raw driver, round by round: what disturbed one disturbed the other."""
     pairs = list(zip(results[name], results["raw"], strict=True))
     return {call: statistics.median(own[call] / raw[call] for own, raw in pairs) for call in CALLS}
 
 
 def started_us(environment: dict[str, str]) -> float:
-    """What starting /bin/true and its end cost in processor time."""
+    """The processor time for starting and ending /bin/true."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for _ in range(STARTS):
         os.waitpid(os.posix_spawn("/bin/true", ["/bin/true"], environment), 0)
@@ -154,7 +153,7 @@ def started_us(environment: dict[str, str]) -> float:
 
 
 def starts(folder: Path, rounds: int) -> dict[str, float]:
-    """Programs that never ask for the driver, in turns: alone, with an empty library preloaded, with ours."""
+    """Programs that never use the driver, in turns: alone, with an empty library preloaded, with ours."""
     empty = folder / "empty.so"
     command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(empty)]
     subprocess.run(command, check=True)

@@ -75,7 +75,7 @@ def api_pod(name: str, cards: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 async def measure(nodes: int, cards: int) -> dict[str, Any]:
-    """All scenarios one after the other on one control plane."""
+    """Run all scenarios one after the other on one control plane."""
     found: dict[str, Any] = {"nodes": nodes, "cards": cards}
     gangs = control_plane.minor_version() >= FIRST
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as processes:
@@ -174,16 +174,16 @@ async def gang_verdict(made: Cluster, cards: int) -> float:
 
 @contextlib.asynccontextmanager
 async def stand_in_for_kubelets(made: Cluster) -> AsyncIterator[None]:
-    """Whoever is to go is gone."""
+    """Removes every pod that is to be deleted."""
 
     async def bury(name: str, uid: str) -> None:
-        with contextlib.suppress(NotFoundError, ConflictError):  # it may have been removed at once
+        with contextlib.suppress(NotFoundError, ConflictError):  # it may have been removed immediately
             await made.client.delete(SLIM_PODS, name, "default", uid=uid, grace_s=0)
 
     async def watch(tasks: asyncio.TaskGroup) -> None:
         listing, buried = await made.client.list(SLIM_PODS, "default"), set[str]()
         version = listing.metadata.resource_version
-        while True:  # an API server on a busy machine ends a watch that is read too slowly
+        while True:  # a busy API server ends a watch that is read too slowly
             async for line in made.client.watch(SLIM_PODS, version, "default", timeout_s=3600):
                 meta = line.object.metadata
                 version = meta.resource_version

@@ -1,12 +1,13 @@
-"""What `opportunity-cost` gets out of workloads that nothing was chosen on, beside other policies.
+"""What `opportunity-cost` allocates on workloads that it was not tuned on, compared with other policies.
 
     python bench/other_workloads.py --only "cores tight,whole cards" --seeds 42-44
     python bench/other_workloads.py --churn 0.95 --data FOLDER
 
-Made ones need no data; those made from a trace (`--data`) bend the pods of `default` on the openb nodes.
-Prints what the policy allocates and the paired difference to the others, in % of the cluster, ± standard
-error over the seeds: filling at 100 and 130 % arrived, or with `--churn LOAD` allocated and refused. `fgd`
-is told the mix, the policy learns it; with `--mix known` both are told, with `--mix hidden` neither is.
+Generated workloads need no data; those derived from a trace (`--data`) modify the pods of `default` on the
+openb nodes. Prints what the policy allocates and the paired difference to the others, in % of the cluster, ±
+standard error over the seeds: while filling, at 100 and 130 % arrived; with `--churn LOAD`, allocated and
+refused. `fgd` is given the mix, the policy learns it; with `--mix known` both are given it, with `--mix
+hidden` neither is.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def main() -> int:
         cases += Bent(Path(options.data), np.random.default_rng(SEED)).all()
     wanted = [part for part in options.only.split(",") if part]
     for name, make in cases:
-        workload = make()  # also of those left out: the next one is drawn after it
+        workload = make()  # also if it is skipped: the next one is drawn from the same generator
         if wanted and not any(part in name for part in wanted):
             continue
         print(f"{name:62}", end="", flush=True)

@@ -1,12 +1,12 @@
-"""How much GPU each placement policy gets out of a cluster, on replayed traces.
+"""How much of a cluster's GPU each placement policy allocates, on replayed traces.
 
     python bench/placement.py --trace default --policy fgd,opportunity-cost --seeds 42-51 --json
     python bench/placement.py --trace pods.csv --nodes nodes.csv --policy all --churn 0.95
 
 Filling (the default) follows "Beware of Fragmentation" (USENIX ATC '23); `--churn LOAD` lets pods come and
-go, 1.0 being a demand of the whole cluster. All policies of a seed see the same nodes and arrivals. `fgd` is
-told the mix of the trace, as its authors do; `opportunity-cost` learns it from the pods that arrive, unless
-`--mix known`. The traces are looked for in `--data`, `$GPUSLICE_TRACE_DATA` or `data/openb`.
+go; load 1.0 is a demand for the whole cluster. For a seed, all policies see the same nodes and arrivals.
+`fgd` is given the mix of the trace, as by its authors; `opportunity-cost` learns it from the arriving pods,
+unless `--mix known`. Traces are searched for in `--data`, `$GPUSLICE_TRACE_DATA` or `data/openb`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Workload:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line says; 2 when that makes no sense."""
+    """Run what the command line says; returns 2 if that makes no sense."""
     options = _parser().parse_args(arguments)
     try:
         workload = _workload(options)
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(workload: Workload, case: Case, progress: Progress | None = None) -> Result:
-    """Replay one case; its keys are those of the report."""
+    """Replay one case; the keys are those of the report."""
     fleet = fleet_of(shuffled_nodes(workload.nodes, case.seed))
     cluster = Cluster(fleet, _policy(case, fleet, workload.trace))
     capacity = workload.capacity_units
@@ -132,7 +132,7 @@ def _results(workload: Workload, cases: list[Case], jobs: int) -> Iterator[Resul
 
 
 class _Narrator:
-    """Tells how far a replay is, on stderr, every few seconds."""
+    """Reports the progress of a replay on stderr, every few seconds."""
 
     def __init__(self, number: int, count: int, case: Case) -> None:
         self._label = f"{number}/{count} {case.policy} seed {case.seed}"
@@ -146,7 +146,7 @@ class _Narrator:
 
 
 def _report(cases: list[Case], results: list[Result]) -> Report:
-    """Policy → measure → what each seed gave, and the mean."""
+    """Policy → measure → the result for each seed, and the mean."""
     report: Report = {}
     for name in dict.fromkeys(case.policy for case in cases):
         mine = [result for case, result in zip(cases, results, strict=True) if case.policy == name]

@@ -3,13 +3,14 @@
     python bench/random_clusters.py --cases 0-99 --seeds 42-43 --json
     python bench/random_clusters.py --cases 17 --seeds 42-51 --others fgd
 
-A case is drawn from its number alone: nodes of one to four kinds (cards a node, size of the cards, CPU and
-memory a card, or cards of all sizes on each node), pods (shares, single cards, several; cores, memory; some
-bound to models, some without GPU) and the order in which they come. Half of the cases fill the cluster, in
-half of them pods come and go. All policies get the same arrivals; `fgd` is told the mix, `opportunity-cost`
-learns it (`--mix known`: both are told, `--mix hidden`: both learn). Regret is what the best of the others
-allocates more, in points of the cluster: at 100 and at 130 % arrived while it fills, on average where pods
-come and go. Printed: the cases by regret, the worst first, then how it is spread.
+A case depends only on its number: nodes of one to four kinds (cards per node, size of the cards, CPU and
+memory per card, or cards of all sizes on each node), pods (shares, single cards, several; cores, memory; some
+bound to models, some without GPU) and the order in which they arrive. Half of the cases fill the cluster; in
+the other half pods come and go. All policies get the same arrivals; `fgd` is given the mix,
+`opportunity-cost` learns it (`--mix known`: both are given it, `--mix hidden`: both learn). Regret is how
+much more the best of the others allocates, in percentage points of the cluster: at 100 and at 130 % arrived
+while it fills, on average if pods come and go. Prints the cases by regret, the worst first, then its
+distribution.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from gpuslice.core.policy import DEFAULT_POLICY, FleetNode, Shape
 OTHERS = "fgd,bestfit,binpack"
 MEASURES = ("at 100 %", "at 130 %", "allocated")
 CARDS = 400  # of a cluster, about
-SHAPES = 4_000  # drawn for a case, from which the arrivals are
+SHAPES = 4_000  # drawn for a case; the arrivals are drawn from these
 SIZES = (8, 16, 24, 32, 40, 48, 80, 96, 141, 192)  # of cards, in GiB
 CARDS_A_NODE = (1, 2, 4, 8, 8, 8, 16)
-STEPS = 4  # a quarter of what a node has for a card is the least that is asked of CPU and memory
-COMMON = (0.1, 0.25, 0.5)  # shares that are asked for more often than others
-UNEVEN = (0.4, 0.6, 0.8, 1.0, 1.2, 2.0)  # times what pods ask of CPU and memory on average
+STEPS = 4  # requests for CPU and memory are multiples of a quarter of what a node has per card
+COMMON = (0.1, 0.25, 0.5)  # shares that are requested more often than others
+UNEVEN = (0.4, 0.6, 0.8, 1.0, 1.2, 2.0)  # times the mean CPU and memory that pods request
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A cluster and what comes to it. `load` 0: it is filled; else pods come and go at this load."""
+    """A cluster and its arrivals. `load` 0: it is filled; otherwise pods come and go at this load."""
 
     number: int
     told: str
@@ -66,7 +67,7 @@ class Case:
 
 
 def case_of(number: int) -> Case:
-    """The case of this number, the same each time."""
+    """The case with this number, the same each time."""
     random = np.random.default_rng([number, 2026])
     nodes, told = _nodes(random)
     requests, told_pods = _requests(random, nodes)
@@ -83,7 +84,7 @@ def _nodes(random: Random) -> tuple[list[FleetNode], str]:
     kinds = int(random.choice([1, 1, 2, 3, 4]))
     sizes = random.choice(SIZES, size=kinds, replace=False).tolist()
     if random.random() < 0.4:
-        sizes = [1000] * kinds  # equal cards, looked at in thousandths
+        sizes = [1000] * kinds  # equal cards, divided into thousandths
     mixed = kinds > 1 and sizes[0] != 1000 and random.random() < 0.25
     nodes: list[FleetNode] = []
     told = []
@@ -104,7 +105,7 @@ def _nodes(random: Random) -> tuple[list[FleetNode], str]:
 
 
 def _requests(random: Random, nodes: list[FleetNode]) -> tuple[list[tuple[Shape, float]], str]:
-    """Shapes with their weights: parts of the demand for shares, single cards, and pods of several."""
+    """Shapes with their weights: fractions of the demand for shares, single cards and several cards."""
     sizes = sorted({size for node in nodes for size in node.size})
     classes = random.dirichlet([1.0, 0.7, 0.7])
     models = sorted({node.model for node in nodes})
@@ -192,7 +193,7 @@ def replayed(replay: Replay) -> Result:
 def regrets(
     case: Case, replays: dict[Replay, Result], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Of each measure of a case: what the policy reaches, and the other policies beyond it."""
+    """For each measure of a case: what the policy reaches, and how much more the others reach."""
     seeds = seeds_of(options.seeds)
     mine = [replays[Replay(case.number, DEFAULT_POLICY, seed, options.mix)] for seed in seeds]
     for key in mine[0]:
@@ -249,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _spread(regret: list[float]) -> dict[str, float]:
-    """How the regret of some cases is spread; "positive" is the mean of it with gains taken for 0."""
+    """The distribution of the regret over cases; "positive" is its mean with gains counted as 0."""
     if not regret:
         return {}
     return {

@@ -1,18 +1,18 @@
-"""How well shares of compute are kept on the simulated driver, capped and lent, alone and beside others.
+"""How well shares of compute hold on the simulated driver: capped and lent, alone and with neighbours.
 
     python bench/shares.py [--seconds 6] [--json] [WORD ...]
 
-Each line is a machine of its own, on which every container wants all of the card. The device time that each
-has used is read every 50 ms while the work runs. The mean share of the card counts from the third second on;
-`due` is what it should be: the share itself under `cap`; under `fair` the container's weight in what all of
-them together got, and `used` says how much of the card that is. `highest second` is the highest percentage of
-any second, wherever it begins, from the first on. Words choose lines ("interactive", "launch" and "calls" are
-the tables behind the first).
+Each line is a separate machine, on which every container wants the whole card. The device time that each has
+used is read every 50 ms while the work runs. The mean share of the card is taken from the third second on;
+`due` is what it should be: under `cap`, the share itself; under `fair`, the container's weight in the total
+of all containers, and `used` says how much of the card that total is. `highest second` is the highest
+percentage in any window of a second, from the start. Words select lines ("interactive", "launch" and "calls"
+are the tables after the first).
 
 Simulated kernels do nothing, but launching them takes a core: on a busy machine containers get less than
-their shares. So the load is told, of the minute before the first line and of the one before the end. All
-lines take 16 minutes, with `--seconds 4` 14. A program that waits for each kernel computes nothing meanwhile:
-`alone` is what one of them gets of a card of its own, without any share. Needs `make native`.
+their shares. Therefore the load is printed, for the minute before the first line and for the last minute. All
+lines take 16 minutes, with `--seconds 4` 14. A program that waits for each kernel computes nothing in
+between: `alone` is what such a program gets of a card of its own, without any share. Needs `make native`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from simcluster import gpu  # noqa: E402
 STEP_S = 0.05
 WARM_S = 2.0
 WINDOW_S = 1.0
-# What containers tell each other lies on a tmpfs.
+# Containers exchange their claims on a tmpfs.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every container does: kernels of so many microseconds, and after how many it waits (0: never).
+    """What every container does: kernels of so many microseconds, and a wait after how many (0: never).
 
-    `least_s`: how long it must run for means to mean something.
+    `least_s`: how long it must run for means to be meaningful.
     """
 
     name: str
@@ -91,7 +91,7 @@ RUNS = (
 
 @dataclass(frozen=True)
 class Kept:
-    """One container of a run. `alone`: what it gets of a card of its own without any share, if asked."""
+    """One container of a run. `alone`: what it gets of a card of its own without any share, if requested."""
 
     work: str
     policy: str
@@ -105,7 +105,7 @@ class Kept:
 
     @property
     def off(self) -> float:
-        """Points from its due. Nobody can be given more than it uses by itself."""
+        """Points from its due. No container can be given more than it uses by itself."""
         return self.mean - min(self.due, self.alone or 100)
 
 
@@ -134,7 +134,7 @@ def watched(machine: Machine, workers: Sequence[Worker], work: Work, seconds: fl
 
 
 def window_shares(series: Series) -> list[tuple[float, float]]:
-    """The beginning of each window of a second, and the percent of the card in it."""
+    """The beginning of each window of a second, and the percentage of the card used in it."""
     found = []
     last = 0
     for begin_s, begin in series:
@@ -150,7 +150,7 @@ def window_shares(series: Series) -> list[tuple[float, float]]:
 def means_of(
     work: Work, shares: tuple[int, ...], seconds: float, policy: str | None
 ) -> list[tuple[float, float]]:
-    """Of each container the mean from the third second on, and the highest second."""
+    """For each container the mean from the third second on, and the highest second."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name, ExitStack() as stack:
         machine = make_machine(Path(name), kernel_us=work.kernel_us)
         cap = 100 if policy == FAIR else None
@@ -216,7 +216,7 @@ def row(found: list[Kept]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-# ---- somebody waits for small work beside a batch
+# ---- small requests next to a batch
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,9 @@ BATCHES = (
 
 
 def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
-    """One kernel of 2 ms every 20 ms or so, 20 % of the card's compute, beside a batch tenant of 80 %."""
+    """One kernel of 2 ms about every 20 ms, with 20 % of the card's compute, next to a batch tenant with 80
+    %.
+    """
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name, ExitStack() as stack:
         machine = make_machine(Path(name), kernel_us=batch.kernel_us)
         small, large = (20, 80) if policy else (None, None)
@@ -275,12 +277,12 @@ def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
     return Answered(batch.name, policy or "none", len(took), tail[49], tail[98], percents[1], sum(percents))
 
 
-# ---- what a launch pays
+# ---- the cost of a launch
 
 
 @dataclass(frozen=True)
 class Paid:
-    """A launch of nothing, beside one without any library. `others`: containers that have the card as well,
+    """An empty launch, compared with one without any library. `others`: containers that also have the card,
     with the same policy, and no work.
     """
 
@@ -311,10 +313,10 @@ def launch_ns(
 
 
 def paid() -> list[Paid]:
-    """The best of 300 moments of 4 ms, some of which a busy machine leaves alone; the driver's own time is
-    taken off.
+    """The best of 300 periods of 4 ms, some of which a busy machine leaves alone; without the driver's own
+    time.
     """
-    kinds = (("no share", None, None), (FAIR, 99, 100), (CAP, 99, None))  # nobody waits
+    kinds = (("no share", None, None), (FAIR, 99, 100), (CAP, 99, None))  # no launch has to wait
     found = []
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
 

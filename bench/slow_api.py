@@ -2,8 +2,9 @@
 
     python bench/slow_api.py --pods 10000 --binds 1000 --json
 
-Each pod is asked about as kube-scheduler does, one filter after the other and its bind beside the next ones;
-`--pods` wait in all. One line for each behaviour of the API server, which delays the Bindings alone:
+Requests are like kube-scheduler's: one filter after another, and each bind concurrently with the next
+filters; `--pods` wait in total. Prints one line for each behaviour of the API server, which delays only
+Bindings:
 
     pods_per_s       bound, from the first question to the last answer
     bind_p50_ms, bind_p99_ms, most_at_once
@@ -35,7 +36,7 @@ OFTEN = 1 << 30
 
 
 async def measure(nodes: int, pods: int, binds: int, delay_s: float, busy: int) -> dict[str, Any]:
-    """One behaviour: each Binding takes `delay_s` longer, and the first `busy` are answered 429."""
+    """One behaviour: each Binding takes `delay_s` longer, and the first `busy` are answered with 429."""
     api = cluster(**{f"n{number}": (CARDS * UNITS, CARDS) for number in range(nodes)})
     names = [f"n{number}" for number in range(nodes)]
     waiting = [api.add_pod(f"p{number:05}", "4") for number in range(pods)]
@@ -65,7 +66,7 @@ async def measure(nodes: int, pods: int, binds: int, delay_s: float, busy: int) 
 async def bind_all(
     extender: Rig, pods: list[dict[str, Any]], names: list[str]
 ) -> tuple[list[str], list[float], int]:
-    """The answers to the binds, how long each took, and the most that were under way at once."""
+    """The answers to the binds, how long each took, and the most that were in flight at once."""
     took_s: list[float] = []
     under_way = most = 0
 

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _tab_ms(words: str) -> list[float]:
-    """A Tab behind `words`, as the completion script of bash asks."""
+    """A Tab after `words`, as bash's completion script requests it."""
     line = f"gpuslice {words}"
     asked = {"_GPUSLICE_COMPLETE": "bash_complete", "COMP_WORDS": line}
     return _times_ms(environ={**asked, "COMP_CWORD": str(line.count(" "))})

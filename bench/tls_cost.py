@@ -38,7 +38,7 @@ WARM_UP = 50
 
 
 async def serve(busy_us: int, answer_bytes: int, files: Sequence[str]) -> None:
-    """Our server, as the extender starts it."""
+    """Our server, started as by the extender."""
 
     def handle(_: HttpRequest) -> HttpResponse:
         end_s = time.perf_counter() + busy_us / 1e6

@@ -8,7 +8,7 @@ PODS_FILE = "openb_pod_list_{name}.csv"
 
 
 def find_pods(name: str, data: Path) -> Path:
-    """The pod list `name`: a file, or a name in the folder `data`; FileNotFoundError says what there is."""
+    """The pod list `name`: a file, or a name in the folder `data`; FileNotFoundError lists what exists."""
     for path in (Path(name), data / name, data / PODS_FILE.format(name=name)):
         if path.is_file():
             return path

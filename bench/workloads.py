@@ -1,4 +1,4 @@
-"""Workloads to replay that nothing was chosen on: made out of nothing, or bent from a trace."""
+"""Workloads to replay for which nothing was tuned: generated, or modified from a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import FleetNode, Shape
 from gpuslice.core.simulation.trace import CARD_MILLI
 
-PODS = 6_000  # of a made workload, from which arrivals are drawn
+PODS = 6_000  # of a generated workload, from which arrivals are drawn
 CORES, MEMORY_MIB = 12_000, 64 << 10  # of a node for each of its cards
 NO_MODELS: frozenset[str] = frozenset()
 
@@ -27,7 +27,7 @@ Order = Callable[[list[Shape], Random], list[Shape]]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Nodes and pods to draw from; `order` rearranges what was drawn, nothing does by default."""
+    """Nodes, and pods to draw from; `order` rearranges the drawn pods, by default not at all."""
 
     nodes: list[FleetNode]
     pods: list[Shape]
@@ -43,12 +43,12 @@ Named = tuple[str, Callable[[], Workload]]
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """How the pods of a made workload are drawn. Weights need not add up to anything.
+    """How the pods of a generated workload are drawn. Weights need not add up to anything.
 
-    `share`: part of the pods with GPU that want a share; `sizes`: of these, in milli, with their weights.
-    `cards`: number of whole cards → weight. `cpu`, `memory`: what a pod of one card asks for on average, as
-    part of what nodes have for a card. `plain`: pods without GPU for each pod with. `models`: of a
-    restricted pod, with weights; `restricted`: their part.
+    `share`: fraction of the pods with GPU that request a share; `sizes`: of these, in milli, with their
+    weights. `cards`: number of whole cards → weight. `cpu`, `memory`: what a pod of one card requests on
+    average, as a fraction of what nodes have per card. `plain`: pods without GPU for each pod with GPU.
+    `models`: of a restricted pod, with weights; `restricted`: the fraction of such pods.
     """
 
     share: float = 0.5
@@ -88,13 +88,13 @@ def _draw(random: Random, weights: dict[T, float]) -> T:
 
 
 def _uneven(random: Random) -> float:
-    """About 1 on average, one of a few values: workloads repeat what they ask for."""
+    """About 1 on average, one of a few values: real workloads repeat the same requests."""
     return float(random.choice([0.4, 0.6, 0.8, 1.0, 1.2, 2.0]))
 
 
 @dataclass(frozen=True, slots=True)
 class Sized(Pods):
-    """Pods that ask for units of memory, some on several cards: `amounts` are (units, cards) and weights."""
+    """Pods that request units of memory, some on several cards: `amounts` are (units, cards) and weights."""
 
     amounts: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -124,7 +124,7 @@ def nodes(
 
 
 def drifting(shapes: list[Shape], random: Random) -> list[Shape]:
-    """Shares more and more, whole cards less and less."""
+    """More and more shares, fewer and fewer whole cards."""
     noise = random.random(len(shapes))
     place = [part + 0.3 * (shape.units >= CARD_MILLI) for shape, part in zip(shapes, 1 - noise, strict=True)]
     return [shapes[index] for index in np.argsort(-np.array(place), kind="stable")]
@@ -160,7 +160,7 @@ def in_waves(shapes: list[Shape], random: Random) -> list[Shape]:
 
 
 def made(random: Random) -> Iterator[Named]:
-    """Workloads out of nothing: 1,600 cards unless said otherwise."""
+    """Generated workloads: 1,600 cards unless stated otherwise."""
     usual = nodes(200)
 
     def of(name: str, pods: Pods, where: Sequence[FleetNode] = usual, order: Order | None = None) -> Named:
@@ -228,7 +228,7 @@ def of_odd_shares(random: Random) -> Iterator[Named]:
 
 
 def of_sizes(random: Random) -> Iterator[Named]:
-    """Cards of four sizes, and pods that ask for memory."""
+    """Cards of four sizes, and pods that request memory."""
     sizes = (16, 24, 80, 141)
     small, large = (1, 2, 4, 6, 8, 10, 12, 16), (20, 24, 40, 60, 70, 80, 100, 141)
     one = {(units, 1): 2.0 for units in small + large}
@@ -247,7 +247,7 @@ def of_sizes(random: Random) -> Iterator[Named]:
 
 
 class Bent:
-    """Makes workloads from the pods of a trace, on its nodes."""
+    """Derives workloads from the pods of a trace, on its nodes."""
 
     def __init__(self, data: Path, random: Random) -> None:
         path = find_pods("default", data)
@@ -256,7 +256,7 @@ class Bent:
         self._nodes = load_nodes(find_nodes(path, None, data))
 
     def all(self) -> Iterator[Named]:
-        """More of what the published traces are made by, and what they are not."""
+        """More of what published traces are made of, and what they do not contain."""
         for part in (0.6, 0.8):
             yield self._weighed(f"{part:.0%} of the demand in shares", part, _is_share)
         for part in (0.3, 0.5, 0.69):
@@ -282,7 +282,7 @@ class Bent:
         return [self._pods[line] for line in lines]
 
     def _weighed(self, name: str, part: float, chosen: Callable[[Shape], bool]) -> Named:
-        """Draw so that the `chosen` make up this part of the demand."""
+        """Draw so that the `chosen` make up this fraction of the demand."""
         units = [0, 0]
         for shape in self._pods:
             units[chosen(shape)] += shape.total_units

@@ -1,1 +1,1 @@
-"""Dashboards, alerts and autoscaling rules, made from the exporter's metric catalogue."""
+"""Dashboards, alerts and autoscaling rules, generated from the exporter's metric catalogue."""

@@ -1,4 +1,4 @@
-"""The dashboards of single things: applications, nodes, sharing, and dcgm-exporter's well-known one."""
+"""The dashboards of single objects: applications, nodes, sharing, and dcgm-exporter's well-known one."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _of_card(metric: c.Metric) -> str:
 
 
 def _at_card_of_app(metric: c.Metric) -> str:
-    """A card's figure beside each container on it."""
-    # once, however often it was started: each start is another container_id
+    """A card's value for each container on it."""
+    # counted once, however often it was restarted: each start has another container_id
     joined = f"group by (namespace, pod, container, node, gpu_uuid) ({c.CONTAINER_INFO.name}{APP})"
     return f"{joined} * on (node, gpu_uuid) group_left () {metric.name}"
 
 
 def _neighbours() -> str:
-    """Memory of every container on the cards where the chosen pods are."""
+    """Memory of every container on the cards of the chosen pods."""
     cards = f"group by (node, gpu_uuid) ({c.CONTAINER_INFO.name}{APP})"
     return f"{c.MEMORY_USED.name} and on (node, gpu_uuid) {cards}"
 
@@ -325,7 +325,7 @@ def sharing() -> Dashboard:
 
 
 def dcgm() -> Dashboard:
-    """The panels of dashboard 12239, titles and order, with what is wrong in it put right."""
+    """The panels of dashboard 12239, with its titles and order, and its errors corrected."""
 
     def card(title: str, field: str, unit: str, scale: str = "", *, about: str, **more: Any) -> Panel:
         query = Query(f"{most(field + DCGM)}{scale}", "{{hostname}}{{Hostname}} GPU {{gpu}}")
@@ -373,7 +373,7 @@ def dcgm() -> Dashboard:
                 "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
                 "percentunit",
                 highest=1,
-                about="Part of the time in which tensor cores were busy; told of Hopper and later cards.",
+                about="Part of the time in which tensor cores were busy; reported by Hopper and later cards.",
             ),
             card("GPU Framebuffer Mem Used", "DCGM_FI_DEV_FB_USED", "mbytes", about="Memory in use."),
         ),

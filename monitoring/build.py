@@ -1,6 +1,6 @@
 """Writes everything below ``monitoring/`` and the metrics' documentation: ``python -m monitoring.build``.
 
-`files()` is what should be there; a test compares it with what is.
+`files()` returns the expected contents; a test compares them with the files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def files() -> dict[str, str]:
         "docs/reference/metrics.md": metrics_page(),
     }
     carried = [path for path in found if path.startswith("monitoring/dashboards/") or path == RULES]
-    chart = {f"charts/gpuslice/{path}": found[path] for path in carried}  # a chart reads its own folder only
+    chart = {f"charts/gpuslice/{path}": found[path] for path in carried}  # charts read their own folder
     return found | chart | {"monitoring/alerts/tests.yaml": _yaml(rule_tests())}
 
 
@@ -89,7 +89,7 @@ def metrics_page() -> str:
 
 
 def _group(group: Group) -> list[str]:
-    """A table; labels that all of its metrics have stand above it."""
+    """A table; labels common to all of its metrics are listed above it."""
     common = [name for name in CARD if all(name in metric.labels for metric in group.metrics)]
     lines = [f"## {group.title}", ""]
     if common:
@@ -102,7 +102,7 @@ def _group(group: Group) -> list[str]:
 
 
 def _yaml(document: Any, about: str = "") -> str:
-    plain = json.loads(json.dumps(document))  # nothing is the same object twice: no anchors
+    plain = json.loads(json.dumps(document))  # no object occurs twice, so YAML needs no anchors
     about = f"# {about}\n" if about else ""
     return about + _NOTE + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
 

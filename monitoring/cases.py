@@ -1,4 +1,4 @@
-"""For each alert series that make it fire and series that do not, as promtool's rule tests."""
+"""For each alert, series that make it fire and series that do not, for promtool's rule tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from monitoring.rules import (
     WATCH_LATE,
 )
 
-Series = dict[str, str]  # selector → values a minute
+Series = dict[str, str]  # selector → one value per minute
 
 _CARD = '{node="n1",gpu="0",gpu_uuid="GPU-a"'
 _APP = _CARD + ',namespace="default",pod="app-0",container="main"}'
@@ -49,7 +49,7 @@ def _always(series: str, value: str) -> Series:
 
 
 def _delays(quick: float, slow: float) -> Series:
-    """A histogram of how late the watch is: so many a minute within a second, and so many later."""
+    """A histogram of watch delays: this many per minute within a second, and this many later."""
     steps = {"1.0": quick, "5.0": quick + slow, "+Inf": quick + slow}
     return {f'{WATCH_DELAY}{{pod="a",le="{le}"}}': f"0+{step:g}x180" for le, step in steps.items()}
 
@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "GpuOutOfUse": (
         {CARD_HEALTHY + _AGENT_CARD: "1x140 0x40"},
-        {CARD_HEALTHY + _AGENT_CARD: "1x160 0x10 1x10"},  # ten minutes after an Xid
+        {CARD_HEALTHY + _AGENT_CARD: "1x160 0x10 1x10"},  # ten minutes after an Xid error
     ),
     "GpuRecoveryNeeded": (_always(_card(c.GPU_RECOVERY), "1"), _always(_card(c.GPU_RECOVERY), "0")),
     "GpuUncorrectableMemoryErrors": (
@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         {f'{_WEBHOOK_UP}a"}}': "1x10 0x170", f'{_WEBHOOK_UP}b"}}': "1x100 _x80"},
         _always(f'{_WEBHOOK_UP}a"}}', "1") | {f'{_WEBHOOK_UP}b"}}': "1x100 _x80"},
     ),
-    "GpuCertificateExpires": (  # three hours after the epoch, of a webhook that goes on
+    "GpuCertificateExpires": (  # three hours after the epoch, for a webhook that continues to run
         _always(CERTIFICATE_EXPIRY + _TLS, f"{13 * 86400}"),
         _always(CERTIFICATE_EXPIRY + _TLS, f"{15 * 86400}"),
     ),
@@ -181,12 +181,12 @@ CASES: dict[str, tuple[Series, Series]] = {
     ),
     "GpuExtenderAskedInVain": (
         {ASKED_IN_VAIN + '{pod="a"}': "0+5x180"},
-        {ASKED_IN_VAIN + '{pod="a"}': "0x150 15x30"},  # a change of leaders
+        {ASKED_IN_VAIN + '{pod="a"}': "0x150 15x30"},  # a change of leader
     ),
     "GpuWatchLate": (
         {AGENT_SILENT + _AGENT: "0x160 0+60x20"},
         {
-            WATCH_LATE + '{pod="a"}': "0x150 6 0x30",  # one, for a moment
+            WATCH_LATE + '{pod="a"}': "0x150 6 0x30",  # a single one, for a moment
             **_delays(quick=10, slow=0.5),
             **_always(EXTENDER_SILENT + '{pod="b",resource="pods"}', "59"),
             **_always(AGENT_SILENT + _AGENT, "59"),
@@ -196,18 +196,18 @@ CASES: dict[str, tuple[Series, Series]] = {
 
 
 FURTHER: tuple[tuple[str, Series, int], ...] = (
-    # All of them died: what they last said is no answer.
+    # All of them died: their last values do not count.
     ("GpuExtenderSilent", {_EXTENDER + 'a"}': "1x100 _x80", _EXTENDER + 'b"}': "0x100 _x80"}, 1),
-    # An update, and the pod before is gone.
+    # An update: the previous pod is gone.
     ("GpuExtenderSilent", {_EXTENDER + 'a"}': "1x100 _x80", _EXTENDER + 'b"}': "_x101 1x80"}, 0),
-    # A watch that hangs, of the extender and of an agent; and one that tells all, but late.
+    # A watch that hangs, of the extender and of an agent; and one that reports everything, but late.
     ("GpuWatchLate", {EXTENDER_SILENT + '{pod="a",resource="pods"}': "0x160 0+60x20"}, 1),
     ("GpuWatchLate", {WATCH_LATE + '{pod="a"}': "0x160 10+60x20"}, 1),
     ("GpuWatchLate", _delays(quick=5, slow=5), 1),
-    # The first thing that is heard of a container is that it was refused; and an exporter that started again.
+    # The first sample of a container is already a refusal; and an exporter that was restarted.
     ("GpuContainerMemoryRefused", {_app(c.MEMORY_REFUSED): "_x177 1x2"}, 1),
     ("GpuContainerMemoryRefused", {_app(c.MEMORY_REFUSED): "7x170 _x3 7x6"}, 0),
-    # The exporter was updated: its pod has another address, and so the same container other series.
+    # The exporter was updated: its pod has another address, so the same container has other series.
     (
         "GpuContainerMemoryRefused",
         {_seen(c.MEMORY_REFUSED, "a"): "7x170", _seen(c.MEMORY_REFUSED, "b"): "_x177 7x2"},
@@ -222,21 +222,21 @@ FURTHER: tuple[tuple[str, Series, int], ...] = (
         },
         1,
     ),
-    # A card is missing still after its node, and so the exporter, was restarted.
+    # A card is still missing after its node, and thus the exporter, was restarted.
     (
         "GpuMissing",
         {c.DEVICES.name + _AT_NODE: "8x100 _x10 7x70", c.DEVICES_EXPECTED.name + _AT_NODE: "8x100 _x10 7x70"},
         1,
     ),
-    # An extender that was never asked has counted nothing; and nobody waits.
+    # An extender without requests has counted nothing, and no pod waits.
     ("GpuSchedulerSilent", {WAITING + '{pod="a"}': "1x180"}, 1),
     ("GpuSchedulerSilent", {WAITING + '{pod="a"}': "0x180"}, 0),
-    # Before the alert of a pod that is younger than two hours.
+    # Before the alert, for a pod that is younger than two hours.
     ("GpuHeldIdle", {_app(c.SM_UTILIZATION): "_x250 0x50", _app(c.MEMORY_ALLOCATED): "_x250 5x50"}, 0),
-    # An agent that starts again and again says nothing of itself.
+    # An agent that restarts again and again reports nothing about itself.
     ("GpuAgentNotRegistered", {REGISTERED + _AGENT: "1x100 _x80", "up" + _AGENT: "1x100 0x80"}, 1),
 )
-"""Alert, series, and whether it fires at their end."""
+"""Alert, series, and whether it fires at the end of the series."""
 
 
 def rule_tests() -> dict[str, Any]:
@@ -247,7 +247,7 @@ def rule_tests() -> dict[str, Any]:
         tests += [_test(alert.name, fires, 1), _test(alert.name, quiet, 0)]
     tests += [_test(*case) for case in FURTHER]
     tests.append(_balance())
-    # each test evaluates all rules: every minute, as Prometheus would, takes 37 s in place of 9
+    # each test evaluates all rules: every minute, as in Prometheus, takes 37 s instead of 9
     return {"rule_files": ["gpuslice.rules.yaml"], "evaluation_interval": "10m", "tests": tests}
 
 
@@ -268,7 +268,7 @@ def _case(name: str, series: Series, expression: str, value: float) -> dict[str,
 
 
 def _balance() -> dict[str, Any]:
-    """The recorded balance of a card is 0 where containers and the rest add up."""
+    """The recorded balance of a card is 0 if containers and the rest add up."""
     series = (
         _always(_app(c.MEMORY_USED), "60")
         | _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="driver"'), "10")

@@ -1,4 +1,4 @@
-"""The dashboards of the whole cluster: teams and what they cost, and scheduling."""
+"""The dashboards of the whole cluster: teams and their costs, and scheduling."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from monitoring.selectors import (
 
 
 def teams() -> Dashboard:
-    """What each namespace holds, uses and leaves idle, now and over the chosen time."""
+    """What each namespace holds, uses and leaves idle, now and over the chosen time range."""
 
     def by_team(metric: c.Metric) -> str:
         return f"sum by (namespace) ({metric.name}{TEAM})"
 
     def hours(recorded: str) -> str:
-        """Of the chosen time, from one figure a minute; of what is recorded, or a month is too much."""
+        """Hours over the chosen time range, from one value per minute of a recorded series: others are too
+        many for a month.
+        """
         return f"sum by (namespace) (sum_over_time(namespace:gpuslice_{recorded}{TEAM}[$__range:1m])) / 60"
 
     held, used = by_team(c.MEMORY_ALLOCATED), by_team(c.MEMORY_USED)
@@ -110,12 +112,14 @@ def teams() -> Dashboard:
 
 
 def _else_none(label: str, known_by: str) -> str:
-    """After a sum by `label`: a line at 0, so named, where `known_by` is there and nothing to sum."""
+    """After a sum by `label`: a line at 0 with the same label, if `known_by` exists and there is nothing to
+    sum.
+    """
     return f'or on () label_replace(0 * max({known_by}{EXTENDER}), "{label}", "none", "", "")'
 
 
 def scheduling() -> Dashboard:
-    """How the extender does: what it is asked, how fast it answers, and what is left to give out."""
+    """How the extender performs: its requests, its latency, and what is left to give out."""
 
     def of(name: str, by: str = "", of_rate: bool = False) -> str:
         figure = f"gpuslice_extender_{name}{EXTENDER}"
@@ -230,7 +234,7 @@ def scheduling() -> Dashboard:
                 about="A second, by result.",
             ),
             series(
-                "Placements under way",
+                "Placements in progress",
                 "short",
                 Query(of("assumed_pods"), "assumed"),
                 Query(of("nominated_pods"), "cards kept for a waiting pod"),

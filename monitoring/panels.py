@@ -1,4 +1,4 @@
-"""Grafana dashboards as plain values, written out by Grafana's own Foundation SDK."""
+"""Grafana dashboards as plain values, written with Grafana's own Foundation SDK."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression; `legend` is a template of labels, or the heading of a table's column."""
+    """One expression; `legend`: a template of labels, or the heading of a table's column."""
 
     expression: str
     legend: str = ""
@@ -32,8 +32,9 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. `unit` is Grafana's name of the unit that all its queries have; a table's columns have their
-    own, by heading, in `units`. `link`: title and address of where a click on a figure leads."""
+    """One panel. `unit`: Grafana's name of the unit of all its queries; a table's columns have their own in
+    `units`, by heading. `link`: title and address that a click on a value opens.
+    """
 
     title: str
     kind: str
@@ -43,7 +44,7 @@ class Panel:
     width: int = 12
     height: int = 8
     highest: float | None = None
-    warns_at: float | None = None  # and from here to `bad_at` it is orange, then red
+    warns_at: float | None = None  # from here to `bad_at` it is orange, above that red
     bad_at: float | None = None
     units: Mapping[str, str] = field(default_factory=dict)
     link: tuple[str, str] | None = None
@@ -51,7 +52,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A drop-down filled with the values of a label; `query` is Prometheus' label_values(…)."""
+    """A drop-down list of the values of a label; `query` is Prometheus' label_values(…)."""
 
     name: str
     query: str
@@ -60,7 +61,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A box to type a number into."""
+    """An input field for a number."""
 
     name: str
     label: str
@@ -96,7 +97,7 @@ def table(title: str, *queries: Query, about: str, units: Mapping[str, str], **m
 
 def document(dashboard: Dashboard) -> dict[str, Any]:
     """The dashboard as Grafana imports it, for any Prometheus data source."""
-    others = (  # a drop-down of our other dashboards, which takes the time and what was chosen along
+    others = (  # a drop-down list of our other dashboards, which keep the time range and the selection
         dashboards.DashboardLink("GPU")
         .type(models.DashboardLinkType.DASHBOARDS)
         .tags([TAG])
@@ -147,8 +148,9 @@ def document(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _panel(number: int, panel: Panel) -> Any:
-    """A builder of the panel's kind. Thresholds are written out: where there are none, Grafana takes 80 for
-    too much, whatever the unit."""
+    """A builder for the panel's kind. Thresholds are always written: without any, Grafana treats 80 as too
+    much, whatever the unit.
+    """
     kind: Any = {
         "timeseries": timeseries.Panel,
         "stat": stats.Panel,
@@ -192,7 +194,7 @@ def _panel(number: int, panel: Panel) -> Any:
 
 
 def _columns(made: Any, queries: Sequence[Query], units: Mapping[str, str]) -> None:
-    """The queries' rows side by side, under headings instead of "Value #A"."""
+    """The queries' rows side by side, with headings instead of "Value #A"."""
     made.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     names = {f"Value #{letter}": query.legend for letter, query in zip("ABCDEFGH", queries, strict=False)}
     if len(queries) == 1:

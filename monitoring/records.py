@@ -1,4 +1,4 @@
-"""Recording rules: what boards and people ask for again and again, computed once."""
+"""Recording rules: what dashboards and people query often, computed once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECORDED = {
     "namespace_pod:gpuslice_memory_used:bytes": f"sum by (namespace, pod) ({_USED})",
     "namespace_pod:gpuslice_sm_utilization:ratio": f"avg by (namespace, pod) ({c.SM_UTILIZATION.name})",
     **{
-        # for long ranges: the series of 3,000 containers over 30 days are 250 million samples
+        # for long ranges: the series of 3,000 containers over 30 days have 250 million samples
         f"namespace:gpuslice_{name}": f"sum by (cluster, namespace) ({of_container})"
         for name, of_container in (
             ("memory_allocated:bytes", c.MEMORY_ALLOCATED.name),

@@ -58,11 +58,11 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        """Its section of the page for the person on call; the chart puts an address before it."""
+        """Its section on the runbook page; the chart puts the address before it."""
         return f"{RUNBOOK}#{self.name.lower()}"
 
 
-_NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors write the node on each target
+_NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
 _POD = "{{ $labels.namespace }}/{{ $labels.pod }}"
 _WHO = f"{_POD} (container {{{{ $labels.container }}}}) on {_CARD}"
@@ -82,12 +82,12 @@ _WHOSE = f"cluster, {', '.join(c.CONTAINER)}"
 
 
 def _whose(expression: str) -> str:
-    """One series for each container: an update of the exporter gives it another `instance`."""
+    """One series for each container: an update of the exporter changes its `instance`."""
     return f"max by ({_WHOSE}) ({expression})"
 
 
 def _best_of(series: str) -> str:
-    """The largest of all replicas; of those that were there within a day and are not now, 0."""
+    """The maximum over all replicas; 0 for those that existed within a day and no longer do."""
     return f"max({series} or 0 * last_over_time({series}[1d]))"
 
 
@@ -140,7 +140,7 @@ ALERTS = (
     ),
     Alert(
         "GpuMissing",
-        # what the exporter has seen since its own start ends with a restart of the node, which this asks for
+        # a restart of the node, which this alert asks for, resets what the exporter has seen
         f"max by (cluster, node) ({c.DEVICES.name}) < max by (cluster, node) "
         f"(max_over_time({c.DEVICES_EXPECTED.name}[1d]))",
         "critical",
@@ -245,7 +245,7 @@ ALERTS = (
     ),
     Alert(
         "GpuContainerPastMemoryLimit",
-        f"{_USED} > 1.03 * {_LIMIT}",  # what drivers load unseen is less
+        f"{_USED} > 1.03 * {_LIMIT}",  # what drivers load unseen is less than 3 %
         "critical",
         f"{_WHO} holds {{{{ $value | humanize1024 }}}}B, more GPU memory than its limit.",
         "libgpuslice does not control a program in it: linked statically, or evading it deliberately. Its "
@@ -265,7 +265,7 @@ ALERTS = (
     ),
     Alert(
         "GpuContainerMemoryRefused",
-        # a series that appears with its first refusal has no increase
+        # a series that starts with its first refusal has no increase
         f"{_whose(f'increase({c.MEMORY_REFUSED.name}[5m])')} > 0 or ({_whose(c.MEMORY_REFUSED.name)} > 0 "
         f"unless {_whose(f'last_over_time({c.MEMORY_REFUSED.name}[1h] offset 5m)')})",
         "warning",
@@ -376,7 +376,7 @@ ALERTS = (
     ),
     Alert(
         "GpuSchedulerSilent",
-        # it tries each waiting pod again within five minutes; a series begins with its first call
+        # it retries each waiting pod within five minutes; a series begins with its first call
         f"max({WAITING}) > 0 and (sum(increase({ASKED}[15m])) or vector(0)) == 0",
         "warning",
         "kube-scheduler has asked about no pod for a quarter of an hour, and {{ $value }} wait.",

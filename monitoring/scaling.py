@@ -7,12 +7,14 @@ from typing import Any
 from gpuslice.apps.exporter import catalogue as c
 
 PROMETHEUS = "http://kube-prometheus-stack-prometheus.monitoring.svc"
-MEMORY = ("pod_gpu_memory_used_bytes", "memory_used_bytes_current")  # ours, and the vendor's name of it
+MEMORY = ("pod_gpu_memory_used_bytes", "memory_used_bytes_current")  # our name, and the vendor's
 _LABELS = "{<<.LabelMatchers>>}"
 
 
 def busy_percent(chosen: str, pod: str = "pod") -> str:
-    """Of each pod: the time of its card in which its containers computed; of several cards the mean."""
+    """For each pod: the fraction of time in which its containers computed on its card; the mean over several
+    cards.
+    """
     of_card = f"sum by ({pod}, node, gpu_uuid) (avg_over_time({c.SM_UTILIZATION.name}{chosen}[1m]))"
     return f"avg by ({pod}) ({of_card}) * 100"
 
@@ -23,7 +25,7 @@ def adapter_values() -> dict[str, Any]:
     percent = busy_percent(_LABELS, "<<.GroupBy>>")
     rules = [
         _rule(sm, "pod_gpu_utilization", percent),
-        _rule(sm, "duty_cycle_current", percent),  # the vendor's name of the same
+        _rule(sm, "duty_cycle_current", percent),  # the vendor's name of the same value
         *(_rule(memory, name, f"sum by (<<.GroupBy>>) ({memory}{_LABELS})") for name in MEMORY),
         *(_of_cards(name) for name in ("temperature_celsius", "power_usage_milliwatts")),
     ]
@@ -31,7 +33,7 @@ def adapter_values() -> dict[str, Any]:
 
 
 def _of_cards(name: str) -> dict[str, Any]:
-    """What the vendor's old gauges say of the cards that a pod is on."""
+    """The vendor's old gauges for the cards that a pod is on."""
     metric = f"nvidia_gpu_{name}"
     return _rule(metric, f"{name}_current", f"max by (<<.GroupBy>>) ({metric}{_LABELS})", "_name")
 
@@ -48,7 +50,7 @@ def _rule(metric: str, name: str, query: str, ending: str = "") -> dict[str, Any
 
 
 def autoscaler() -> dict[str, Any]:
-    """Two to four replicas by how busy their share of the card is."""
+    """Two to four replicas, depending on how busy their share of the card is."""
     metric = {
         "metric": {"name": "pod_gpu_utilization"},
         "target": {"type": "AverageValue", "averageValue": "60"},
@@ -71,10 +73,10 @@ def autoscaler() -> dict[str, Any]:
 
 
 def scaled_object() -> dict[str, Any]:
-    """The same by KEDA, which needs no adapter.
+    """The same with KEDA, which needs no adapter.
 
-    The mean of the pods that are known, held against the threshold as it is (`metricType: Value`): a sum,
-    which KEDA would divide by all replicas, falls with each figure that is missing, and the replicas with it.
+    The threshold is compared with the mean of the known pods (`metricType: Value`). KEDA would divide a sum
+    by all replicas; each missing value would then lower it, and with it the number of replicas.
     """
     of_deployment = '{namespace="default",pod=~"infer-[a-z0-9]+-[a-z0-9]{5}"}'
     trigger = {
@@ -82,7 +84,7 @@ def scaled_object() -> dict[str, Any]:
         "query": f"avg({busy_percent(of_deployment)})",
         "threshold": "60",
         "activationThreshold": "5",
-        "ignoreNullValues": "false",  # without figures the replicas stay; else KEDA takes none for 0
+        "ignoreNullValues": "false",  # no values, no change; else KEDA takes none for 0
     }
     return {
         "apiVersion": "keda.sh/v1alpha1",

@@ -1,7 +1,7 @@
-"""What the dashboards have in common: which series are chosen, how they are named, and where a click leads.
+"""What the dashboards have in common: which series are selected, how they are named, and where a click leads.
 
-`cluster` is a label that Prometheus' own ``external_labels`` or a federation adds; where there is none, "All"
-matches everything.
+`cluster` is a label added by Prometheus' own ``external_labels`` or by a federation; if it does not exist,
+"All" matches everything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST = 20
 
 
 def most(expression: str) -> str:
-    """The highest of it at each moment: what a panel can draw and a person read, of however many cards."""
+    """The highest values at each moment: as many as a panel can draw and a person can read."""
     return f"topk({MOST}, {expression})"
 
 

@@ -136,8 +136,12 @@ FIRST_PAGES = (
 )
 COMMENTED = (
     "src/gpuslice",
+    "simulator",
+    "demo",
+    "monitoring",
+    "bench",
     "native/include",
-    *(f"native/src/{folder}" for folder in ("system", "driver", "accounts", "entry", "hooks")),
+    *(f"native/src/{folder}" for folder in ("system", "driver", "accounts", "entry", "hooks", "policy")),
 )
 """Where comments, too, must be as idiomatic."""
 ORDINARY = ("line feed", "what feeds them")

@@ -1,4 +1,4 @@
-"""What a command of the story should print, with marks where time and chance decide."""
+"""What a command of the story should print, with marks for what varies with time and chance."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MARK = re.compile(r"«(\w+)»")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """`text` with marks like «age». `part`: more may stand before and behind.
+    """`text` with marks like «age». `part`: the output may have more text before and after it.
 
-    Blanks at the ends of lines and repeated empty lines do not count, since publishing lost them. `columns`:
-    nor does how many blanks stand between words, because what a mark stands for has another width.
+    Trailing blanks and repeated empty lines do not count, since publishing lost them. `columns`: the number
+    of blanks between words does not count either, because the value of a mark has another width.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Expected:
         )
 
     def difference(self, output: str) -> str:
-        """What differs, line by line, for a person to read."""
+        """What differs, line by line, for people to read."""
         wanted, got = self._shape(self.text).splitlines(), self._shape(output).splitlines()
         return "\n".join(difflib.unified_diff(wanted, got, "documented", "printed", lineterm="", n=30))
 

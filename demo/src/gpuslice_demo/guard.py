@@ -1,8 +1,8 @@
-"""Ends what a demo started when the demo itself was killed.
+"""Ends what a demo started if the demo itself was killed.
 
-A process of its own: it waits until its standard input closes, which the kernel does for a killed parent,
-then kills every process with the demo's mark in its environment and removes the demo's folder.
-Usage: guard.py MARK FOLDER, with an empty FOLDER where none is to be removed.
+It is a separate process: it waits until its standard input closes, which the kernel does for a killed parent,
+then kills every process with the demo's mark in its environment and removes the demo's folder. Usage:
+guard.py MARK FOLDER; an empty FOLDER if none is to be removed.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import time
 
 
 def marked(mark: bytes) -> list[int]:
-    """Processes whose environment has the line `mark`, but for this one."""
+    """Processes whose environment has the line `mark`, except this one."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
@@ -26,7 +26,7 @@ def marked(mark: bytes) -> list[int]:
 
 
 def end(mark: bytes) -> None:
-    """Several rounds: what is killed may just have started something."""
+    """In several rounds: a process may have started another just before it was killed."""
     for _ in range(20):
         pids = marked(mark)
         if not pids:

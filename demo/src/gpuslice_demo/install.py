@@ -1,4 +1,4 @@
-"""What `helm install` would bring: our processes as pods of the simulated nodes, and who calls them."""
+"""What `helm install` would install: our processes as pods of the simulated nodes, and what calls them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpuslice_demo.places import Places
 from simcluster.workload.images import Image
 
 IMAGE = f"gpuslice/gpuslice:{__version__}"
-OF_THE_CHART = {"app.kubernetes.io/name": "gpuslice"}  # or `gpuslice migrate` takes ours for another's
+OF_THE_CHART = {"app.kubernetes.io/name": "gpuslice"}  # so that `gpuslice migrate` knows it is ours
 PROFTESTER = "nvidia/samples:dcgmproftester-2.0.10-cuda11.0-ubuntu18.04"
 _RUN = "from gpuslice.apps.cli.main import main; main()"
 _KUBELET = "/var/lib/kubelet"
@@ -30,14 +30,14 @@ _MANIFESTS = "/etc/kubernetes/manifests"
 
 
 def product_image() -> dict[str, Image]:
-    """Our image: this very interpreter with this very package; its load stands for DCGM's tester of loads."""
+    """Our image: this interpreter with this package; its load generator stands in for DCGM's."""
     load = Image(entrypoint=(sys.executable, "-c", _RUN, "load"))
     return {IMAGE: Image(entrypoint=(sys.executable, "-c", _RUN)), PROFTESTER: load}
 
 
 def manifests(places: Places, extender_port: int) -> str:
-    """What to apply, with the vendor's names."""
-    # the scheduler's file where `gpuslice doctor` can read it, as the chart has it
+    """The manifests to apply, with the vendor's names."""
+    # the scheduler's file where `gpuslice doctor` can read it, as in the chart
     items = [
         *(_device_plugin(places, ack=ack) for ack in (False, True)),
         *(_switch(places, shared=True, ack=ack) for ack in (False, True)),
@@ -68,7 +68,7 @@ def manifests(places: Places, extender_port: int) -> str:
 
 
 def claims_manifests(places: Places) -> str:
-    """What `--set dra.enabled=true` adds: the class of shared cards, and who makes templates of claims."""
+    """What `--set dra.enabled=true` adds: the class of shared cards, and what creates templates of claims."""
     device_class = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "DeviceClass",
@@ -88,12 +88,12 @@ def claims_manifests(places: Places) -> str:
 
 
 def scheduler_configuration(extender_port: int) -> str:
-    """The file that kube-scheduler is started with; the chart ships the same for another address."""
+    """The configuration file of kube-scheduler; the chart has the same for another address."""
     return _CONFIGURATION.format(port=extender_port, resource=GPU_MEM)
 
 
 def nodes_to_run_on(*, shared: bool, ack: bool) -> dict[str, Any]:
-    """What of a pod's spec puts it on the nodes that a label wants shared, or whole: ours, or ACK's alone."""
+    """The part of a pod's spec that puts it on nodes labelled as shared, or as whole: ours, or only ACK's."""
     if not ack:
         return {"nodeSelector": {LABEL_SHARED: "true" if shared else "false"}}
     values = ["cgpu", "share", "core_mem"] if shared else ["default"]
@@ -107,7 +107,7 @@ def nodes_to_run_on(*, shared: bool, ack: bool) -> dict[str, Any]:
 
 def _device_plugin(places: Places, *, ack: bool) -> dict[str, Any]:
     labels = {"app": "gpushare", "component": "gpushare-device-plugin", "name": "gpushare-device-plugin-ds"}
-    if ack:  # people find agents by the label above, whichever label of the node they are there for
+    if ack:  # people find agents by the label above, whichever node label they are there for
         labels["gpuslice.io/node-label"] = "ack"
     spec = {
         "hostNetwork": True,
@@ -121,7 +121,7 @@ def _device_plugin(places: Places, *, ack: bool) -> dict[str, Any]:
 
 
 def node_environment(places: Places) -> list[dict[str, Any]]:
-    """Of a process on each node."""
+    """The environment of a process on each node."""
     return [
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
@@ -163,7 +163,7 @@ def _agent_volumes() -> list[dict[str, Any]]:
 
 
 def _switch(places: Places, *, shared: bool, ack: bool) -> dict[str, Any]:
-    """Takes the plugin of whole cards off nodes that share, or puts it back, and serves the last pods."""
+    """Removes the plugin of whole cards from nodes that share, or restores it, and serves the last pods."""
     name = f"device-plugin-{'evict' if shared else 'recover'}{'-ack' if ack else ''}-ds"
     labels = {"app": "gpushare", "component": "gpushare-device-plugin", "name": name}
     container = {

@@ -57,7 +57,7 @@ def command(story: str | None, keep: bool, nodes: int | None, cards: int | None,
         )
     places = find_places(folder)
     with _guarded(places):  # first: a Ctrl-C while the rest is loaded would leave the folder behind
-        import asyncio  # and all that is simulated: not for the help
+        import asyncio  # this and all simulation code are not needed for the help
 
         from gpuslice_demo.playing import play
         from gpuslice_demo.stories.playground import playground
@@ -71,12 +71,12 @@ def command(story: str | None, keep: bool, nodes: int | None, cards: int | None,
 
 @contextlib.contextmanager
 def _guarded(places: Places) -> Iterator[None]:
-    """A second process ends everything, should this one be killed; it does the last cleaning anyhow."""
+    """A second process ends everything if this one is killed; it also does the last cleaning."""
     folder = str(places.folder) if places.temporary else ""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", guard.__file__, places.mark, folder],
         stdin=subprocess.PIPE,
-        start_new_session=True,  # no Ctrl-C reaches it, not even before it ignores them
+        start_new_session=True,  # Ctrl-C does not reach it, not even before it ignores the signal
     )
     try:
         yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node. `cards` are names of simulated profiles; `exclusive`: they start as ``nvidia.com/gpu``."""
+    """One node. `cards`: names of simulated profiles; `exclusive`: they are offered as ``nvidia.com/gpu``."""
 
     name: str
     address: str

@@ -11,7 +11,7 @@ from pathlib import Path
 import gpuslice
 from gpuslice.core.errors import GpusliceError, words_of
 
-LONGEST_FOLDER = 46  # a unix socket's path ends at 107 characters, and some stand below
+LONGEST_FOLDER = 46  # a unix socket's path has at most 107 characters, and sockets lie deeper
 MARK = "GPUSLICE_DEMO"
 
 
@@ -21,9 +21,9 @@ class DemoError(GpusliceError):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Everything that one story writes is in `folder`, everything of the demo in `root`.
+    """One story writes only to `folder`; the whole demo only to `root`.
 
-    `native` holds what was compiled, `programs` our own commands and kubectl.
+    `native` has the compiled files, `programs` our own commands and kubectl.
     """
 
     folder: Path
@@ -78,7 +78,7 @@ class Places:
 
 
 def find_places(folder: str = "") -> Places:
-    """Raises DemoError when something was not built, or the folder's name is too long for sockets."""
+    """Raises DemoError if something was not built, or if the folder's name is too long for sockets."""
     root = Path(gpuslice.__file__).parents[2]
     place = Path(folder).absolute() if folder else Path(tempfile.mkdtemp(prefix="gpuslice-"))
     places = Places(

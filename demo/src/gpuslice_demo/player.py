@@ -46,8 +46,8 @@ class Player:
         self._began = time.monotonic()
 
     async def play(self, story: Story, world: World) -> None:
-        """The steps of the story in the cluster `world`, up to the first that goes wrong."""
-        # the user's folder: the examples and what installs the product
+        """Play the steps of the story in the cluster `world`, up to the first that fails."""
+        # the user's folder: the examples, and the files that install the product
         (self._folder / "install.yaml").write_text(manifests(self._places, world.extender_port))
         (self._folder / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
         (self._folder / "webhook.yaml").write_text(webhook_manifests(world.webhook_port))
@@ -85,7 +85,7 @@ class Player:
             return True
         self._score.wrong.append(f"{story.name}: {step.command}")
         self._print(f"✗ this is not what is documented:\n{step.expected.difference(output)}", style="31")
-        # what the cluster itself says is wrong
+        # what the cluster itself reports as wrong
         for command in _QUESTIONS:
             output = await shell.run(command, self._places.environment(), self._folder)
             self._print(f"$ {command}\n{output}", style="2")
@@ -108,6 +108,6 @@ class Player:
 
 
 def _may_repeat(step: Step) -> bool:
-    """A command that changes something is typed once."""
+    """A command that changes something is typed only once."""
     changing = ("apply", "delete", "label")
     return not any(f" {word} " in step.command for word in changing)

@@ -18,7 +18,7 @@ from gpuslice_demo.world import World
 
 
 async def play(places: Places, stories: tuple[Story, ...], *, keep: bool) -> int:
-    """Play them all, and go on with the last one's cluster if it is to be kept; the exit status."""
+    """Play all stories, then keep the last one's cluster running if requested; returns the exit status."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -35,7 +35,7 @@ async def play(places: Places, stories: tuple[Story, ...], *, keep: bool) -> int
 
 @contextlib.asynccontextmanager
 async def console(places: Places) -> AsyncIterator[str]:
-    """`gpuslice console` of a cluster that is kept; yields its address."""
+    """`gpuslice console` for a cluster that is kept; yields its address."""
     process = await asyncio.create_subprocess_exec(
         places.programs / "gpuslice", "console", "--no-open-browser", "--cluster-name=demo",
         "--usage-interval-s=5",
@@ -62,7 +62,7 @@ class Playing:
         self._began = time.monotonic()
 
     async def play(self, story: Story, *, keep: bool) -> None:
-        """One story in a cluster of its own; with `keep`, until cancelled."""
+        """Play one story in its own cluster; with `keep`, until cancelled."""
         places = self._places.below(story.name)
         logging.basicConfig(filename=places.folder / "simulation.log", level=logging.INFO, force=True)
         player = Player(places, self._score, colour=self._colour)
@@ -80,7 +80,7 @@ class Playing:
             watching.cancel()
 
     def conclude(self) -> int:
-        """Say how it went; the exit status."""
+        """Print the result; returns the exit status."""
         score, seconds = self._score, time.monotonic() - self._began
         print(f"\n{score.right} of {score.total} outputs are as documented, {seconds:.0f} s", flush=True)
         for one in score.wrong:

@@ -1,4 +1,4 @@
-"""A port for a server that is started later, when others have opened many in between."""
+"""A port for a server that is started later, after others have opened many ports."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OURS = range(20_000, 30_000)  # below Kubernetes' node ports
 TRIES = 200
-_dice = random.SystemRandom()  # programs that were seeded alike, as tests are, would all choose the same
+_dice = random.SystemRandom()  # programs with the same seed, such as tests, would all choose the same port
 
 
 def free_port(given_out_from: int | None = None) -> int:
-    """Free on 127.0.0.1 now, and none that the system gives to a program that asks for any.
+    """A port that is free on 127.0.0.1 now, outside the range that the system assigns to programs.
 
-    Of those, a client or another server may have got the port before the server that it is meant for starts.
-    `given_out_from`: the lowest of those; by default what the system says.
+    A port in that range may be taken by a client or another server before the server that it is meant for
+    starts. `given_out_from`: the lowest port of the range; by default what the system reports.
     """
     lowest = int(RANGE.read_text().split()[0]) if given_out_from is None else given_out_from
     for _ in range(TRIES):
         port = _dice.choice(OURS)
         if port < lowest and _is_free(port):
             return port
-    with socket.socket() as one:  # the system gives out all of them
+    with socket.socket() as one:  # the system assigns all of them
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""Types commands as a person would, in a shell, with a terminal where one is asked for."""
+"""Types commands as a person would, in a shell, with a terminal if one is requested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def run(command: str, environ: Mapping[str, str], folder: Path) -> str:
 
 
 async def run_in_terminal(command: str, environ: Mapping[str, str], folder: Path, typed: str = "") -> str:
-    """The same with a terminal of its own; `typed` is what the person types, line by line."""
+    """The same in a terminal; `typed` is what the person types, line by line."""
     master, slave = pty.openpty()
     try:
         process = await asyncio.create_subprocess_exec(
@@ -53,7 +53,7 @@ async def run_in_terminal(command: str, environ: Mapping[str, str], folder: Path
 
 
 async def _converse(master: int, typed: str) -> str:
-    """Type each line when a prompt stands there, and collect what is shown until the terminal closes."""
+    """Type each line at a prompt, and collect what is shown until the terminal closes."""
     os.set_blocking(master, False)
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(master, readable.set)
@@ -66,7 +66,7 @@ async def _converse(master: int, typed: str) -> str:
                 data = os.read(master, _CHUNK_BYTES)
             except BlockingIOError:
                 continue
-            except OSError:  # the last process on it is gone
+            except OSError:  # its last process has ended
                 break
             if not data:
                 break
@@ -79,7 +79,7 @@ async def _converse(master: int, typed: str) -> str:
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
-    """Not by `process.kill`: that would reap a child that just ended, which asyncio waits for."""
+    """Not with `process.kill`, which would reap a child that has just ended and that asyncio waits for."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

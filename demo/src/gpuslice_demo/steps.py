@@ -1,4 +1,4 @@
-"""A story as data: what is said, what is typed, what should come out."""
+"""A story as data: what is said, what is typed, and what should be printed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command. It is run again until it prints what is expected, or `within_s` is over.
+    """One command. It is repeated until it prints what is expected, or `within_s` have passed.
 
-    `before` changes the simulated world first. `on_node` runs it on that node, not where the user is. `typed`
-    goes to a terminal that is given to the command.
+    `before` changes the simulated world first. `on_node`: runs on that node, not at the user's place.
+    `typed`: input for the command, which then gets a terminal.
     """
 
     say: str
@@ -37,4 +37,4 @@ class Story:
     title: str
     nodes: tuple[NodePlan, ...]
     steps: tuple[Step, ...]
-    files: Mapping[str, str] = field(default_factory=dict)  # laid beside those that install the product
+    files: Mapping[str, str] = field(default_factory=dict)  # placed next to those that install the product

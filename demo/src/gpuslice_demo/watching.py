@@ -11,7 +11,7 @@ from gpuslice_demo.install import IMAGE, node_environment
 from gpuslice_demo.places import Places
 
 _LABELS = {"app": "gpushare", "component": "gpuslice-exporter"}
-_CARDS = {  # on every node that says anything of its cards
+_CARDS = {  # on every node that has information about its cards
     "nodeSelectorTerms": [
         {"matchExpressions": [{"key": label, "operator": "Exists"}]}
         for label in (LABEL_SHARED, LABEL_SCHEDULE)
@@ -22,7 +22,7 @@ _HOST_FILES = "/var/lib/gpuslice"
 
 
 def exporter_manifest(places: Places, port: int) -> str:
-    """What to apply. The nodes share this machine, where each pod has a loopback address of its own."""
+    """The manifest. The nodes share this machine, where each pod has its own loopback address."""
     spec = {
         "hostPID": True,
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": _CARDS}},

@@ -1,4 +1,4 @@
-"""The admission webhook as a pod of the simulated cluster: what `helm install` brings with it."""
+"""The admission webhook as a pod of the simulated cluster, as `helm install` would add it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LABELS = {"app": "gpushare", "component": NAME}
 
 
 def webhook_manifests(port: int) -> str:
-    """What to apply; the API server reaches the webhook at `port` of this machine."""
+    """The manifest; the API server reaches the webhook at `port` of this machine."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     files = {"tls.crt": issued.cert_chain_pems[0].bytes(), "tls.key": issued.private_key_pem.bytes()}
@@ -56,9 +56,7 @@ def webhook_manifests(port: int) -> str:
         },
     }
     bundle = base64.b64encode(authority.cert_pem.bytes()).decode()
-    claim = _hook(
-        "claim", ["CREATE"], port, bundle
-    )  # first: what it leaves of a pod is no business of others
+    claim = _hook("claim", ["CREATE"], port, bundle)  # first: only what it keeps of a pod matters to others
     claim["namespaceSelector"]["matchExpressions"].append(
         {"key": LABEL_CLAIMS, "operator": "In", "values": ["true"]}
     )

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 SPEED_UP = 40.0
 NODE_STATUS_S = 0.25
-CONNECTIONS = 200  # each watch keeps one
+CONNECTIONS = 200  # each watch keeps one open
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class SimulatedNode:
 
 
 class World:
-    """``async with World(places, plans) as world``; leaving it ends every process of it."""
+    """``async with World(places, plans) as world``; leaving it ends all of its processes."""
 
     def __init__(self, places: Places, plans: Iterable[NodePlan]) -> None:
         self.places = places
@@ -96,7 +96,7 @@ class World:
         await self._stack.aclose()
 
     async def failed(self) -> None:
-        """Returns never, and raises what ended a part of the simulation."""
+        """Never returns; raises whatever ended a part of the simulation."""
         assert self._failed is not None
         await self._failed
 
@@ -115,7 +115,7 @@ class World:
         }
 
     async def switch_off(self, name: str) -> None:
-        """The machine is gone, with everything on it, and so is its node object."""
+        """Remove the machine with everything on it, and its node object."""
         node = self._nodes.pop(name)
         if node.task is not None:
             self._tasks.discard(node.task)
@@ -127,7 +127,7 @@ class World:
     # -- start -----------------------------------------------------------------------------------
 
     async def _api_server(self) -> HttpTransport:
-        """An API server, with its kubeconfig in its place. The end-to-end tests put a real one here."""
+        """An API server with its kubeconfig. The end-to-end tests use a real one instead."""
         server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
         self.places.kubeconfig.write_text(server.kubeconfig())
         return HttpTransport(Connection(server.url), connections=CONNECTIONS)
@@ -161,7 +161,7 @@ class World:
         )
 
     async def _until(self, event: asyncio.Event) -> None:
-        """Wait for it, or raise what went wrong meanwhile."""
+        """Wait for the event, or raise what failed in the meantime."""
         assert self._failed is not None
         waiting = asyncio.create_task(event.wait())
         either: set[asyncio.Future[Any]] = {waiting, self._failed}
@@ -177,7 +177,7 @@ class World:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A part of the simulation that ends by itself has failed: nothing after it can be trusted."""
+        """A part of the simulation that ends by itself has failed: nothing after that can be trusted."""
         if task.cancelled() or self._failed is None or self._failed.done():
             return
         error = task.exception() or RuntimeError(f"{task.get_name()} ended")

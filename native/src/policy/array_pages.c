@@ -1,5 +1,5 @@
-/* The first page with room, as the driver's own accounts were seen to go. Where it chooses otherwise the difference is a page
- * here and there, and the next measurement by the driver's figure takes it in. */
+/* Takes the first page with room, as the driver was seen to do. If it chooses otherwise, the count is off by a page
+ * here and there, until the next measurement by the driver's figure corrects it. */
 #include "policy/array_pages.h"
 
 #include <stddef.h>
@@ -16,7 +16,7 @@ struct page {
 };
 
 static struct gs_lock lock;
-static struct page *pages; /* a mapping, touched as far as it is in use */
+static struct page *pages; /* a mapping, touched only as far as it is in use */
 static uint32_t pages_high;
 
 static void forget(void)
@@ -27,7 +27,7 @@ static void forget(void)
 }
 GS_AT_FORK(forget);
 
-/* Under the lock: the number of a page with room, or of a free entry, or MOST_PAGES. */
+/* Under the lock: the index of a page with room, or of a free entry, or MOST_PAGES. */
 static uint32_t find(uint64_t context, uint32_t steps)
 {
     uint32_t free_entry = pages_high;

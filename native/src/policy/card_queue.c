@@ -1,32 +1,32 @@
-/* Work is timed in batches, each on one stream, and batches finish in any order: nobody waits for another stream's
- * kernel. While the oldest batch of any stream runs the process is busy, and is charged as time passes: so long work
- * is charged in full before it ends. */
+/* Work is timed in batches, each on one stream. Batches finish in any order: nothing waits for another stream's kernel.
+ * The process is busy while the oldest batch of any stream runs, and is charged as time passes: thus long work is
+ * charged in full before it ends. */
 #include "policy/card_queue.h"
 
 #include <stddef.h>
 
-#define BATCH_NS 1000000u      /* work that takes longer is timed by itself */
-#define DENSE_NS 20000u        /* launches closer than this are timed together */
-#define FIRST_GUESS_NS 1000000u /* of work of which nobody knows how long it takes */
+#define BATCH_NS 1000000u      /* longer work is timed by itself */
+#define DENSE_NS 20000u        /* launches at shorter intervals are timed together */
+#define FIRST_GUESS_NS 1000000u /* for work of unknown duration */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 1000000u
-#define PROMPT_NS 50000u        /* the next launch comes at once */
-#define SHORTEST_WAIT_NS 10000u /* where it is known when the card will be free */
-#define PAUSE_NS 250000u     /* shorter ones do not end a run of work: host times are not that exact */
-#define WAITS_FOR_TURN_NS 200000u /* no driver needs as long to begin with what nobody is in front of */
+#define PROMPT_NS 50000u        /* a launch this soon after the last work follows it at once */
+#define SHORTEST_WAIT_NS 10000u /* if it is known when the card will be free */
+#define PAUSE_NS 250000u     /* a shorter gap does not end a run of work: host times are not that precise */
+#define WAITS_FOR_TURN_NS 200000u /* no driver takes this long to begin work that nothing precedes */
 #define MOST_WAITED 8u
 #define TURNS_KNOWN_FOR_NS UINT64_C(10000000000)
-#define CHARGED_AT_ITS_END_NS 10000000u /* then events tell how long it took; what takes longer is charged as it goes on */
-/* Beside others: what a container may have under way, and be ahead by. */
+#define CHARGED_AT_ITS_END_NS 10000000u /* shorter work is charged when events have measured it, longer work while it runs */
+/* With neighbours: how much a container may have in flight, and by how much it may be ahead. */
 #define DEPTH_NS 6000000u
 #define DEPTH_BESIDE_INTERACTIVE_NS 2000000u
-#define LEAD_NS 8000000      /* longer turns lose less of the card to changes from one process to another */
-#define HAND_OVER_NS 100000u /* so long before a turn's last work ends the next may launch: else the card would wait for it */
-#define PATIENCE_NS INT64_C(3000000000) /* owed more, it waits for no neighbour that claims to be at work */
-#define SHORT_BESIDE 4 /* times as long */
-/* Work on one stream may wait on the card for work of another that is not launched yet. */
-#define UNKNOWN_WAIT_NS UINT64_C(20000000)  /* for an unknown launch, behind unknown ones on other streams */
-#define STALLED_NS UINT64_C(50000000)       /* nothing has finished for so long, and twice what was expected */
+#define LEAD_NS 8000000      /* longer turns lose less of the card to process switches */
+#define HAND_OVER_NS 100000u /* the next may launch this long before a turn's last work ends: the card must not idle */
+#define PATIENCE_NS INT64_C(3000000000) /* a container that is owed more waits for no neighbour that claims to work */
+#define SHORT_BESIDE 4 /* a launch adds nothing beside a kernel that still runs this many times as long */
+/* Work on one stream may wait on the card for work on another that is not launched yet. */
+#define UNKNOWN_WAIT_NS UINT64_C(20000000)  /* how long an unknown launch waits behind unknown ones on other streams */
+#define STALLED_NS UINT64_C(50000000)       /* nothing has finished for this long, nor for twice the expected time */
 #define HELD_UP_NS UINT64_C(200000000)
 #define STALLED_ELSEWHERE_NS UINT64_C(2000000000) /* in another process of the container */
 
@@ -40,7 +40,7 @@ static uint64_t lesser(uint64_t one, uint64_t other) { return one < other ? one 
     for (struct gs_batch *batch = (struct gs_batch *)(queue)->batches; batch < (queue)->batches + GS_BATCHES; batch++) \
         if (batch->taken)
 
-/* ---- what it will take ---- */
+/* ---- estimates ---- */
 
 static uint32_t known_ns(const struct gs_queue *queue, uint64_t key)
 {
@@ -67,7 +67,7 @@ static bool is_same(const struct gs_stream *one, const struct gs_stream *other)
     return one->handle == other->handle && one->context == other->context && one->thread == other->thread;
 }
 
-/* The last on its stream: nothing is behind it. */
+/* The last batch on the stream: nothing follows it. */
 static struct gs_batch *newest_on(const struct gs_queue *queue, const struct gs_stream *stream)
 {
     struct gs_batch *newest = NULL;
@@ -105,7 +105,7 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
     struct gs_batch *batch = free_batch(queue);
     if (!batch)
         return NULL;
-    bool same = batch->stream.context == stream->context; /* events of a destroyed context went with it */
+    bool same = batch->stream.context == stream->context; /* a destroyed context takes its events along */
     void *start = same && batch->start ? batch->start : events->create(stream);
     void *end = same && batch->end ? batch->end : events->create(stream);
     *batch = (struct gs_batch){.stream = *stream, .start = start, .end = end, .recorded_ns = now_ns, .number = ++queue->batches_ever,
@@ -125,7 +125,8 @@ static void note_pause(struct gs_queue *queue, uint64_t ns)
 
 void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns)
 {
-    /* Behind a neighbour's turn work ends later than can be told from events: who waited for it knows. */
+    /* Work that ran after a neighbour's turn ends later than events can show; a program that waited for it knows
+     * when. */
     uint64_t idle_since_ns = greater(queue->covered_ns, queue->awaited_ns);
     if (queue->count || !idle_since_ns || now_ns < idle_since_ns)
         return;
@@ -161,8 +162,8 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
     return batch;
 }
 
-/* Launches that come one by one are timed one by one, so that the pauses between them are not charged. On a thread's own
- * stream nobody else could mark the end later. */
+/* Launches that come one by one are timed one by one, so that the pauses between them are not charged. On a thread's
+ * own default stream no other thread could record the end later. */
 void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched)
 {
     batch->begun -= batch->begun > 0;
@@ -207,7 +208,8 @@ static uint64_t began_ns(const struct gs_batch *batch)
     return greater(greater(batch->recorded_ns, batch->ready_ns), batch->waited_ns);
 }
 
-/* When it began and ended: events tell how long it took, and it was seen under way, or not any more. */
+/* When the batch began and ended: events give its duration, and queries show when it was still unfinished and when it
+ * no longer was. */
 static struct interval place(const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
 {
     uint64_t end = began_ns(batch) + took_ns;
@@ -215,26 +217,27 @@ static struct interval place(const struct gs_batch *batch, uint64_t took_ns, uin
     return (struct interval){end - lesser(took_ns, end), end, 1};
 }
 
-/* Of a run of work that lasts so long. */
+/* The process's own part of a run of work that lasts `run_ns`. */
 static uint64_t own_ns(struct gs_own_part part, uint64_t run_ns)
 {
     uint64_t whole = lesser(run_ns, part.turn_ns);
     return whole + (uint64_t)((double)(run_ns - whole) * part.part);
 }
 
-/* One whose end was put late may have ended long before: it is believed to have taken a quarter more than expected. */
+/* A batch whose end was recorded late may have ended long before: it is believed to have taken at most a quarter more
+ * than expected. */
 static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct gs_own_part part)
 {
     double most = (double)batch->estimate_ns * 1.25 / (part.part > 0.01 ? part.part : 0.01);
     return batch->late && (double)took_ns > most ? (uint64_t)most : took_ns;
 }
 
-/* The card runs one process at a time, as far as was seen. */
+/* Whether the card was recently seen to run one process at a time. */
 static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
 
 static uint64_t ready_ns(const struct gs_batch *batch) { return greater(batch->recorded_ns, batch->ready_ns); }
 
-/* What is left of the first turn of its run when the batch begins. */
+/* What is left of the run's first turn when the batch begins. */
 static uint64_t turn_left_ns(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t turn_ns)
 {
     uint64_t ready = ready_ns(batch), covered = queue->covered_ns;
@@ -243,8 +246,9 @@ static uint64_t turn_left_ns(const struct gs_queue *queue, const struct gs_batch
     return turn_ns > ran ? turn_ns - ran : 0;
 }
 
-/* How long neighbours were at work beside it, of all the time since it could have begun: not while it still waited for the
- * card. It ended now if that was awaited; else nobody knows how long ago, and they may have been at work at any time. */
+/* How long neighbours worked while this batch ran. They may have worked at any time since it could have begun; the time
+ * in which it still waited for the card does not count. If the program waited for it, it ended now; otherwise it is
+ * unknown how long ago it ended. */
 static double beside_ns(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
 {
     uint64_t others = queue->others_ns - batch->others_ns, since = now_ns - lesser(ready_ns(batch), now_ns);
@@ -254,7 +258,8 @@ static double beside_ns(const struct gs_queue *queue, const struct gs_batch *bat
     return (double)others * (double)took_ns / ((double)(took_ns + outside) + 1);
 }
 
-/* They had their turns in between, as even as the card gives them; but none in its own first turn. */
+/* The batch's own part if the neighbours had their turns in between, as evenly as the card gives them, but none in its
+ * own first turn. */
 static double even_part(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns,
                         struct gs_own_part part)
 {
@@ -263,14 +268,14 @@ static double even_part(const struct gs_queue *queue, const struct gs_batch *bat
     return (whole + divided * divided / (divided + (beside > 0 ? beside : 0) + 1)) / ((double)took_ns + 1);
 }
 
-/* But work takes no less than it is known to. */
+/* The same, but no less than the work is known to take. */
 static double part_of(const struct gs_batch *batch, uint64_t took_ns, double even)
 {
     double known = (double)batch->estimate_ns / ((double)took_ns + 1);
     return batch->unknown || even > known ? even : known < 1 ? known : 1;
 }
 
-/* No other was launched by then. */
+/* Whether no other batch was launched by then. */
 static bool is_only(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t at_ns)
 {
     FOR_EACH_BATCH(queue, other)
@@ -279,8 +284,8 @@ static bool is_only(const struct gs_queue *queue, const struct gs_batch *batch, 
     return true;
 }
 
-/* A program that waited for its only work knows when that ended: it began so much later than it could have. Once may be a
- * thread that woke up late; mostly is a card that others had. */
+/* A program that waited for its only work knows when that ended, and so how late it began. A single late start may mean
+ * that the thread woke up late; frequent ones mean that others had the card. */
 static void notice_turns(struct gs_queue *queue, const struct gs_batch *batch, uint64_t took_ns, uint64_t now_ns)
 {
     if (queue->awaited_ns != now_ns || queue->others_ns == batch->others_ns || !is_only(queue, batch, now_ns))
@@ -318,8 +323,8 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
     return true;
 }
 
-/* A batch whose stream has reached it is at work until it is seen to have ended. Before that it may wait for the card,
- * where a neighbour has its turn. */
+/* A batch that its stream has reached counts as running until it is seen to have ended. Before that it may be waiting
+ * for the card during a neighbour's turn. */
 static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns)
 {
     if (!batch->running && !batch->behind) {
@@ -332,11 +337,11 @@ static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const str
     return batch->running;
 }
 
-/* What no interval before has covered, and what of it is the process's own. */
+/* The time that no earlier interval has covered, and how much of it is the process's own. */
 static struct gs_busy cover(struct gs_queue *queue, struct interval *intervals, uint32_t count, struct gs_own_part part)
 {
     struct gs_busy busy = {0, 0};
-    for (uint32_t i = 1; i < count; i++) /* by their beginnings; there are few */
+    for (uint32_t i = 1; i < count; i++) /* sorted by their beginnings; there are few */
         for (uint32_t j = i; j > 0 && intervals[j].from_ns < intervals[j - 1].from_ns; j--) {
             struct interval swapped = intervals[j];
             intervals[j] = intervals[j - 1];
@@ -361,15 +366,15 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     struct interval intervals[2 * GS_BATCHES];
     uint32_t count = 0;
     queue->others_ns = part.others_ns;
-    if (!takes_turns(queue, now_ns)) /* processes run side by side */
+    if (!takes_turns(queue, now_ns)) /* processes run concurrently */
         part.turn_ns = 0;
-    for (bool again = queue->count > 0; again;) { /* behind one that has finished the next may have, too */
+    for (bool again = queue->count > 0; again;) { /* if one has finished, the next on its stream may have, too */
         again = false;
         FOR_EACH_BATCH(queue, batch) {
             if (batch->recorded_ns > now_ns || batch->behind || batch->begun || (batch->open && !batch->fresh && !paused && now_ns - batch->last_ns < DENSE_NS))
                 continue;
             if (batch->unfinished_ns == now_ns)
-                continue; /* asked a moment ago */
+                continue; /* already queried in this call */
             close_batch(batch, events);
             if (finish(queue, batch, events, now_ns, part, &intervals[count]))
                 again = ++count < GS_BATCHES;
@@ -387,7 +392,8 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
         ran = believed(batch, ran, part);
         double even = even_part(queue, batch, ran, now_ns, part);
         uint64_t own = (uint64_t)(even * (double)own_ns(part, ran));
-        /* What ends on another stream covers the time until then: what runs beside it could not be charged for that later. */
+        /* The end of work on another stream covers the time until then: work beside it could not be charged for that
+         * time later. */
         uint64_t charged_until = ran > CHARGED_AT_ITS_END_NS ? began + ran : lesser(began + ran, last_end_ns);
         if (charged_until > began)
             intervals[count++] = (struct interval){began, charged_until, even};
@@ -396,7 +402,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     return cover(queue, intervals, count, part);
 }
 
-/* When what is under way could have begun, as far as that is not charged yet. */
+/* When the work in flight could have begun, or covered_ns if that is later: what is before is charged. */
 static uint64_t uncharged_since_ns(const struct gs_queue *queue)
 {
     uint64_t began = UINT64_MAX;
@@ -420,9 +426,10 @@ struct gs_run gs_queue_run(const struct gs_queue *queue, uint64_t now_ns)
     return (struct gs_run){next - ended < PAUSE_NS ? began : next, now_ns + queue->in_flight_ns};
 }
 
-/* ---- streams and contexts that go ---- */
+/* ---- destroyed streams and contexts ---- */
 
-/* Another stream may be given the same handle. What was launched on this one goes on, and its events tell when it ends. */
+/* Another stream may get the same handle. The work that was launched on this one continues, and its events show when it
+ * ends. */
 void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events, void *handle)
 {
     FOR_EACH_BATCH(queue, batch) {
@@ -438,7 +445,7 @@ void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_
     for (struct gs_batch *batch = queue->batches; batch < queue->batches + GS_BATCHES; batch++) {
         if (batch->stream.context != context)
             continue;
-        batch->start = batch->end = NULL; /* they went with it */
+        batch->start = batch->end = NULL; /* destroyed with the context */
         batch->stream = (struct gs_stream){.thread = UINT64_MAX};
         batch->open = false;
         batch->gone = batch->taken;
@@ -446,12 +453,12 @@ void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_
     }
 }
 
-/* ---- may one more go? ---- */
+/* ---- may another launch go? ---- */
 
 static bool has_work(const struct gs_queue *queue, const struct gs_stream *stream) { return newest_on(queue, stream) != NULL; }
 
-/* Beside a kernel that runs already, and will for much longer, it takes none of the card's time that is not taken. Of work
- * of equal length each would be the next one's excuse. */
+/* Beside a kernel that is already running and will run for much longer, a short launch takes no further device time.
+ * With work of equal length each launch would be an excuse for the next. */
 static bool goes_along(const struct gs_queue *queue, const struct gs_stream *stream, uint64_t key)
 {
     uint64_t longest = 0, before = 0;
@@ -464,7 +471,8 @@ static bool goes_along(const struct gs_queue *queue, const struct gs_stream *str
     return known_ns(queue, key) && before + gs_queue_estimate_ns(queue, key) <= longest / SHORT_BESIDE;
 }
 
-/* What runs may wait for this launch, if that is on a stream of its own: nothing has finished for far too long. */
+/* Running work may wait for this launch, if the launch is on a stream of its own: nothing has finished for far too
+ * long. */
 static bool is_awaited(const struct gs_queue *queue, struct gpuslice_card *card, const struct gs_contention *met,
                        const struct gs_stream *stream)
 {
@@ -480,8 +488,9 @@ static bool is_awaited(const struct gs_queue *queue, struct gpuslice_card *card,
     return met->waited_ns > stalled && met->now_ns - queue->finished_ns > stalled && !has_work(queue, stream);
 }
 
-/* Nothing of ours runs, though it could have begun long ago: it waits on the card for something that is no work, a host
- * function perhaps that ends when this thread has launched all it wants to. Nobody would ever wake it else. */
+/* None of our work runs, although it could have begun long ago: it waits on the card for something that is not work,
+ * such as a host function that returns only when this thread has made all its launches. Without this the process would
+ * be deadlocked. */
 static bool is_held_up(const struct gs_queue *queue, const struct gs_contention *met)
 {
     uint64_t since_ns = UINT64_MAX;
@@ -494,19 +503,20 @@ static bool is_held_up(const struct gs_queue *queue, const struct gs_contention 
     return queue->count && met->waited_ns && met->now_ns > since_ns && met->now_ns - since_ns > HELD_UP_NS;
 }
 
-/* Of what nobody knows how long it takes one at a time goes in a container, or on each stream. */
+/* Only one launch of unknown duration may be in flight at a time in a container, or, after a while, on each stream. */
 static bool is_one_unknown_too_many(const struct gs_queue *queue, const struct gs_contention *met,
                                     const struct gs_stream *stream, uint64_t key)
 {
     return met->unknown && !known_ns(queue, key) && (has_work(queue, stream) || met->waited_ns < UNKNOWN_WAIT_NS);
 }
 
-/* Processes with work at the same time cut each other's kernels in two, nobody can tell whose time it was, and the card loses
- * time with each change. So containers work one after the other: who has begun goes on until it is ahead, and through pauses as
- * short as those between kernels that a program waits for. An interactive one neither waits for this nor makes others wait. */
+/* Processes that have work at the same time preempt each other's kernels: it is then unknown whose time it was, and
+ * each switch costs the card time. Therefore containers work one after the other: one that has begun continues until it
+ * is ahead, also through pauses as short as those between kernels that a program waits for. An interactive container
+ * neither waits for a turn nor makes others wait. */
 struct turn {
-    uint64_t left_ns;  /* until the next may launch, as far as the others have told; 0: nobody is in its turn */
-    uint64_t whole_ns; /* until then at the least, as long as they go on launching */
+    uint64_t left_ns;  /* until the next may launch, as far as the others have published; 0: nobody is in its turn */
+    uint64_t whole_ns; /* until then at least, if they go on launching */
 };
 
 static struct turn others_turn(const struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met)
@@ -516,8 +526,8 @@ static struct turn others_turn(const struct gpuslice_card *card, const struct gs
         const struct gs_neighbour *other = &met->beside->others[i];
         if (!other->ends_ns || other->interactive || other->overdrawn)
             continue;
-        int64_t lead = gs_lead_over_ns(card, share, met->in_flight_ns, other); /* ours, in its device time */
-        uint64_t hold = gs_hold_ns(other); /* none: it pauses for so long that the turn passes on */
+        int64_t lead = gs_lead_over_ns(card, share, met->in_flight_ns, other); /* our lead, in the other's device time */
+        uint64_t hold = gs_hold_ns(other); /* 0: its pauses are so long that the turn passes on */
         uint64_t until = -lead > LEAD_NS || !hold ? other->ends_ns - HAND_OVER_NS : other->ends_ns + hold;
         if (met->now_ns >= until || (met->in_flight_ns && lead <= 0))
             continue;
@@ -528,7 +538,8 @@ static struct turn others_turn(const struct gpuslice_card *card, const struct gs
     return turn;
 }
 
-/* Neither so much at once that the others wait long for the card, nor in their turn, nor ahead of those that want it. */
+/* How long the neighbours make a launch wait: a container does not have so much in flight that others wait long for the
+ * card, does not launch in their turn, and does not get further ahead of those that want the card. */
 static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_share *share, const struct gs_contention *met,
                                    uint64_t estimate_ns, uint64_t *patience)
 {
@@ -536,7 +547,7 @@ static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_s
     for (uint32_t i = 0; i < met->beside->count; i++)
         if (met->beside->others[i].interactive)
             depth = DEPTH_BESIDE_INTERACTIVE_NS;
-    if (met->in_flight_ns + estimate_ns > depth && met->in_flight_ns > depth / 2) /* or the card would run dry */
+    if (met->in_flight_ns + estimate_ns > depth && met->in_flight_ns > depth / 2) /* with less, the card could run dry */
         wait = greater(LEAST_WAIT_NS, lesser(met->in_flight_ns, depth + depth / 2) - depth / 2);
     int64_t lead = gs_lead_ns(card, share, met->in_flight_ns, met->beside, met->now_ns, estimate_ns);
     int64_t owed = gs_share_owed_ns(card, share, met->now_ns, met->in_flight_ns, met->waited_ns > 0);
@@ -547,7 +558,7 @@ static uint64_t wait_for_others_ns(struct gpuslice_card *card, const struct gs_s
         wait = greater(wait, 2 * LEAST_WAIT_NS);
     if (turn.left_ns) {
         wait = greater(wait, greater(SHORTEST_WAIT_NS, lesser(turn.left_ns, 2 * LEAST_WAIT_NS)));
-        *patience = lesser(*patience, turn.whole_ns); /* the card would be idle until it woke up */
+        *patience = lesser(*patience, turn.whole_ns); /* longer, and the card would be idle until this thread woke up */
     }
     return lesser(wait, MOST_WAIT_NS);
 }
@@ -557,8 +568,8 @@ uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *ca
 {
     if (is_held_up(queue, met))
         return 0;
-    /* What is under way and not timed would be free: so much of it at most that all can be timed. */
-    uint64_t patience = lesser(met->waited_ns / 16, MOST_WAIT_NS); /* who waits for long need not look often */
+    /* Work in flight that is not timed would be free, so no more may be in flight than can be timed. */
+    uint64_t patience = lesser(met->waited_ns / 16, MOST_WAIT_NS); /* a thread that waits for long need not look often */
     if (queue->count >= GS_BATCHES || is_one_unknown_too_many(queue, met, stream, key))
         return greater(LEAST_WAIT_NS, patience);
     int64_t headroom = gs_share_headroom(card, share, met->now_ns, met->in_flight_ns, met->waited_ns > 0);

@@ -11,7 +11,7 @@
 struct gs_accounts gs_accounts;
 
 static struct gs_card cards[GPUSLICE_CARDS];
-/* A card that the limits do not name is somebody else's. */
+/* A card that the limits do not name belongs to others. */
 static struct gs_card foreign_card = {.index = GPUSLICE_CARDS};
 static uint32_t card_count;
 static struct gs_card *device_cards[DEVICES];
@@ -32,7 +32,7 @@ void gs_cards_make(const struct gs_limits *limits)
     }
 }
 
-/* The 16 bytes a uuid spells, whatever stands before them. */
+/* The 16 bytes that a uuid spells, whatever its prefix. */
 static bool uuid_bytes(const char *text, unsigned char bytes[16])
 {
     int digits = 0;
@@ -74,7 +74,7 @@ struct gs_card *gs_card_of_uuid(const char *uuid)
 uint32_t gs_card_count(void) { return card_count; }
 struct gs_card *gs_card_at(uint32_t position) { return &cards[position]; }
 
-/* Drivers before 9.2 tell no uuid: NVML does, by the bus. */
+/* Drivers before 9.2 do not report a uuid; NVML finds it by the PCI bus id. */
 static struct gs_card *card_by_bus(CUdevice device)
 {
     char text[96];

@@ -1,4 +1,4 @@
-/* The cards of this container: which, how much of each it may have, and how much it has. */
+/* The cards of this container: which they are, how much of each it may use, and how much it holds. */
 #ifndef GPUSLICE_CARDS_H
 #define GPUSLICE_CARDS_H
 
@@ -10,7 +10,7 @@
 #include "policy/limits.h"
 #include "policy/share.h"
 
-#define GS_PAGE_BYTES (UINT64_C(2) << 20) /* the driver hands out physical memory in these */
+#define GS_PAGE_BYTES (UINT64_C(2) << 20) /* the driver allocates physical memory in these */
 
 struct gs_card {
     uint32_t index;        /* in the region; GPUSLICE_CARDS for a card that is not ours */
@@ -22,7 +22,7 @@ struct gs_card {
 extern struct gs_accounts gs_accounts;
 void gs_cards_make(const struct gs_limits *limits);
 
-/* NULL when the driver does not tell: then let the driver answer. */
+/* NULL if the driver does not identify the card: then let the driver answer the call. */
 struct gs_card *gs_card_of_device(CUdevice device);
 struct gs_card *gs_card_of_uuid(const char *uuid);
 uint32_t gs_card_count(void);
@@ -35,8 +35,8 @@ struct gs_place {
     CUdevice device;
 };
 
-/* While a stream is being recorded, by this thread or another, calls that could disturb it are refused and spoil the
- * recording: what we ask beside a program's own call must not. */
+/* While a stream is being captured, by this thread or another, calls that could disturb the capture are refused and
+ * invalidate it: what we query beside a program's own call must not do that. */
 static inline int gs_relax_capture(void)
 {
     int mode = 2; /* relaxed */
@@ -53,14 +53,14 @@ static inline uint64_t gs_round_up(uint64_t bytes, uint64_t step) /* UINT64_MAX 
 }
 
 void gs_refuse(struct gs_card *card); /* counts it */
-/* Room for these bytes under that limit, for a call that is in flight from then on, until it is settled. */
+/* Reserves these bytes under that limit, for a call that is in flight from then on, until it is settled. */
 bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes);
-bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes); /* under its own limit, waiting for nobody */
-/* The call is over: `reserved` bytes were reserved, `taken` of them (or more) were taken. */
+bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes); /* under its own limit, without waiting */
+/* The call has returned: `reserved` bytes were reserved, and `taken` bytes, perhaps more, were taken. */
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
-/* What is counted anyway changes from so much to so much. */
+/* Changes what is already counted from `before` to `now` bytes. */
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now);
-/* Around calls with which the driver lets go of nobody knows how much, on any card, and its return to the accounts. */
+/* Bracket calls by which the driver releases an unknown amount, on any card, and its return to the accounts. */
 void gs_giving_begins(void);
 void gs_giving_ends(void);
 uint64_t gs_used(const struct gs_card *card);

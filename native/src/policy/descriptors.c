@@ -7,8 +7,8 @@
 struct export {
     struct export *next;
     uint64_t object;
-    bool kept;      /* the object is gone, a descriptor is what keeps its memory */
-    bool untracked; /* one that cannot be followed counts as open */
+    bool kept;      /* the object is gone; a descriptor keeps its memory */
+    bool untracked; /* cannot be followed, and so counts as open */
     uint32_t card;
     uint64_t bytes;
     struct gs_bytes locked;
@@ -17,7 +17,7 @@ struct export {
 
 static struct gs_lock exports_lock;
 static struct export *exports, *unused_exports;
-static _Atomic uint32_t lingering; /* objects that are gone and not their memory */
+static _Atomic uint32_t lingering; /* objects that are gone while their memory is not */
 
 static void forget(void)
 {
@@ -66,8 +66,8 @@ void gs_descriptor_made(uint64_t object, uint32_t card, uint64_t bytes, int desc
 
 static bool is_open(const struct export *it) { return it->untracked || gs_export_is_open(&gs_accounts.exports, it->locked); }
 
-/* Takes those out of the list of which no descriptor is open: an object's, or (0) all whose object is gone, and whose memory
- * is gone with that. */
+/* Removes entries that have no open descriptor: those of one object, or (0) all whose object is gone, and whose memory
+ * is therefore gone as well. */
 static void forget_closed(uint64_t object)
 {
     for (struct export **at = &exports, *it; (it = *at);) {
@@ -80,7 +80,7 @@ static void forget_closed(uint64_t object)
         unused_exports = it;
         if (!it->kept)
             continue;
-        gs_doubt(it->card, GS_UNLISTED, -(int64_t)it->bytes); /* before it is returned, as below */
+        gs_doubt(it->card, GS_UNLISTED, -(int64_t)it->bytes); /* first: what the figure lacks must be counted */
         struct gs_entry gone = {.bytes = it->bytes, .kind = GS_LINEAR | GS_EXPORTED, .card = it->card};
         gs_release_entry(&gone);
         atomic_fetch_sub(&lingering, 1);
@@ -92,7 +92,7 @@ bool gs_descriptors_keep(uint64_t object)
     gs_lock(&exports_lock);
     forget_closed(object);
     struct export *kept = export_of(object);
-    if (kept) { /* in nobody's figure, or an importer's */
+    if (kept) { /* its bytes are in nobody's figure, or in an importer's */
         gs_doubt(kept->card, GS_UNLISTED, (int64_t)kept->bytes);
         kept->kept = true;
         atomic_fetch_add(&lingering, 1);

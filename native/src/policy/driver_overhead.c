@@ -1,5 +1,5 @@
-/* The driver's own use: contexts, modules, heaps. Nobody asks for these bytes, so they are measured: by NVML's figure
- * for this process, or, where it has none for us, by what the card lost during the call. */
+/* The driver's own use: contexts, modules, heaps. No program requests these bytes, so they are measured: by NVML's
+ * figure for this process, or, if it has none for us, by how much the card's use grew during the call. */
 #include "policy/driver_overhead.h"
 
 #include <string.h>
@@ -11,18 +11,19 @@
 #include "policy/pool_accounts.h"
 #include "system/at_fork.h"
 
-/* How often the driver's own use is measured while a program allocates: kernels come to the card when they are first
- * launched, and with them the local memory that they want. */
+/* How often the driver's own use is measured while a program allocates: kernels are loaded onto the card when they are
+ * first launched, and with them the local memory that they need. */
 #define MEASURE_EVERY_NS UINT64_C(1000000000)
-#define MEASURE_LATEST_NS UINT64_C(8000000000) /* where nothing came for long */
-#define LOOKS 3                                /* at once, while other threads are about */
-#define MEASURE_PART 500u                      /* of the time at most, where a driver is slow to answer */
+#define MEASURE_LATEST_NS UINT64_C(8000000000) /* when nothing has changed for long */
+#define LOOKS 3                                /* in a row, while other threads have calls in flight */
+#define MEASURE_PART 500u                      /* at most 1/500 of the time, if a driver answers slowly */
 
 static struct own owns[GPUSLICE_CARDS];
-static struct gs_table pieces; /* context, module or limit → what it was seen to take, its context */
+static struct gs_table pieces; /* context, module or limit → what it was measured to take, and its context */
 static struct gs_lock lock;
 
-/* Drivers may differ in whose they call what two processes have open; of other memory it is known that it is nobody's. */
+/* Drivers may differ in which process they charge for what two have open; other memory is known to be in nobody's
+ * figure. */
 static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
 
 static void forget(void)
@@ -57,14 +58,14 @@ static void charge_own(struct own *own, uint64_t bytes)
     gs_accounts_set_own(&gs_accounts, own->card->index, bytes);
 }
 
-/* Others may compare our slot with the driver's figure as long as that has all that we count. */
+/* Others may compare our slot with the driver's figure only while the figure contains all that we count. */
 static void show_provisional(uint32_t card)
 {
     bool comparable = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]) == 0 && atomic_load(&perhaps[card][GS_UNLISTED]) == 0;
     gs_accounts_set_provisional(&gs_accounts, card, comparable && __atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED));
 }
 
-/* Where NVML names this process every measurement is the driver's figure. */
+/* If NVML lists this process, every measurement is the driver's figure. */
 static void set_provisional(struct own *own, bool provisional)
 {
     if (gs_nvml_pid_known())
@@ -85,9 +86,10 @@ void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
         show_provisional(card);
 }
 
-/* What the driver says we hold, less what we know of. Other threads' calls in flight widen what it may be, and so do doubts:
- * what we took it for till now is kept if it can be. Each look brings that nearer to the truth or leaves it where it is, and
- * none passes beyond: so no traffic, however dense, lets the account fall short for what is only on its way. */
+/* Narrows the bounds of the driver's own use: the driver's figure, less what we know of. Other threads' calls in flight
+ * widen these bounds, and so do doubtful bytes; the present charge is kept if it lies within them. Each look brings the
+ * charge nearer to the truth or leaves it, and none overshoots: thus even dense traffic cannot let the account fall
+ * short for what is only in flight. */
 static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held)
 {
     uint32_t card = own->card->index;
@@ -98,8 +100,8 @@ static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held)
     own->least = least > own->least ? least : own->least;
 }
 
-/* What moved into our figure while others' memory was open counts as long as it is: it could as well be code. Once nothing
- * is open, a quiet look tells. */
+/* Growth of our figure while others' memory was open stays charged while it is open: it could as well be code. Once
+ * nothing is open, a measurement with no calls in flight decides. */
 static uint64_t as_measured(const struct own *own, struct gs_bounds held)
 {
     bool over = own->loaned && held.least == held.most && !has_loans(own);
@@ -107,7 +109,7 @@ static uint64_t as_measured(const struct own *own, struct gs_bounds held)
     return bytes > own->most ? own->most : bytes < own->least ? own->least : bytes;
 }
 
-/* Under the lock. In a quiet moment one look is enough. */
+/* Under the lock. With no calls in flight, one look is enough. */
 static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
 {
     uint32_t card = own->card->index;
@@ -118,7 +120,7 @@ static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
         struct gs_span span;
         gs_span_begin(&gs_accounts, card, &span);
         gs_read_processes(own, reading);
-        gs_pools_changed(); /* as they were then: what they gave back meanwhile is known to be lost */
+        gs_pools_changed(); /* as at the reading: what pools returned meanwhile is known to be gone */
         held = gs_span_end(&gs_accounts, card, &span);
         if (!reading->listed)
             return false;
@@ -148,7 +150,7 @@ bool gs_measure(struct gs_card *card)
     return reading.listed;
 }
 
-/* Less is believed when it is seen again: a driver's figure may be late. */
+/* A lower figure is believed when it is seen twice: a driver's figure may be late. */
 static void charge_again(struct own *own, uint64_t bytes)
 {
     uint64_t twice = bytes > own->last ? bytes : own->last;
@@ -164,7 +166,7 @@ static void measure_again(struct own *own)
         charge_again(own, bytes);
 }
 
-/* What a context takes is not more than all that is the driver's own, as the figure has it. */
+/* A context does not take more than all of the driver's own use, according to the figure. */
 static void learn_at_most(const struct own *own)
 {
     struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
@@ -175,8 +177,8 @@ static void learn_at_most(const struct own *own)
 
 static bool is_on_card(struct gs_entry *piece, void *card) { return piece->card == *(const uint32_t *)card; }
 
-/* Under the lock. A figure says what was held when the driver was asked: it is compared with accounts that have not
- * changed since before that. */
+/* Under the lock. A figure says what was held when the driver was asked: it is compared only with accounts that have
+ * not changed since before that. */
 static void settle_own(struct own *own)
 {
     struct gs_figure figure;
@@ -195,7 +197,7 @@ static void settle_own(struct own *own)
     own->figure_at_ns = figure.at_ns;
     uint64_t before = own->charged;
     charge_again(own, bytes);
-    if (own->charged < before) /* which of the pieces was too large nobody knows */
+    if (own->charged < before) /* which of the pieces was too large is unknown */
         gs_table_sift(&pieces, is_on_card, &card);
     if (own->charged != bytes || held.least != held.most)
         return;
@@ -213,7 +215,7 @@ void gs_settle_own(struct gs_card *card)
     gs_unlock(&lock);
 }
 
-/* Whether it is this thread's turn; the next comes no sooner than the last one's cost allows. */
+/* Whether this thread is to measure now; the next one does so no sooner than the last measurement's cost allows. */
 static bool is_due(struct own *own, uint64_t now)
 {
     uint64_t due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
@@ -261,7 +263,7 @@ static void measure_if_due(struct gs_card *card, uint64_t now)
     __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
 }
 
-/* Of every card: what a process was charged on one may be too much long after it last allocated there. */
+/* Measures every card: a process may be charged too much on one long after it last allocated there. */
 void gs_measure_sometimes(struct gs_card *card)
 {
     uint64_t now = gs_accounts_look(&gs_accounts);
@@ -271,11 +273,11 @@ void gs_measure_sometimes(struct gs_card *card)
             measure_if_due(gs_card_at(i), now);
 }
 
-/* ---- what the card lost meanwhile ---- */
+/* ---- growth of the card's use during a call ---- */
 
 void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth)
 {
-    gs_rest_begins(&gs_accounts, card->index); /* what is counted and not yet taken would be taken off what came */
+    gs_rest_begins(&gs_accounts, card->index); /* bytes counted and not yet taken would distort the growth */
     gs_lock(&lock);
     sight->held = gs_used(card);
     sight->reading.count = 0;
@@ -344,7 +346,7 @@ static void drop_pieces(struct own *own, uint64_t key, uint64_t context)
         gs_table_sift(&pieces, gather, &sum);
     uint64_t bytes = piece.bytes + sum.bytes;
     gs_accounts_changed(&gs_accounts, own->card->index);
-    if (!bytes) /* the next figure says what it gave back */
+    if (!bytes) /* the next figure shows what it returned */
         set_provisional(own, true);
     charge_own(own, own->charged > bytes ? own->charged - bytes : 0);
 }

@@ -1,29 +1,29 @@
-/* Start-time fair queueing. A container's virtual time is the device time that it was charged, divided by its weight. Who
- * is ahead of a neighbour that wants the card lets it go first; who has no work keeps nothing of what it did not use. So
- * what nobody wants is lent, and taken back as soon as it is wanted.
+/* Start-time fair queueing. A container's virtual time is the device time that it was charged, divided by its weight. A
+ * container that is ahead of a neighbour that wants the card lets the neighbour go first; one without work saves up
+ * nothing. Thus unused compute is lent, and taken back as soon as it is wanted.
  *
- * Neighbours tell their numbers themselves. One that lies changes what is lent; what a container is due it gets all the
- * same (share.c).
- */
+ * Neighbours publish their own numbers. A neighbour that lies changes what is lent; each container still gets what it
+ * is due (share.c). */
 #include "policy/fairness.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
 
 #define SECOND_NS INT64_C(1000000000)
-#define LONG_NS INT64_C(60000000000000) /* more was not written by us */
-/* Between the end of a kernel that a program waited for and its next launch there is always a pause: a program that launches
- * again so soon after its work wanted the card all the time. */
+#define LONG_NS INT64_C(60000000000000) /* larger values were not written by us */
+/* There is always a pause between the end of a kernel that a program waited for and its next launch: a program that
+ * launches again this soon wanted the card all the time. */
 #define STILL_WANTS_NS UINT64_C(500000)
-#define WAITING_FOR_NS UINT64_C(20000000) /* a claim to be waiting holds: sleeps end late on a busy host */
+#define WAITING_FOR_NS UINT64_C(20000000) /* how long a claim to be waiting is valid: sleeps end late on a busy host */
 #define LONGEST_CLAIM_NS (600 * SECOND_NS)
-#define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* what nobody knows the length of is believed to last, at the most */
-/* Of what a neighbour holds others back they bill it so much: the rest it may have lost itself, to changes and late wakes. */
+#define LONGEST_UNKNOWN_NS (10 * SECOND_NS) /* work of unknown duration is believed to last this long at most */
+/* How much of the time for which a neighbour holds others back it is billed for: it may have lost the rest itself, to
+ * process switches and late wakeups. */
 #define BILLED_PERCENT 95
-#define PAUSES_PERCENT 50 /* of the work */
+#define PAUSES_PERCENT 50 /* of its work, credited to a neighbour for the pauses in it */
 #define UNBILLED_NS 50000000
-#define LONGEST_LAG_NS 1000000000u /* of its own figures behind the bill */
-#define LONGEST_TURN_NS UINT64_C(4000000000) /* that is believed of one that has not been billed yet */
+#define LONGEST_LAG_NS 1000000000u /* how far a neighbour's own figures may lag behind its bill */
+#define LONGEST_TURN_NS UINT64_C(4000000000) /* the longest turn of a neighbour that is believed before it is billed */
 #define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
 
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
@@ -40,9 +40,9 @@ static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 1
 struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
                                struct gs_under_way work, bool waits)
 {
-    bool rests = work.pause_ns >= GS_LONGEST_PAUSE_NS / 10 * 9; /* a mean comes near to that and never there */
+    bool rests = work.pause_ns >= GS_LONGEST_PAUSE_NS / 10 * 9; /* a mean approaches this value but never reaches it */
     uint64_t still_wants = rests ? 0 : 2 * work.pause_ns > STILL_WANTS_NS ? 2 * work.pause_ns : STILL_WANTS_NS;
-    uint64_t longer = work.awaited && work.ns / 4 > still_wants ? work.ns / 4 : still_wants; /* its end will be told */
+    uint64_t longer = work.awaited && work.ns / 4 > still_wants ? work.ns / 4 : still_wants; /* its end will be published */
     uint64_t until = work.ns ? now_ns + work.ns + longer : work.ran.to_ns + still_wants;
     if (waits && until < now_ns + WAITING_FOR_NS)
         until = now_ns + WAITING_FOR_NS;
@@ -61,7 +61,7 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
     };
 }
 
-/* What is known at this moment of a neighbour whose work others on the card delay by so much. */
+/* Computes the neighbour's state at `now_ns`, given that others on the card delay its work by `by_ns`. */
 static void delay(struct gs_neighbour *other, uint64_t by_ns, uint64_t now_ns)
 {
     const struct gs_report *report = &other->report;
@@ -92,16 +92,17 @@ struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns
 
 static bool runs(struct gs_run run, uint64_t at_ns) { return run.from_ns <= at_ns && at_ns < run.to_ns; }
 
-/* The next moment at which it begins or ends, if that is before. */
+/* When the run next begins or ends, if that is before `next_ns`; otherwise `next_ns`. */
 static uint64_t sooner(uint64_t next_ns, struct gs_run run, uint64_t at_ns)
 {
     uint64_t changes = run.from_ns > at_ns ? run.from_ns : run.to_ns;
     return run.from_ns < run.to_ns && changes > at_ns && changes < next_ns ? changes : next_ns;
 }
 
-/* Each tells how much of the card its work needs, and what it had before. Work ends later where others had some meanwhile: the
- * card gives each its even part. One that only said when its work ends by itself would invite the next to launch beside it:
- * that one's would last longer, too, and so the card would be divided evenly for good. */
+/* Each neighbour publishes how much device time its work needs and when it ran before. Work ends later if others had
+ * work at the same time, because the card divides its time evenly among them. A container that published only when its
+ * work would end by itself would invite the next to launch beside it; the work of that one would last longer, too, and
+ * the card would stay evenly divided for good. */
 void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, struct gs_run own)
 {
     double left[GS_NEIGHBOURS];
@@ -111,7 +112,7 @@ void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, s
         left[i] = report->at_ns <= now_ns ? (double)report->work_ns : 0;
         at = left[i] > 0 && report->at_ns < at ? report->at_ns : at;
     }
-    for (uint32_t working = 1; working;) { /* from one moment at which somebody begins or ends to the next */
+    for (uint32_t working = 1; working;) { /* from each time at which work begins or ends to the next */
         uint64_t next = sooner(UINT64_MAX, own, at);
         uint32_t sharers = runs(own, at);
         double least = (double)LONG_NS;
@@ -144,7 +145,7 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
                              const struct gs_neighbour *others, uint32_t count, struct gs_run own)
 {
     uint64_t passed = now_ns - beside->read_ns, before[GS_NEIGHBOURS];
-    bool same = beside->read_ns && count == beside->count; /* one that comes or goes is noticed once more soon */
+    bool same = beside->read_ns && count == beside->count; /* if not, this interval is left out */
     for (uint32_t i = 0; i < count; i++) {
         before[i] = beside->others[i].busy_ns;
         beside->others[i] = others[i];
@@ -153,7 +154,7 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
     gs_neighbourhood_divide(beside, now_ns, own);
     for (uint32_t i = 0; i < count; i++) {
         int64_t more = same ? (int64_t)(beside->others[i].busy_ns - before[i]) : 0;
-        beside->busy_ns += (uint64_t)clamp(more, 0, (int64_t)passed); /* it may say less than it was thought to have */
+        beside->busy_ns += (uint64_t)clamp(more, 0, (int64_t)passed); /* it may report less than was assumed */
     }
     uint64_t container = atomic_load(&card->busy_ns), rest = container - beside->container_busy_ns - beside->own_busy_ns;
     bool known = beside->read_ns && passed && rest < passed * GPUSLICE_SLOTS;
@@ -175,7 +176,8 @@ static bool is_known(const struct gs_neighbourhood *beside, uint64_t name)
     return false;
 }
 
-/* A new one in place of a neighbour's that has gone: there is room for as many as there are neighbours. */
+/* Finds the neighbour's bill; a new one replaces that of a neighbour that has gone, as there is room for as many bills
+ * as neighbours. */
 static struct gs_bill *bill_of(struct gs_neighbourhood *beside, uint64_t name, uint64_t virtual_ns, uint64_t done_ns)
 {
     struct gs_bill *bill = beside->bills, *last = beside->bills + GS_NEIGHBOURS - 1;
@@ -194,7 +196,7 @@ static bool is_in_turn(const struct gs_neighbour *other, uint64_t now_ns)
     return other->ends_ns && !other->interactive && now_ns < other->ends_ns + gs_hold_ns(other);
 }
 
-/* Nobody is in its turn: the one furthest behind of those that want the card could begin. */
+/* When no neighbour is in its turn, the next could be the one furthest behind that wants the card. */
 static const struct gs_neighbour *next_of(const struct gs_neighbourhood *beside)
 {
     const struct gs_neighbour *next = NULL;
@@ -208,7 +210,8 @@ static const struct gs_neighbour *next_of(const struct gs_neighbourhood *beside)
 
 static int64_t by_weight(uint64_t ns, uint32_t weight) { return clamp((int64_t)ns, 0, LONG_NS) / weight * 100; }
 
-/* As much as its weight and that of the others leave of this container's own share, whatever it says. */
+/* The weight by which a neighbour is billed: all neighbours together count for no more than this container's own share
+ * leaves, whatever they claim. */
 static uint32_t weight_of(const struct gs_neighbourhood *beside, const struct gs_neighbour *other, const struct gs_share *share)
 {
     uint32_t all = 0, left = 100 - percent(share->weight);
@@ -217,7 +220,8 @@ static uint32_t weight_of(const struct gs_neighbourhood *beside, const struct gs
     return all > left ? percent(other->weight * left / all) : other->weight;
 }
 
-/* Who takes turns begins none while it is ahead of one that waits: what it claims to do then is not believed. */
+/* A container that takes turns begins none while it is ahead of one that waits. A neighbour that claims to do so is not
+ * believed. */
 static bool begins_ahead(struct gs_bill *bill, const struct gs_neighbour *other, uint64_t own_ns, uint32_t weight)
 {
     if (!bill->in_turn || !bill->turn_left_ns) {
@@ -228,11 +232,12 @@ static bool begins_ahead(struct gs_bill *bill, const struct gs_neighbour *other,
     return difference(bill->turn_virtual_ns, own_ns) > by_weight(2 * UNBILLED_NS, weight);
 }
 
-/* What it says itself that it had, each time once. Work with pauses, for which it keeps its turn, holds others back for longer. */
+/* Takes into the bill what the neighbour itself claims to have done, each part once. Work with pauses, in which it
+ * keeps its turn, holds others back for longer than the work itself: hence the credit for pauses. */
 static void own_up(struct gs_bill *bill, uint64_t done_ns, uint64_t own_ns, uint32_t weight)
 {
     int64_t more = difference(done_ns, bill->done_ns), off = difference(done_ns, own_ns);
-    if (more <= 0 || off <= -LONG_NS || off >= LONG_NS) /* nobody gets that far, nor around to the other side */
+    if (more <= 0 || off <= -LONG_NS || off >= LONG_NS) /* no real value is that far off */
         return;
     bill->done_ns = done_ns;
     if (difference(bill->virtual_ns, done_ns) < by_weight(LONGEST_LAG_NS, weight))
@@ -250,7 +255,7 @@ void gs_neighbourhood_bill(struct gs_neighbourhood *beside, const struct gpuslic
     bool at_work = false;
     struct gs_bill *bills[GS_NEIGHBOURS];
     const struct gs_neighbour *next = next_of(beside);
-    passed = passed < WAITING_FOR_NS ? passed : WAITING_FOR_NS; /* not held any longer: it was stopped */
+    passed = passed < WAITING_FOR_NS ? passed : WAITING_FOR_NS; /* not held back any longer: this container was stopped */
     if (held_since_ns <= now_ns)
         beside->billed_ns = now_ns;
     for (uint32_t i = 0; i < beside->count; i++) {
@@ -260,7 +265,7 @@ void gs_neighbourhood_bill(struct gs_neighbourhood *beside, const struct gpuslic
         bool turns = is_in_turn(other, now_ns);
         own_up(bill, done, own, other->weight);
         if (!other->wants && difference(own, bill->virtual_ns) > 0)
-            bill->virtual_ns = own; /* what it did not want it has not saved up */
+            bill->virtual_ns = own; /* unwanted time is not saved up */
         other->overdrawn = turns && begins_ahead(bill, other, own, weight_of(beside, other, share));
         bill->in_turn = turns;
         in_turn += turns && !other->overdrawn;
@@ -303,7 +308,7 @@ int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share 
 
 uint64_t gs_hold_ns(const struct gs_neighbour *other)
 {
-    uint64_t late = other->report.work_ns ? GS_CHANGE_NS : 0; /* its end is not told yet: it may have begun by a change later */
+    uint64_t late = other->report.work_ns ? GS_CHANGE_NS : 0; /* it may have begun one process switch later than published */
     return other->pause_ns < GS_CHANGE_NS ? GS_CHANGE_NS + late : 0;
 }
 
@@ -325,12 +330,12 @@ int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *shar
 void gs_stay(struct gpuslice_card *card, uint64_t now_ns)
 {
     uint64_t before = atomic_load(&card->active_at_ns);
-    if (before < now_ns || before > now_ns + SECOND_NS) /* a time to come was not written by us */
+    if (before < now_ns || before > now_ns + SECOND_NS) /* a time in the future was not written by us */
         atomic_compare_exchange_strong(&card->active_at_ns, &before, now_ns);
 }
 
-/* The virtual time of those who want the card: of the one furthest behind; where none does, of the one furthest ahead.
- * With the weight of all of them. */
+/* The virtual time of those that want the card: that of the one furthest behind, or, if none wants it, of the one
+ * furthest ahead. `*weight` is set to their total weight. */
 static uint64_t virtual_time(const struct gs_neighbourhood *beside, uint32_t *weight)
 {
     bool wanted = false;
@@ -349,7 +354,8 @@ static uint64_t virtual_time(const struct gs_neighbourhood *beside, uint32_t *we
     return time;
 }
 
-/* While it had no work the others' virtual time went on, by what they used; so does its own, as far as theirs. */
+/* While the container had no work, the others' virtual time advanced with their use. Its own now advances by what they
+ * can have used in its idle time, but not beyond theirs. */
 void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, const struct gs_neighbourhood *beside)
 {
     uint32_t weight;

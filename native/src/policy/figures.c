@@ -1,4 +1,5 @@
-/* Written in place by the agent, so a read may meet a write: what does not bear its check is read again next time. */
+/* The agent writes the file in place, so a read may overlap a write: a file with a wrong checksum is read again next
+ * time. */
 #include "policy/figures.h"
 
 #include <stddef.h>
@@ -9,12 +10,12 @@
 #include "system/at_fork.h"
 
 #define READ_EVERY_NS UINT64_C(20000000)
-#define STALE_NS UINT64_C(5000000000) /* the agent writes ten times in that */
-#define COARSE_NS UINT64_C(10000000)  /* what times of changes may lag */
+#define STALE_NS UINT64_C(5000000000) /* the agent writes ten times in this period */
+#define COARSE_NS UINT64_C(10000000)  /* by how much the times of changes may lag */
 #define HEAD_BYTES offsetof(struct gpuslice_figures, of)
 
 static char path[GS_PATH_ROOM]; /* "" before the start */
-static struct gpuslice_figures buffers[2]; /* what was read whole last, and what is read next */
+static struct gpuslice_figures buffers[2]; /* the last complete one, and the one that is read next */
 static uint32_t current;
 static uint64_t read_ns;
 static struct gs_lock lock;
@@ -48,7 +49,7 @@ static bool is_whole(const struct gpuslice_figures *of, long bytes)
     return (size_t)bytes >= expected && of->check == check_of(of, expected);
 }
 
-/* Under the lock. Times of another clock, as after a reboot, are stale or to come. */
+/* Under the lock. Times of another clock, as after a reboot, are stale or in the future. */
 static bool are_fresh(void)
 {
     uint64_t now = gs_monotonic_ns();
@@ -70,7 +71,7 @@ uint64_t gs_figures_at(void)
     return at_ns;
 }
 
-/* Two processes of nested namespaces may have one number and one start: then neither is known. */
+/* Two processes in nested namespaces may have the same PID and start time: then neither is known. */
 static uint32_t find(const struct gs_card *card, uint64_t pid, uint64_t start_time, struct gs_figure *figure)
 {
     uint32_t found = 0;

@@ -18,8 +18,8 @@ static void forget(void)
 }
 GS_AT_FORK(forget);
 
-/* The driver hands out pages of 2 MiB. A large block has its own; small ones share a page, which the address tells:
- * the page is charged with the first block on it and given back with the last. */
+/* The driver allocates pages of 2 MiB. A large block has its own; small ones share a page, which the address shows: the
+ * page is charged with its first block and returned with its last. */
 static bool has_own_pages(CUdeviceptr address, uint64_t bytes)
 {
     return address % GS_PAGE_BYTES == 0 && bytes > GS_PAGE_BYTES / 2;
@@ -44,7 +44,7 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
                              .owner = (uint64_t)(uintptr_t)place.context,
                              .kind = (own ? GS_LINEAR : GS_SMALL) | managed,
                              .card = place.card->index};
-    if (!gs_table_put(&gs_held, &entry)) { /* stays charged: it cannot be recognised when it is freed */
+    if (!gs_table_put(&gs_held, &entry)) { /* stays charged, as it cannot be recognised when it is freed */
         gs_settle(place.card, reserved, reserved);
         return;
     }
@@ -77,13 +77,13 @@ static uint64_t release(struct gs_entry *entry)
         bytes = entry->kind & GS_EXPORTED ? entry->bytes : 0;
         break;
     }
-    if (entry->kind & GS_MANAGED) /* before it is returned: what is left out of the figure is counted */
+    if (entry->kind & GS_MANAGED) /* before the return: what the figure lacks must be counted */
         gs_doubt(entry->card, GS_UNLISTED, -(int64_t)bytes);
     if (entry->kind & GS_EXPORTED)
         gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
     else
         gs_accounts_return(&gs_accounts, entry->card, bytes);
-    if (entry->kind & GS_EXPORTED) /* afterwards: what is counted and may be missing is in doubt */
+    if (entry->kind & GS_EXPORTED) /* after the return: what is counted and may be missing must be in doubt */
         gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
     return bytes;
 }
@@ -94,7 +94,7 @@ uint64_t gs_release_entry(struct gs_entry *entry)
     return release(entry);
 }
 
-/* Of what the driver has let go, the most that is still counted. */
+/* The most that is still counted of what the driver has freed. */
 static uint64_t most_of(const struct gs_entry *entry)
 {
     switch (entry->kind & 0xff) {
@@ -108,7 +108,7 @@ static uint64_t most_of(const struct gs_entry *entry)
         return gs_round_up(entry->bytes, GS_PAGE_BYTES) + GS_PAGE_BYTES;
     case GS_IMPORT:
         return entry->kind & GS_EXPORTED ? entry->bytes : 0;
-    case GS_STREAM_ORDERED: /* a living pool tells itself what it keeps */
+    case GS_STREAM_ORDERED: /* a living pool itself reports what it keeps */
         return gs_pool_is_destroyed(entry->owner) || entry->kind & GS_LENT ? GS_MOST_BYTES : 0;
     default:
         return 0;
@@ -139,7 +139,7 @@ int gs_gave(struct gs_giving *giving, int result)
     return result;
 }
 
-/* ---- a context that goes takes its memory along ---- */
+/* ---- destroyed contexts ---- */
 
 struct gone {
     uint64_t context;

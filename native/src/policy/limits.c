@@ -1,4 +1,4 @@
-/* Strict by design: a limit that was read wrongly is worse than a container that gets no memory at all. */
+/* Strict by design: a limit that is misread is worse than a container that gets no memory at all. */
 #include "policy/limits.h"
 
 #include <string.h>
@@ -69,7 +69,7 @@ static bool take_share(struct cursor *cursor, struct gs_limit *limit)
     return true;
 }
 
-/* Both may be left out: then the share is the most, and the container like any other. */
+/* Both may be absent: then the cap is the share, and the container is not interactive. */
 static bool take_lending(struct cursor *cursor, struct gs_limit *limit)
 {
     uint64_t percent = limit->cap_percent;
@@ -120,12 +120,12 @@ bool gs_limits_parse(const char *text, size_t bytes, struct gs_limits *limits)
 
 enum gs_limits_state gs_limits_read(const char *path, struct gs_limits *limits)
 {
-    static char text[GS_LIMITS_FILE_BYTES]; /* read by one thread, once */
+    static char text[GS_LIMITS_FILE_BYTES]; /* filled by one thread, once */
     memset(limits, 0, sizeof *limits);
     long bytes = gs_read_file(path, text, sizeof text);
     if (bytes == GS_NO_FILE)
         return GS_LIMITS_ABSENT;
-    /* A file that fills the buffer may go on behind it. */
+    /* A file that fills the buffer may be longer than it. */
     if (bytes < 0 || (size_t)bytes == sizeof text || !gs_limits_parse(text, (size_t)bytes, limits))
         return GS_LIMITS_CORRUPT;
     return GS_LIMITS_READ;

@@ -5,9 +5,9 @@
  *     end 1
  *
  * One line per card: its uuid as NVML spells it, the bytes of device memory ("-" for no limit) and the percentage of
- * compute ("-" for no limit). Where more follows: the most compute it may use when others leave it some (cap=, a
- * percentage not below the share, which it is without), and whether it goes before others (class=interactive). The last line counts the cards, so that a file cut short is recognised. Anything else
- * makes the whole file corrupt.
+ * compute ("-" for no limit). Two fields are optional: cap=, the most compute that the container may use while others
+ * leave it some, a percentage not below the share, which is the default; and class=interactive, if it goes before others.
+ * The last line counts the cards, so that a truncated file is recognised. Anything else makes the whole file corrupt.
  */
 #ifndef GPUSLICE_LIMITS_H
 #define GPUSLICE_LIMITS_H
@@ -25,7 +25,7 @@ struct gs_limit {
     char uuid[GPUSLICE_UUID_BYTES];
     uint64_t memory_bytes; /* GS_NO_LIMIT for none */
     uint32_t compute_percent; /* 0 for none */
-    uint32_t cap_percent;   /* the same where the file does not say */
+    uint32_t cap_percent;   /* equal to compute_percent if the file has no cap */
     bool interactive;
 };
 
@@ -34,7 +34,7 @@ struct gs_limits {
     struct gs_limit cards[GPUSLICE_CARDS];
 };
 
-/* Whether the text is a limits file; if not, *limits is left empty. */
+/* Parses a limits file. If the text is not one, returns false and leaves *limits empty. */
 bool gs_limits_parse(const char *text, size_t bytes, struct gs_limits *limits);
 
 enum gs_limits_state { GS_LIMITS_ABSENT, GS_LIMITS_READ, GS_LIMITS_CORRUPT };

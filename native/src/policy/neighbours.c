@@ -12,9 +12,9 @@
 #include "system/os.h"
 
 #define LIST_BYTES 2048
-#define HIGH_DESCRIPTOR 400 /* out of the way of programs that expect certain ones */
+#define HIGH_DESCRIPTOR 400 /* out of the way of programs that expect certain descriptors */
 
-struct entry { /* of a folder, as the kernel lists it */
+struct entry { /* of a directory, as the kernel lists it */
     uint64_t inode, offset;
     uint16_t length;
     uint8_t type;
@@ -71,7 +71,7 @@ void gs_neighbours_start(struct gs_neighbours *neighbours, const char *prefix, c
         join(path, sizeof path, neighbours->folder, "/own", "/claim")) {
         int file = gs_may_write(sizeof(struct gpuslice_claim)) ? open_claim(path, O_RDWR | O_CREAT, &found) : -1;
         if (file > 0) {
-            syscall(SYS_fchmod, file, 0666); /* other users of the container tell here too, whatever our umask */
+            syscall(SYS_fchmod, file, 0666); /* other users of the container write it, too, whatever our umask is */
             neighbours->own = file;
             neighbours->own_device = found.st_dev;
             neighbours->own_inode = found.st_ino;
@@ -82,7 +82,8 @@ void gs_neighbours_start(struct gs_neighbours *neighbours, const char *prefix, c
     errno = saved;
 }
 
-/* Whether the program has left our descriptor alone: to write into another file would be worse than to fall silent. */
+/* Whether the descriptor is still ours, or the program has closed and reused it: writing into another file would be
+ * worse than publishing nothing. */
 static bool is_still(int file, uint64_t device, uint64_t inode, struct stat *found)
 {
     return syscall(SYS_fstat, file, found) == 0 && found->st_dev == device && found->st_ino == inode;
@@ -100,7 +101,7 @@ void gs_neighbours_tell(struct gs_neighbours *neighbours, struct gpuslice_claim 
     errno = saved;
 }
 
-/* ---- whose claims there are ---- */
+/* ---- finding the others' claims ---- */
 
 static struct gs_neighbour_file *known(struct gs_neighbours *neighbours, uint64_t name)
 {
@@ -168,7 +169,7 @@ static void list(struct gs_neighbours *neighbours)
 
 /* ---- reading ---- */
 
-/* A claim that is being written is read again next time: until then the last one stands. */
+/* A claim that is being written is read again next time; until then the previous one is valid. */
 static bool read_claim(struct gs_neighbour_file *file)
 {
     struct gpuslice_claim claim;

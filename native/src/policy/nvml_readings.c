@@ -1,4 +1,4 @@
-/* What NVML says of a card, and by which number it speaks of this process. */
+/* What NVML reports about a card, and by which PID it lists this process. */
 #include "policy/nvml_readings.h"
 
 #include <string.h>
@@ -9,9 +9,9 @@
 #include "system/elf.h"
 #include "system/os.h"
 
-static uint32_t nvml_pid; /* by which NVML speaks of this process; 0 unknown */
+static uint32_t nvml_pid; /* the PID by which NVML lists this process; 0: unknown */
 static bool nvml_ready;
-static bool leaving; /* the process is at its end: NVML may be gone, and nobody asks any more */
+static bool leaving; /* the process is exiting: NVML may be gone, and is not called any more */
 static nvmlDevice_t devices[GPUSLICE_CARDS];
 
 static void forget(void)
@@ -32,7 +32,8 @@ static void leave(void *unused)
     __atomic_store_n(&leaving, true, __ATOMIC_RELAXED);
 }
 
-/* The runtime unloads its modules at the end, one by one. By a name that every libc has, if not every header. */
+/* At exit the runtime unloads its modules one by one. Looked up by name: every libc has the function, but not every
+ * header. */
 static void notice_end(void)
 {
     int (*at_exit)(void (*)(void *), void *, void *) =
@@ -41,7 +42,8 @@ static void notice_end(void)
         at_exit(leave, NULL, NULL);
 }
 
-/* Held for good: the program's own count of initialisations stays its own. Two threads may find the same at once. */
+/* NVML stays initialised for good: the program's own count of initialisations is not affected. Two threads may do this
+ * at the same time. */
 static bool is_ready(void)
 {
     gs_bind_nvml(NULL, NULL);
@@ -56,7 +58,7 @@ static bool is_ready(void)
     return ready;
 }
 
-/* The program may shut NVML down more often than it started it, and take back our start with that. */
+/* The program may shut NVML down more often than it initialised it, and thereby undo our initialisation. */
 static bool is_shut(int result)
 {
     if (result != NVML_ERROR_UNINITIALIZED)
@@ -83,17 +85,17 @@ bool gs_open_device(const struct gs_card *card, nvmlDevice_t *device)
 
 static void add_entry(struct reading *reading, uint32_t pid, uint64_t bytes)
 {
-    uint64_t figure = bytes < GS_MOST_BYTES ? bytes : 0; /* NVML says "not available" with the highest number */
+    uint64_t figure = bytes < GS_MOST_BYTES ? bytes : 0; /* NVML reports "not available" as the highest number */
     reading->pids[reading->count] = pid;
     reading->bytes[reading->count++] = figure;
 }
 
 union list {
-    nvmlProcessInfo_v1_t first[GS_LISTED]; /* the only form of drivers before 450 */
+    nvmlProcessInfo_v1_t first[GS_LISTED]; /* the only version that drivers before 450 have */
     nvmlProcessInfo_t second[GS_LISTED];
 };
 
-/* The second form, not the third: drivers 535.43 to 535.86 write longer entries into that one. */
+/* The second version, not the third: drivers 535.43 to 535.86 write longer entries into the third. */
 static int fill_list(nvmlDevice_t device, struct reading *reading, union list *list)
 {
     uint32_t count = GS_LISTED;
@@ -107,7 +109,7 @@ static int fill_list(nvmlDevice_t device, struct reading *reading, union list *l
     return result;
 }
 
-/* Not on the stack, of which the program's thread may have little, and NVML wants much. */
+/* Not on the stack, which may be small in the program's thread, while NVML needs much. */
 static int read_list(nvmlDevice_t device, struct reading *reading)
 {
     union list *list = gs_map_private(sizeof *list);
@@ -126,7 +128,7 @@ static uint64_t figure_of(const struct reading *reading, uint32_t pid)
     return 0;
 }
 
-/* A driver without a figure is one that looks for it under the wrong number: a process with a context holds something. */
+/* A driver without a figure looked for the wrong PID: a process with a context holds something. */
 void gs_read_processes(const struct own *own, struct reading *reading)
 {
     nvmlDevice_t device;
@@ -138,7 +140,7 @@ void gs_read_processes(const struct own *own, struct reading *reading)
     reading->listed = reading->mine > 0;
 }
 
-/* Without NVML, as in a container without the utility libraries: the driver's own word, once there is a context. */
+/* Without NVML, as in a container without the utility libraries: the driver's own answer, once there is a context. */
 static void ask_driver(const struct own *own, struct reading *reading)
 {
     size_t free_bytes, total;
@@ -173,7 +175,7 @@ bool gs_reading_lists(const struct reading *reading, uint32_t pid)
     return false;
 }
 
-/* The only number that is new, with a figure; 0 without. In a pid namespace a process may be in the list twice. */
+/* The only PID that is new, if it has a figure; otherwise 0. In a PID namespace a process may be in the list twice. */
 static uint32_t the_new_one(const struct reading *before, const struct reading *after)
 {
     uint32_t found = 0;
@@ -189,8 +191,8 @@ static uint32_t the_new_one(const struct reading *before, const struct reading *
     return found;
 }
 
-/* In a pid namespace drivers differ: they speak of us by our own number, by the host's, by our own with no figure to it,
- * or not at all. Our own number in the list before we had a context is a process of the host's. */
+/* In a PID namespace drivers differ: they list us by our own PID, by the host's, by our own without a figure, or not at
+ * all. If our own PID was in the list before we had a context, it is a process of the host. */
 static uint32_t number_of_ours(const struct reading *before, const struct reading *after)
 {
     uint32_t self = gs_pid();
@@ -210,7 +212,7 @@ void gs_learn_nvml_pid(struct own *own, const struct reading *before, struct rea
     gs_read_processes(own, after);
 }
 
-/* Without a look from before: our own number, if it is there with a figure. */
+/* Without an earlier reading: takes our own PID, if it is listed with a figure. */
 void gs_assume_nvml_pid(struct own *own)
 {
     struct reading reading = {0};

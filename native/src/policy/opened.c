@@ -6,7 +6,7 @@
 
 enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
-static struct gs_table opened; /* address → how often it was opened (`kind`), the context */
+static struct gs_table opened; /* address → how often it was opened (`kind`), and the context */
 static struct gs_lock lock;
 
 static void forget(void)

@@ -4,12 +4,13 @@
 
 #include "policy/cards.h"
 
-/* The driver gives the same address each time; each opening wants a closing. The memory is its maker's card's, which need
- * not be the current one's: programs of several cards open their peers' buffers like this. That card. */
+/* The driver returns the same address each time, and each opening needs a closing. The memory is on its maker's card,
+ * which need not be the current one: programs with several cards open their peers' buffers like this. Returns that
+ * card. */
 struct gs_card *gs_opened_add(struct gs_place place, CUdeviceptr address);
-/* Whatever is current now: it was opened on the card that was current then. */
+/* Closes it on the card on which it was opened, whichever card is current now. */
 void gs_opened_remove(CUdeviceptr address);
-/* A context that goes closes what was opened in it. */
+/* A destroyed context closes what was opened in it. */
 void gs_opened_drop_context(CUcontext context);
 
 #endif

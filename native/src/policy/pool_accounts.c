@@ -10,18 +10,18 @@ enum { CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9, CU_MEMPOOL_ATTR_LOCATION_ID = 11, CU
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
 
 struct pool {
-    uint64_t handle; /* what its blocks name as their owner; 0 for a free place */
-    struct gs_card *card; /* NULL: managed memory of no place, which counts where it is first asked for */
+    uint64_t handle; /* the owner that its blocks name; 0 for a free entry */
+    struct gs_card *card; /* NULL: managed memory without a location, which counts on the card that first requests it */
     uint64_t charged;
-    uint64_t promised; /* reserved for growth that is under way: what it grows by till then is paid for */
-    uint64_t unasked;  /* what it grew by beyond that, whoever noticed, since an allocation was settled last */
-    uint64_t largest;  /* growth at once: no chunk is larger, and a block that is open elsewhere keeps the whole of its own */
+    uint64_t promised; /* reserved for growth in progress: growth up to this is paid for */
+    uint64_t unasked;  /* growth beyond that, whoever noticed it, since an allocation was last settled */
+    uint64_t largest;  /* growth at once: no chunk is larger, and a block that is open elsewhere keeps its whole chunk */
     uint64_t lent;     /* the chunks of blocks that other processes may have opened */
-    uint64_t shared;   /* the same of those that were freed here since */
-    uint64_t exported; /* what the accounts know of both, for the case of our end */
-    uint64_t live;     /* blocks, once the program has destroyed the pool */
-    uint32_t opened;   /* an imported one: counts as an import on its card */
-    bool elsewhere;    /* on the host, or another process's: not ours to charge */
+    uint64_t shared;   /* the same, of blocks that were freed here since */
+    uint64_t exported; /* what the accounts know of both, in case this process ends */
+    uint64_t live;     /* blocks left, once the program has destroyed the pool */
+    uint32_t opened;   /* 1: imported, and counts as an import on its card */
+    bool elsewhere;    /* on the host, or another process's: not charged to us */
     bool destroyed;
     bool managed; /* in no process's figure */
 };
@@ -32,7 +32,7 @@ struct graph_device {
 };
 
 static struct pool pools[POOLS];
-static int pools_high; /* [0, pools_high) were ever taken */
+static int pools_high; /* [0, pools_high) were ever in use */
 static struct graph_device graph_devices[GRAPH_DEVICES];
 static struct gs_lock lock;
 static bool graphs_exist;
@@ -51,7 +51,7 @@ static void forget(void)
 }
 GS_AT_FORK(forget);
 
-/* Drivers count these questions among the calls that spoil a recording. */
+/* Drivers treat these queries, too, as calls that invalidate a capture. */
 static bool ask(uint64_t pool, int attribute, void *value)
 {
     int mode = gs_relax_capture();
@@ -109,7 +109,7 @@ static void recharge_pool(struct pool *pool, uint64_t now, uint64_t reserved)
     show_exported(pool);
 }
 
-/* What a pool gives back may live on where another process opened a block of it. */
+/* What a pool releases may live on, if another process opened a block of it. */
 static void leave_shared(struct pool *pool, uint64_t now)
 {
     uint64_t less = pool->charged > now ? pool->charged - now : 0;
@@ -122,7 +122,7 @@ static void leave_shared(struct pool *pool, uint64_t now)
     pool->exported = gs_less(pool->exported, bytes);
 }
 
-/* `reserved`: by this thread, for growth that is over now. */
+/* `reserved`: by this thread, for growth that is complete now. */
 static void settle_pool(struct pool *pool, uint64_t reserved)
 {
     uint64_t now = 0;
@@ -130,14 +130,14 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
     if (pool->destroyed || pool->elsewhere || !pool->card)
         return;
     if (!ask(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now)) {
-        pool->charged += reserved; /* nothing known: what was granted stays */
+        pool->charged += reserved; /* nothing is known: what was granted stays charged */
         return;
     }
     leave_shared(pool, now);
     if (gs_less(now, pool->charged) > pool->largest)
         pool->largest = now - pool->charged;
     uint64_t covered = pool->charged + reserved;
-    if (now > covered) { /* by a thread that grows it at this moment, perhaps, and has reserved for that */
+    if (now > covered) { /* perhaps by a thread that is growing it at this moment, and has reserved for that */
         now = now - covered > pool->promised ? now - pool->promised : covered;
         pool->unasked += now - covered;
     }
@@ -152,7 +152,8 @@ static void settle_graph_device(CUdevice device, uint64_t reserved)
         recharge(entry->card, &entry->charged, now, reserved);
 }
 
-/* Where a pool we did not see being made keeps its memory. Managed memory may come to the card from anywhere. */
+/* Finds out where a pool that we did not see being created keeps its memory. Managed memory may move to the card from
+ * anywhere. */
 static void locate(struct pool *pool, struct gs_card *card)
 {
     int type = CU_MEM_LOCATION_TYPE_DEVICE, device = -1, kind = 0;
@@ -321,7 +322,7 @@ static bool count_and_rename(struct gs_entry *entry, void *context)
     return false;
 }
 
-/* With nothing of it left. */
+/* Ends a pool of which nothing is left. */
 static void end_pool(struct pool *pool)
 {
     if (pool->opened)
@@ -333,7 +334,7 @@ static void end_pool(struct pool *pool)
     *pool = (struct pool){0};
 }
 
-/* Blocks outlive their pool. The handle may be given out again, so they get another name for it. */
+/* Blocks outlive their pool. Its handle may be reused, so the blocks get another name for it. */
 static void bury(struct pool *pool)
 {
     struct census census = {pool->handle, ++last_destroyed, 0};
@@ -352,7 +353,7 @@ bool gs_pool_is_destroyed(uint64_t owner) { return last_destroyed && owner <= la
 void gs_pool_block_freed(const struct gs_entry *entry)
 {
     if (!gs_pool_is_destroyed(entry->owner) && !(entry->kind & GS_LENT))
-        return; /* of a living pool, which tells itself what it keeps */
+        return; /* its pool is alive, and itself reports what it keeps */
     gs_lock(&lock);
     struct pool *pool = find(entry->owner);
     if (pool && entry->kind & GS_LENT) {

@@ -1,4 +1,4 @@
-/* A process settles its own account when it next asks for memory. One that only computes does not, so others leave out
+/* A process corrects its own account when it next requests memory. One that only computes does not, so others leave out
  * what it is charged above the driver's figure. */
 #include "policy/provisional.h"
 
@@ -6,12 +6,12 @@
 #include "policy/driver_overhead.h"
 #include "policy/figures.h"
 
-#define LATEST_NS UINT64_C(3000000000) /* two figures, and some patience with a busy agent */
+#define LATEST_NS UINT64_C(3000000000) /* time for two figures, and some patience with a busy agent */
 #define NAP_NS UINT64_C(10000000)
 
 struct outlook {
     uint64_t excess; /* charged above the driver's figure */
-    uint64_t open;   /* measured by difference, and no figure has said whether it is right */
+    uint64_t open;   /* measured by difference, and not confirmed or corrected by a figure yet */
 };
 
 static bool is_of(const struct gpuslice_slot *slot, const struct gs_card *card)
@@ -19,9 +19,9 @@ static bool is_of(const struct gpuslice_slot *slot, const struct gs_card *card)
     return gs_load(&slot->owner) && gs_load(&slot->provisional) >> card->index & 1;
 }
 
-/* The bytes are read before the calls in flight, and these before the time of the last change: whoever changes the bytes is in
- * flight first, and writes the time before he is no more. Our own excess is settled in the accounts, by two figures, and open
- * till then. One that the agent does not know stays as it is. */
+/* The bytes are read before the calls in flight, and these before the time of the last change: a thread that changes
+ * the bytes is in flight first, and writes the time before it leaves. Our own excess is corrected in the accounts, by
+ * two figures, and open until then. A process that the agent does not know keeps its charge. */
 static void add_slot(struct outlook *outlook, const struct gpuslice_slot *slot, const struct gs_card *card, bool ours)
 {
     struct gs_figure figure = {.at_ns = gs_figures_at()};
@@ -60,7 +60,7 @@ static bool fits(const struct gs_card *card, uint64_t bytes, uint64_t used)
     return used <= card->limit_bytes && bytes <= card->limit_bytes - used;
 }
 
-/* One look: whether to look again, because figures that are still to come may decide. */
+/* Whether to look again, because figures that are still to come may decide. */
 static bool may_fit_later(struct gs_card *card, uint64_t bytes, const struct outlook *outlook)
 {
     uint64_t used = gs_used(card), doubtful = outlook->excess + outlook->open;
@@ -87,14 +87,14 @@ bool gs_over_limit(struct gs_card *card)
 {
     if (fits(card, 0, gs_used(card)))
         return false;
-    /* Room for nothing is there as soon as what is held fits. */
+    /* Zero bytes fit as soon as what is held fits. */
     bool is_room = gs_reserve_as_known(card, 0);
     if (is_room)
         gs_settle(card, 0, 0);
     return !is_room;
 }
 
-/* Of what was lent within the container, the accounts know themselves. */
+/* What was lent within the container is known from the accounts. */
 bool gs_borrowed_too_much(struct gs_card *card)
 {
     struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;

@@ -9,7 +9,7 @@ bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
 {
     if (gs_take_room(card, bytes, card->limit_bytes))
         return true;
-    /* As the driver does before it gives up: take back what pools keep and nobody uses. */
+    /* As the driver does before it gives up: reclaim memory that pools keep and nobody uses. */
     bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
     return ((settled || trimmed) && gs_take_room(card, bytes, card->limit_bytes)) ||
            gs_reserve_as_known(card, bytes);

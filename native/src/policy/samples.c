@@ -1,7 +1,6 @@
-/* In a PID namespace NVML may speak of processes by other numbers in its samples than in its memory lists, or have no
- * lists. Which is ours the samples show themselves: it is among those listed whenever we were at work, and never among
- * those that worked while we did not.
- */
+/* In a PID namespace NVML's samples may name processes by other PIDs than its memory lists, or there are no lists. The
+ * samples themselves show which PID is ours: it is listed whenever we worked, and never among those that worked while
+ * we did not. */
 #include "policy/samples.h"
 
 #include "accounts/slots.h"
@@ -9,12 +8,13 @@
 #include "system/at_fork.h"
 #include "system/os.h"
 
-#define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* the kernel's first one has this inode, everywhere */
+#define HOST_PID_NAMESPACE UINT64_C(0xeffffffc) /* of the kernel's first namespace, on every machine */
 #define SAMPLES 256u
 #define SAMPLED_US 1000000u
 #define NUMBERS 128u
-/* Samples may be a second old. So work is surely in them after so many with this much for each process listed, of which
- * our part is a percent of a sample; and no work is in them after so long without any. */
+/* Samples may be a second old. Our work is certain to be in them after this many samples with this much work for each
+ * process listed, of which our part is then a percent of a sample; no work of ours is in them after this long without
+ * any. */
 #define BUSY_NS UINT64_C(2000000)
 #define SURE_AFTER 8u
 #define IDLE_NS UINT64_C(3000000000)
@@ -25,9 +25,9 @@ struct numbers {
 };
 
 static struct gs_lock lock;
-static struct numbers strangers; /* at work while we were not */
-static struct numbers suspects;  /* one of them is us; none: not begun */
-static uint32_t sure, unseen;    /* samples on end with one suspect, with none */
+static struct numbers strangers; /* worked while we did not */
+static struct numbers suspects;  /* one of them is us; empty: the search has not begun */
+static uint32_t sure, unseen;    /* consecutive samples with one suspect, with none */
 
 static void forget(void)
 {
@@ -55,7 +55,7 @@ static bool is_ours(uint32_t pid)
     return false;
 }
 
-/* There samples name us by our own number, whatever else. */
+/* In that namespace samples always name us by our own PID. */
 static bool in_host_namespace(void)
 {
     struct gpuslice_slot *slot = gs_accounts_at(&gs_accounts).slot;
@@ -75,7 +75,7 @@ struct list {
     unsigned int count;
 };
 
-/* Under the number that the memory lists taught us, or that we found here. */
+/* By the PID that the memory lists taught us, or that we found here. */
 static bool lists_us(const struct list *list)
 {
     for (unsigned int i = 0; i < list->count; i++)
@@ -97,7 +97,7 @@ static void add_strangers(const struct list *list)
             add(&strangers, list->samples[i].pid);
 }
 
-/* All that are listed at first, and of these only who is listed again: who comes later is a neighbour. */
+/* At first all that are listed, then only those that are listed again: one that appears later is a neighbour. */
 static void narrow_suspects(const struct list *list)
 {
     struct numbers left = {.count = 0};
@@ -114,7 +114,7 @@ static void find_ourselves(const struct list *list)
     narrow_suspects(list);
     sure = suspects.count == 1 ? sure + 1 : 0;
     unseen = suspects.count ? 0 : unseen + 1;
-    if (unseen >= SURE_AFTER) /* we are taken for a stranger: copies before the first launch, say */
+    if (unseen >= SURE_AFTER) /* we were taken for a stranger, for instance because of copies before the first launch */
         strangers.count = unseen = 0;
     if (sure < SURE_AFTER || strangers.count == NUMBERS)
         return;
@@ -133,7 +133,7 @@ static bool is_newest(const struct list *list, unsigned int i)
     return true;
 }
 
-/* Each process counts with its newest. */
+/* Each process counts with its newest sample. */
 static struct gs_share_sample sum_of(const struct list *list)
 {
     struct gs_share_sample sum = {0};
@@ -160,7 +160,7 @@ static bool read_samples(const struct gs_card *card, uint64_t after_us, struct l
     return true;
 }
 
-/* Not on the stack, of which the program's thread may have little. */
+/* Not on the stack, which may be small in the program's thread. */
 static struct list *new_list(void) { return gs_map_private(sizeof(struct list)); }
 
 static void drop_list(struct list *list)
@@ -195,7 +195,7 @@ bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, b
     struct list *list = new_list();
     uint64_t now = gs_realtime_us(), earliest = now - SAMPLED_US;
     uint64_t seen = atomic_load(&gs_accounts_at(&gs_accounts).region->cards[card->index].sampled_us);
-    /* What was seen later than now was seen before somebody set the clock back. */
+    /* A sample time later than now was seen before somebody set the clock back. */
     bool read = list && read_samples(card, seen > earliest && seen <= now ? seen : earliest, list);
     if (read && !in_host_namespace())
         compare(list, activity, whole);

@@ -1,19 +1,20 @@
-/* NVML's samples of who worked on a card, and which of the numbers in them is ours. */
+/* NVML's samples of which processes worked on a card, and which of their PIDs is ours. */
 #ifndef GPUSLICE_SAMPLES_H
 #define GPUSLICE_SAMPLES_H
 
 #include "policy/cards.h"
 #include "policy/share.h"
 
-/* What this process did on the card since the last sample that it took. */
+/* What this process did on the card since the last sample that it read. */
 struct gs_activity {
     uint64_t busy_ns; /* finished work */
-    uint64_t idle_ns; /* for how long now nothing was under way */
+    uint64_t idle_ns; /* how long nothing has been in flight */
 };
 
-/* Before this process's first work on a card: work there is somebody else's. */
+/* To be called before this process's first work on a card: work there is then somebody else's. */
 void gs_samples_begin(const struct gs_card *card);
-/* False if NVML cannot tell, or has nothing newer than what was seen. `whole`: no sample was missed since the last. */
+/* False if NVML cannot tell, or has nothing newer than what was seen. `whole`: no sample was missed since the last
+ * one. */
 bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, bool whole, struct gs_share_sample *sum);
 
 #endif

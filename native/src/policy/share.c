@@ -1,37 +1,36 @@
-/* Credit for time, charged with work.
+/* Credit for device time, charged with work.
  *
- * Credit grows with time × share. Events say how long work kept its process busy; on a card that others use too, that
- * holds their time slices as well, so it is the most that the work can have taken itself. NVML's samples say what the
- * container's processes really took, a sixth of a second late and in whole percents. So: busy time is charged at once,
- * with the part of it that was our own in the last samples; each new sample then settles the account of its window
- * exactly, within what events allow. Containers that tell each other work one after the other (card_queue.c): what they were
- * busy was their own but for what the others say that they were at work meanwhile. Without samples and such neighbours busy
- * time is charged in full.
- **/
+ * Credit accrues with time × share. Events say how long work kept its process busy; on a card that others use too, this
+ * includes their time slices, so it is an upper bound for what the work took itself. NVML's samples say what the
+ * container's processes really took, a sixth of a second late and in whole percents. Therefore busy time is charged at
+ * once, at our own part of it in the last samples; each new sample then corrects the account for its window exactly,
+ * within what events allow. Containers that publish claims work one after the other (card_queue.c): their busy time was
+ * their own, except for the time in which others claim to have worked. Without samples and without such neighbours busy
+ * time is charged in full. */
 #include "policy/share.h"
 
 #include <stdatomic.h>
 
 #define SECOND_NS INT64_C(1000000000)
-/* What an idle container may save up: one point of a second. */
+/* What an idle container may save up: one percent of a second. */
 #define MOST_SAVED_NS (SECOND_NS / 100)
-/* What it could not use while others had the card, at the most. */
+/* The most that it keeps of what it could not use while others had the card. */
 #define MOST_KEPT_NS (4 * SECOND_NS)
-/* What a sample may give back beyond that: another point. */
+/* What a sample may refund beyond the saved credit: another percent of a second. */
 #define MOST_REFUND_NS (SECOND_NS / 100)
-/* Numbers beyond a minute were not written by us. */
+/* Values beyond a minute were not written by us. */
 #define MOST_DEBT_NS (60 * SECOND_NS)
-/* No launch waits longer than this for what its container has used before: more is forgiven. */
+/* No launch waits longer than this for what its container used before: larger debts are forgiven. */
 #define LONGEST_WAIT_S 60
-#define IDLE_NS 20000000 /* a longer pause is no wait */
+#define IDLE_NS 20000000 /* a longer time without work or waiting is idle */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 5000000u
-#define SAMPLE_US 166667u             /* NVML's period on most cards */
-#define ASK_AGAIN_NS UINT64_C(20000000) /* where a sample is late, or its period longer */
-#define GAP_NS UINT64_C(250000000)    /* longer without asking, and a sample may have been missed */
-#define KNOWN_FOR_NS UINT64_C(400000000) /* how long a sample says anything about now */
-#define MOST_SAMPLED 110             /* percent of all processes, each of them rounded: more is not device time */
-/* What a container that neighbours may not talk out of it gets, of what it is due. */
+#define SAMPLE_US 166667u             /* NVML's sampling period on most cards */
+#define ASK_AGAIN_NS UINT64_C(20000000) /* if a sample is late, or its period longer */
+#define GAP_NS UINT64_C(250000000)    /* after this long without asking, a sample may have been missed */
+#define KNOWN_FOR_NS UINT64_C(400000000) /* how long a sample says anything about the present */
+#define MOST_SAMPLED 110             /* percent, of all processes, each of them rounded: more is not device time */
+/* The part of its due that a container gets whatever neighbours claim. */
 #define SURELY_DUE 0.9
 
 static int64_t clamp(int64_t value, int64_t least, int64_t most)
@@ -43,7 +42,7 @@ static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 1
 
 /* ---- credit ---- */
 
-/* Up to `most`; what is above already stays, up to `at_all`. */
+/* Adds `by`, up to `most`; what is already above that stays, up to `at_all`. */
 static int64_t raised(int64_t before, int64_t by, int64_t most, int64_t at_all)
 {
     int64_t after = before + by < most ? before + by : most;
@@ -66,12 +65,12 @@ static void take(struct gpuslice_credit *credit, int64_t ns)
     while (!atomic_compare_exchange_weak(&credit->ns, &before, after));
 }
 
-/* The thread that moves the time forward gives the credit for it, so that it is given once. Who has work or waits saves
- * nothing up, and loses nothing: what it could not use while others had the card is still due to it. */
+/* The thread that moves the time forward adds the credit for it, so that it is added once. A container that has work or
+ * waits saves nothing up and loses nothing: it is still due what it could not use while others had the card. */
 static void accrue(struct gpuslice_credit *credit, double rate, uint64_t now_ns, int64_t in_flight_ns, bool waits)
 {
     uint64_t before = atomic_load(&credit->at_ns);
-    bool begins = before == 0 || before > now_ns + SECOND_NS; /* a time to come was not written by us */
+    bool begins = before == 0 || before > now_ns + SECOND_NS; /* a time in the future was not written by us */
     if ((now_ns <= before && !begins) || !atomic_compare_exchange_strong(&credit->at_ns, &before, now_ns))
         return;
     int64_t passed = begins ? 0 : clamp((int64_t)(now_ns - before), 0, MOST_DEBT_NS);
@@ -87,7 +86,7 @@ static int64_t headroom(struct gpuslice_credit *credit, double rate, uint64_t no
     int64_t in_flight = in_flight_ns < (uint64_t)MOST_DEBT_NS ? (int64_t)in_flight_ns : MOST_DEBT_NS;
     accrue(credit, rate, now_ns, in_flight, waits);
     int64_t left = clamp(atomic_load(&credit->ns), -MOST_DEBT_NS, MOST_DEBT_NS);
-    return left - (int64_t)((double)in_flight * (1 - rate)); /* while it runs, credit grows */
+    return left - (int64_t)((double)in_flight * (1 - rate)); /* credit accrues while it runs */
 }
 
 int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
@@ -142,7 +141,7 @@ void gs_share_charge(struct gpuslice_card *card, const struct gs_share *share, s
     gs_share_spend(card, share, own);
 }
 
-/* ---- what NVML knows better ---- */
+/* ---- corrections by NVML ---- */
 
 bool gs_share_is_divided(struct gpuslice_card *card)
 {
@@ -168,8 +167,8 @@ enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint
     return ahead || now_ns - last > GAP_NS ? GS_SHARE_ASK_AFTER_GAP : GS_SHARE_ASK;
 }
 
-/* How much of the window the sample speaks of. After a gap that is the window's end: the rest too, if we were busy all
- * along; else none. */
+/* How much of the window the sample covers. After a gap it is the window's end: the rest counts as well if we were busy
+ * throughout, otherwise nothing does. */
 static int64_t covered_ns(int64_t window_ns, int64_t busy_ns, enum gs_share_ask how)
 {
     if (how == GS_SHARE_ASK)
@@ -179,8 +178,8 @@ static int64_t covered_ns(int64_t window_ns, int64_t busy_ns, enum gs_share_ask 
 
 static int64_t part(int64_t ns, int32_t percent) { return ns * clamp(percent, 0, 100) / 100; }
 
-/* Busy time that was not our own was somebody else's. Work that lasts for several windows may have met others in earlier
- * ones; but the card gives each process with work its turn. */
+/* The least of the busy time that can be our own: what others did not have of it, but at most an even part. Work that
+ * lasts for several windows may have met others in earlier ones, yet the card gives each process with work its turn. */
 static int64_t least_own_ns(const struct gs_share_sample *sample, int64_t covered_ns, int64_t busy_ns)
 {
     int64_t even = busy_ns / (sample->listed ? sample->listed : 1);
@@ -188,7 +187,7 @@ static int64_t least_own_ns(const struct gs_share_sample *sample, int64_t covere
     return clamp(rest, 0, even);
 }
 
-/* As much of the past as a second of the share counts: a second alone, less beside others. */
+/* Adds to the recent past, which is limited to the busy time that the share allows in a second. */
 static void remember(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, int64_t busy_ns,
                      int64_t own_ns)
 {
@@ -240,7 +239,7 @@ static uint64_t between(uint64_t from, uint64_t to, double part)
     return to > from ? from + (uint64_t)((double)(to - from) * part) : from;
 }
 
-/* How far the account was then; what happened between two moments happened evenly. False if nobody looked so early. */
+/* The state of the account at `at_ns`, interpolated between two moments. False if nothing was noted that early. */
 static bool account_at(const struct gs_share_past *past, const struct gs_share_moment *now, uint64_t at_ns,
                        struct gs_share_moment *account)
 {
@@ -260,12 +259,13 @@ static bool account_at(const struct gs_share_past *past, const struct gs_share_m
 
 /* ---- a sample ---- */
 
-/* What the account says of the sample's window. */
+/* The account over the sample's window. */
 struct window {
     int64_t ns, busy_ns, billed_ns;
 };
 
-/* From the end of the last window, or where another process settled that one, from its time. */
+/* The window begins where the last one ended, or, if another process settled that one, at the sample's own
+ * beginning. */
 static bool window_of(struct gs_share_past *past, const struct gs_share_moment *now, uint64_t from_ns, uint64_t until_ns,
                       struct window *window)
 {
@@ -296,7 +296,7 @@ void gs_share_learn(struct gpuslice_card *card, const struct gs_share *share, ui
         atomic_store(&card->unsettled_ns, 0);
         return;
     }
-    /* What was sampled beyond our busy time is of work under way, whose event has not come yet. */
+    /* What was sampled beyond our busy time belongs to work in flight whose event has not passed yet. */
     int64_t in_flight = clamp((int64_t)in_flight_ns, 0, MOST_DEBT_NS);
     int64_t seen = clamp((int64_t)atomic_load(&card->unsettled_ns), 0, MOST_DEBT_NS) + part(covered, sample->own_percent);
     int64_t own = clamp(seen, least_own_ns(sample, covered, window.busy_ns), window.busy_ns);

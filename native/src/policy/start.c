@@ -1,4 +1,4 @@
-/* The start of this process under its container's limits: read at the first call of any hook. */
+/* Starts this process under its container's limits, at the first call of any hook. */
 #define _GNU_SOURCE
 #include "policy/start.h"
 
@@ -21,8 +21,8 @@ static bool started;
 static void forget(void) { start_lock = (struct gs_lock){0}; }
 GS_AT_FORK(forget);
 
-/* Files are found beside the library: <prefix>/usr/lib/gpuslice/… → <prefix>/etc/gpuslice/limits. In a container the
- * prefix is empty. No environment variable has a say. */
+/* Files are found relative to the library: <prefix>/usr/lib/gpuslice/… → <prefix>/etc/gpuslice/limits. In a container
+ * the prefix is empty. No environment variable changes this. */
 static bool own_prefix(char prefix[PATH_ROOM])
 {
     if (!gs_elf_own_path(prefix, PATH_ROOM))
@@ -35,7 +35,8 @@ static bool own_prefix(char prefix[PATH_ROOM])
     return folder != NULL;
 }
 
-/* Not inlined: memcpy(), which the compiler makes of it where it sees that nothing overlaps, is newer than the oldest glibc. */
+/* Not inlined: where the compiler sees that nothing overlaps it would call memcpy(), whose version is newer than the
+ * oldest glibc. */
 __attribute__((noinline)) static bool join(char path[PATH_ROOM], const char *prefix, const char *rest)
 {
     size_t length = strlen(prefix), more = strlen(rest);
@@ -61,11 +62,11 @@ static void open_accounts_at(const char *prefix)
         gs_exports_are_of(&gs_accounts.exports, path);
 }
 
-/* A limits file that cannot be read leaves no card at all: every allocation is refused. So does a region that cannot
- * be mapped, because then nobody knows what the other processes hold. */
+/* A limits file that cannot be read leaves no card at all: every allocation is refused. So does a region that cannot be
+ * mapped, because then nobody knows what the other processes hold. */
 static bool activate(void)
 {
-    static struct gs_limits limits; /* large, and read under the lock */
+    static struct gs_limits limits; /* large, and filled under the lock */
     static char prefix[PATH_ROOM] = "";
     enum gs_limits_state state = read_limits_at("", &limits);
     if (state == GS_LIMITS_ABSENT) {

@@ -1,4 +1,4 @@
-/* Whether this process has limits at all, and the driver bound: the first thing that every hook asks. */
+/* Whether this process has limits at all, and whether the driver is bound: every hook asks this first. */
 #ifndef GPUSLICE_START_H
 #define GPUSLICE_START_H
 
@@ -6,13 +6,13 @@
 
 #include "driver/driver.h"
 
-/* Until the limits were read, and from then on without a limits file, hooks only pass through. */
+/* Before the limits are read, and afterwards if there is no limits file, hooks only pass calls through. */
 extern bool gs_active;
 bool gs_start(void);
 
 static inline bool gs_enter(void) { return gs_likely(__atomic_load_n(&gs_active, __ATOMIC_ACQUIRE)) || gs_start(); }
 
-/* First thing in every hook: whether there is anything to limit. From then on DRIVER() can be called. */
+/* To be called first in every hook: whether there is anything to limit. Afterwards DRIVER() can be called. */
 extern bool gs_cuda_ready, gs_nvml_ready;
 bool gs_start_cuda(void);
 bool gs_start_nvml(void);

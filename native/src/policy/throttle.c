@@ -1,9 +1,9 @@
-/* Launches wait while their container has used up its share or is ahead of others that want the card. What share.c and
- * card_queue.c say is done here: the driver's events, NVML's samples, the neighbours' claims, sleeping.
+/* Makes launches wait while their container has used up its share or is ahead of others that want the card. share.c and
+ * card_queue.c decide that; this file connects them to the driver's events, NVML's samples, the neighbours' claims and
+ * the clock.
  *
- * There is one account for all processes of the container, in the region. Nothing runs in the background; a thread
- * that launches or waits does the accounts.
- */
+ * All processes of the container share one account, in the region. There is no background thread: the threads that
+ * launch or wait do the accounting. */
 #include "policy/throttle.h"
 
 #include <string.h>
@@ -17,10 +17,10 @@
 #define MOST_IN_FLIGHT_NS UINT64_C(60000000000)
 #define LOOK_EVERY_NS 50000u
 #define TELL_NS 100000u
-#define SOON_TOLD_NS UINT64_C(2000000) /* of shorter work the next launch tells the end, where programs launch again at once */
+#define SOON_TOLD_NS UINT64_C(2000000) /* the next launch publishes the end of shorter work, if it follows at once */
 #define SWEEP_EVERY_NS UINT64_C(100000000)
-#define LIST_EVERY_NS UINT64_C(20000000)  /* neighbours */
-#define ALONE_FOR_NS UINT64_C(4000000)    /* before a container that found itself alone looks again */
+#define LIST_EVERY_NS UINT64_C(20000000)  /* how often to look for new neighbours */
+#define ALONE_FOR_NS UINT64_C(4000000)    /* how long a container that found itself alone relies on it */
 enum { CUDA_ERROR_NOT_READY = 600 };
 
 /* One card, as this process sees it. */
@@ -31,15 +31,15 @@ struct card_state {
     struct gs_neighbours neighbours;
     struct gs_neighbourhood beside;
     uint64_t looked_ns;
-    uint64_t settled_ns;   /* busy time since this process last saw a sample */
-    uint64_t worked_at_ns; /* the last time that it had work under way */
+    uint64_t settled_ns;   /* busy time since this process last read a sample */
+    uint64_t worked_at_ns; /* when it last had work in flight */
     uint64_t told_end_ns;
-    bool untold; /* what it does since the last look */
+    bool untold; /* its activity since the last look is not published yet */
     bool launched;
     struct gs_share_past past;
 };
 
-static uint32_t shared_cards; /* with a share */
+static uint32_t shared_cards; /* number of cards with a share */
 static bool all_lend;
 uint64_t gs_alone_until_ns;
 static char meeting_prefix[GS_PATH_ROOM];
@@ -64,15 +64,15 @@ static void forget(void)
 {
     lock = (struct gs_lock){0};
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
-        if (states[i].card) /* else never touched: no need for its memory */
+        if (states[i].card) /* otherwise never used: do not touch its memory */
             memset(&states[i], 0, sizeof states[i]);
 }
 GS_AT_FORK(forget);
 
 /* ---- the driver's events ---- */
 
-/* An event is of the context in which it is made and marks only streams of that one; and the legacy stream is the current
- * context's. Whether there is something to leave afterwards. */
+/* An event belongs to the context in which it is created and can be recorded only on streams of that context; the
+ * legacy default stream is that of the current context. Returns whether leave() must pop the context. */
 static bool enter(CUcontext context)
 {
     CUcontext current = NULL;
@@ -110,7 +110,7 @@ static bool is_capturing(const struct gs_stream *stream)
     return result != CUDA_ERROR_NOT_FOUND && (result != CUDA_SUCCESS || status != 0);
 }
 
-/* Since the launch the stream may have begun to record: an event of that, asked after, would spoil the recording. */
+/* The stream may have begun a capture since the launch: recording an event on it now would invalidate the capture. */
 static bool record_event_late(void *event, const struct gs_stream *stream)
 {
     bool entered = enter(stream->context);
@@ -169,7 +169,7 @@ static void show_in_flight(struct card_state *state)
     atomic_store(&usage->unknown, state->queue.unknown);
 }
 
-/* From the container's other processes, until it is accounted for: it has ended. */
+/* Hides work that has ended from the container's other processes until it is accounted for. */
 static void hide_in_flight(const struct card_state *state)
 {
     struct gpuslice_slot *slot = gs_accounts_at(&gs_accounts).slot;
@@ -185,7 +185,7 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns, bool wait
     uint32_t count = gs_neighbours_read(&state->neighbours, now_ns, LIST_EVERY_NS, others);
     gs_neighbourhood_update(&state->beside, entry_of(state->card), now_ns, others, count, gs_queue_run(&state->queue, now_ns));
     bool works = under_way_of(state->card).ns, held = waits && gs_share_headroom(entry_of(state->card), &state->share, now_ns, 0, true) > 0;
-    uint64_t since_ns = waits && works ? UINT64_MAX : held ? state->queue.covered_ns : now_ns; /* when its work ended is told later */
+    uint64_t since_ns = waits && works ? UINT64_MAX : held ? state->queue.covered_ns : now_ns; /* unknown while work is in flight */
     gs_neighbourhood_bill(&state->beside, entry_of(state->card), &state->share, now_ns, since_ns);
 }
 
@@ -227,7 +227,7 @@ static void learn(struct card_state *state, uint64_t now_ns)
     uint64_t until_ns = gs_monotonic_ns() - age_us * 1000;
     gs_lock(&lock);
     if (how == GS_SHARE_ASK_AFTER_GAP && state->beside.count)
-        sample.own_percent = 0; /* neighbours know more of the gap than a sample of its end */
+        sample.own_percent = 0; /* neighbours know more about the gap than a sample of its end does */
     state->settled_ns = 0;
     gs_share_learn(entry_of(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
     gs_unlock(&lock);
@@ -268,7 +268,7 @@ static bool has_ended(const struct card_state *state, uint64_t now_ns)
     return ended;
 }
 
-/* Accounts for what the program has waited for, as of when it came back. */
+/* Accounts for the work that the program has waited for, as of the time when it returned. */
 static void settle(struct card_state *state)
 {
     uint64_t ended_ns = state->queue.ended_ns;
@@ -293,7 +293,7 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
     struct gs_under_way work = under_way_of(state->card);
     uint64_t busy_ns = waits ? 0 : work.unknown ? UINT64_MAX / 2 : work.ns * (1 + state->beside.count);
     bool stopped = gs_was_stopped(entry, now_ns, busy_ns);
-    if (due || state->untold) /* since it was awaited others may have begun */
+    if (due || state->untold) /* others may have begun since the program waited */
         read_neighbours(state, now_ns, waits);
     if (stopped)
         gs_wake(entry, now_ns, 0, &state->beside);
@@ -304,7 +304,7 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
     if (due) {
         if (waits)
             gs_stay(entry, now_ns);
-        state->untold = *state->neighbours.folder && !waits; /* it goes on to launch or to wait, and tells that */
+        state->untold = *state->neighbours.folder && !waits; /* it will launch or wait next, and publish that */
         if (*state->neighbours.folder && waits)
             tell_neighbours(state, now_ns, true);
     }
@@ -342,7 +342,7 @@ static void wait_for_turn(struct card_state *state, const struct gs_work *work)
         now = woken;
         look(state, now, true);
         learn(state, now);
-        if (now - swept >= SWEEP_EVERY_NS) { /* one that died with work under way counts for it until it is found */
+        if (now - swept >= SWEEP_EVERY_NS) { /* a dead process's work in flight counts until a sweep finds it */
             swept = now;
             gs_accounts_sweep(&gs_accounts);
         }
@@ -364,11 +364,11 @@ static bool is_cleared(struct card_state *state, const struct gs_work *work)
     return cleared;
 }
 
-/* What cannot be timed, because there are no events to be had, costs what such work took before. */
+/* Work that cannot be timed, because no events are available, is charged what such work took before. */
 static void note_launch(struct card_state *state, struct gs_work *work)
 {
     gs_lock(&lock);
-    uint64_t now = gs_monotonic_ns(); /* not before what others have seen */
+    uint64_t now = gs_monotonic_ns(); /* under the lock: not before what other threads have seen */
     work->batch = gs_queue_begin(&state->queue, &events, &work->stream, work->key, now);
     if (!work->batch)
         gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
@@ -389,14 +389,15 @@ void gs_throttle_meet(struct gs_card *card)
         gs_neighbours_start(&state->neighbours, meeting_prefix, card->uuid);
         state->card = card;
         state->share = card->share;
-        if (!*state->neighbours.folder) /* nobody would know what is lent */
+        if (!*state->neighbours.folder) /* without claims nothing can be lent */
             state->share.cap = state->share.weight;
         tell_neighbours(state, gs_monotonic_ns(), false);
     }
     gs_unlock(&lock);
 }
 
-/* Nobody else has claimed to have work on the card, and whatever nobody wants is ours: then nothing needs to be timed. */
+/* Whether no other container claims to have work on the card, and all unused compute is lent to this one: then nothing
+ * has to be timed. */
 static bool is_alone(struct card_state *state)
 {
     if (!all_lend || shared_cards != 1 || !*state->neighbours.folder)
@@ -425,7 +426,7 @@ void gs_throttle_awaited(void)
             continue;
         gs_lock(&lock);
         settle(state);
-        if (state->queue.count) /* else it waited for nothing */
+        if (state->queue.count) /* otherwise the program waited for nothing */
             state->queue.awaited_ns = now;
         if (state->beside.count && state->queue.count) {
             bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
@@ -477,7 +478,7 @@ void gs_work_end(const struct gs_work *work, bool launched)
     gs_unlock(&lock);
 }
 
-/* ---- streams and contexts that go ---- */
+/* ---- destroyed streams and contexts ---- */
 
 void gs_throttle_stream_ends(CUstream stream)
 {

@@ -5,19 +5,20 @@
 #include "policy/card_queue.h"
 #include "policy/cards.h"
 
-/* `prefix`: before the paths in which the containers of a card meet. */
+/* `prefix` is put before the paths under which the containers of a card exchange their claims. */
 void gs_throttle_start(const char *prefix);
-/* This process has a context on the card: its neighbours learn of it, long before its first launch. */
+/* Tells the neighbours that this process has a context on the card, long before its first launch. */
 void gs_throttle_meet(struct gs_card *card);
 
-/* Around every piece of work. */
+/* One piece of work, from gs_work_begin() to gs_work_end(). */
 struct gs_work {
-    struct gs_place place; /* card NULL: not throttled */
-    struct gs_batch *batch; /* that it is timed with; NULL: it is not */
+    struct gs_place place; /* a NULL card: not throttled */
+    struct gs_batch *batch; /* the batch that times it; NULL: it is not timed */
     struct gs_stream stream;
     uint64_t key;
 };
-/* No neighbour was at work a moment ago, and nothing needs to be timed. All that a launch pays then is a look at the clock. */
+/* Coarse monotonic time up to which this container takes itself to be alone: no neighbour had work a moment ago, and
+ * nothing has to be timed. A launch then costs no more than a read of the clock. */
 extern uint64_t gs_alone_until_ns;
 static inline bool gs_is_alone(void)
 {
@@ -25,16 +26,16 @@ static inline bool gs_is_alone(void)
     return until && gs_coarse_ns() < until;
 }
 bool gs_throttles(void); /* whether any card has a share */
-/* The program has waited for work on the card, and comes back. */
+/* The program has returned from waiting for work on the card. */
 void gs_throttle_awaited(void);
-/* Waits for its turn, where its card has a share. */
+/* Waits until the work may be launched, if its card has a share. */
 void gs_work_begin(struct gs_work *work);
 void gs_work_end(const struct gs_work *work, bool launched);
 
-/* A stream is about to be destroyed: nothing may be asked of it afterwards. */
+/* The stream is about to be destroyed: nothing may query it afterwards. */
 void gs_throttle_stream_ends(CUstream stream);
-/* Around a call that may end contexts, whose streams and events end with them: in between nobody asks for any, and those
- * that ended are forgotten. */
+/* Bracket a call that may destroy contexts, and their streams and events with them: in between no thread queries any,
+ * and those that were destroyed are forgotten. */
 void gs_throttle_hold(void);
 void gs_throttle_forget_context(CUcontext context);
 void gs_throttle_let_go(void);

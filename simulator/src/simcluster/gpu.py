@@ -1,7 +1,8 @@
-"""Simulated GPUs: makes the machine's shared file, looks into its accounts, and plays fate to its cards.
+"""Simulated GPUs: creates the machine's shared file, reads its accounts, and injects faults into its cards.
 
-The file is what `libcuda.so.1` and `libnvidia-ml.so.1` of `native/sim` map; name it in GPUSLICE_SIM_STATE, or
-start programs with `environment()`. Creating replaces the file; everything else works while processes use it.
+The file is mapped by `libcuda.so.1` and `libnvidia-ml.so.1` of `native/sim`; set GPUSLICE_SIM_STATE to its
+path, or start programs with `environment()`. Creating a machine replaces the file; everything else works
+while processes use it.
 """
 
 import ctypes
@@ -38,9 +39,9 @@ _EXPORT_BYTES: Final = 4096
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """Bytes of one kind that a live process holds of a card, as the driver's accounts have it.
+    """Bytes of one kind that a live process holds of a card, according to the driver's accounts.
 
-    The pid is that of the process's own namespace; 0 stands for memory that only an exported descriptor
+    The pid is that in the process's own namespace; 0 stands for memory that only an exported descriptor
     keeps.
     """
 
@@ -68,7 +69,7 @@ class CardReading:
 def environment(
     state: Path | str, build: Path | str, visible: str | None = None, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The environment in which a program meets the simulated driver.
+    """The environment in which a program finds the simulated driver.
 
     `build` is the folder `native/build/sim`; `visible` is what a container runtime would put into
     NVIDIA_VISIBLE_DEVICES, None for a process of the host.
@@ -87,7 +88,7 @@ def environment(
 
 
 class Machine:
-    """An existing machine, open for looking at its accounts and for changing what the cards report.
+    """An existing machine, opened to read its accounts and to change what the cards report.
 
     Use as a context manager or call `close()`.
     """
@@ -107,7 +108,7 @@ class Machine:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Unmaps the file."""
         del self._state
         self._map.close()
 
@@ -174,7 +175,7 @@ class Machine:
         return 0, 0, 0
 
     def worked_ns(self, pid: int) -> int:
-        """Device time that a process has used, on all cards; as of the last look that anybody took."""
+        """Device time that a process has used, on all cards, as of the last query by anybody."""
         for process in self._state.processes[: self._state.process_high]:
             if process.live and process.pid == pid:
                 return int(sum(process.done_ns))
@@ -188,7 +189,7 @@ class Machine:
             if before == self._state.sequence and before % 2 == 0:
                 return found
             time.sleep(0.001)
-        return found  # a process died while it changed them: the records are the truth all the same
+        return found  # a process died while it changed them: the records are still the truth
 
     def _live_records(self) -> list[tuple[layout.Record, int]]:
         state = self._state
@@ -206,7 +207,7 @@ class Machine:
         return [(record, alive[record.process]) for record in held]
 
     def _is_exported(self, number: int) -> bool:
-        """Whether a descriptor of that memory is open in any process, or on its way to one."""
+        """Whether a descriptor of that memory is open in any process, or being passed to one."""
         try:
             file = os.open(f"{self.path}.exports", os.O_RDWR)
         except FileNotFoundError:
@@ -238,33 +239,35 @@ class Machine:
         self.set_gauge(card, lost=1)
 
     def restore(self, card: int) -> None:
-        """The card is back, as after a reset: to who opens NVML from now on."""
+        """The card is back, as after a reset, for programs that open NVML from now on."""
         self.set_gauge(card, lost=0, resets=self._state.cards[card].resets + 1)
 
     def unload_driver(self) -> None:
-        """NVML cannot be opened any more; who has it open keeps it, as the kernel keeps a module in use."""
+        """NVML cannot be opened any more; programs that have it open keep it, as the kernel keeps a module in
+        use.
+        """
         self._state.driver_unloaded = 1
 
     def load_driver(self, version: str = "") -> None:
-        """The module is back, of another `version` where one is given: no library in memory fits it then."""
+        """The module is back; if `version` differs, no library that is already loaded matches it."""
         self._state.driver_unloaded = 0
         if version:
             self._state.driver_version = version.encode()
 
     def fail(self, card: int, error: int) -> None:
-        """Every context on the card gets this CUresult from now on; 0 ends it."""
+        """Every context on the card gets this CUresult from now on; 0 stops that."""
         self.set_gauge(card, failing=error)
 
     def refuse(self, card: int, call: str, error: int) -> None:
-        """NVML's calls whose names begin with `call` answer `error`, an ``nvmlReturn_t``, of this card.
+        """NVML's calls whose names begin with `call` return `error`, an ``nvmlReturn_t``, for this card.
 
-        Those of one card at a time; 0 ends it.
+        One such prefix per card at a time; 0 stops that.
         """
         one = self._state.cards[card]
         one.refused_with, one.refused_call = error, call.encode()
 
     def inject_xid(self, card: int, xid: int) -> None:
-        """An XID occurs: everybody who registered for critical XIDs of this card sees it once."""
+        """An XID occurs: every process registered for critical XIDs of this card sees it once."""
         self.inject_event(card, XID_EVENT, xid)
 
     def inject_event(self, card: int, event_type: int, data: int) -> None:
@@ -278,7 +281,9 @@ class Machine:
             self._state.event_count = count + 1
 
     def add_ghost(self, card: int, pid: int, used_mib: int, name: str, percent: int = 0) -> None:
-        """A process on paper: NVML lists it with its memory and utilisation; the card has that much less."""
+        """A process that exists only in the accounts: NVML lists its memory and utilisation; the card has
+        that much less.
+        """
         with self._injecting():
             free = [place for place, ghost in enumerate(self._state.ghosts) if not ghost.live]
             if not free:
@@ -290,7 +295,7 @@ class Machine:
             self._state.ghost_high = max(self._state.ghost_high, free[0] + 1)
 
     def remove_ghost(self, pid: int) -> None:
-        """The process on paper ends."""
+        """The process that existed only in the accounts ends."""
         for ghost in self._state.ghosts:
             if ghost.live and ghost.pid == pid:
                 ghost.live = 0

@@ -1,4 +1,4 @@
-"""Makes a simulated machine: cards of given profiles, written as the file that the driver maps."""
+"""Creates a simulated machine: cards of given profiles, written to the file that the driver maps."""
 
 import ctypes
 import mmap
@@ -43,7 +43,7 @@ class CardSpec:
     mig: Sequence[str] = ()
     """Names like `3g.20gb`; a non-empty list switches MIG mode on."""
     uuid: str = ""
-    """Empty for one made of the seed and the card's place."""
+    """Empty: derived from the seed and the card's position."""
     gauges: Mapping[str, int] = field(default_factory=dict)
     """Fields of `gpu_layout.Card`, for example `{"temperature_c": 25}`."""
 
@@ -76,7 +76,7 @@ def create(
     specs = [CardSpec(card) if isinstance(card, str) else card for card in cards]
     first = PROFILES[specs[0].profile] if specs else PROFILES["V100-SXM2-16GB"]
     where = Path(path)
-    # pages of zeros until they are written: there are 150 MiB, nearly all of them room for processes
+    # pages stay zero until they are written: of 150 MiB, nearly all is room for processes
     state = layout.State.from_buffer(mmap.mmap(-1, ctypes.sizeof(layout.State)))
     _fill_machine(state, driver_version or first.driver_version, cuda_version or first.cuda_version)
     state.pool_chunk_bytes = pool_chunk_mib * MIB
@@ -177,7 +177,7 @@ def _fill_gauges(card: layout.Card, profile: Profile) -> None:
     card.pcie_generation = card.pcie_max_generation = profile.pcie_generation
     card.pcie_width = card.pcie_max_width = 16
     card.gpu_percent = card.memory_percent = layout.ABSENT
-    newer = profile.architecture >= 7  # Ampere and later remap rows; before, pages were retired
+    newer = profile.architecture >= 7  # Ampere and later remap rows; earlier ones retire pages
     if newer or profile.ecc == layout.ABSENT:
         card.retired_single = card.retired_double = layout.ABSENT64
         card.retired_pending = layout.ABSENT

@@ -109,7 +109,7 @@ class Queue(ctypes.Structure):
 
 
 class Launches(ctypes.Structure):
-    """One stripe of threads' counts, a cache line of its own."""
+    """Counts of one stripe of threads, in a cache line of its own."""
 
     _fields_ = [*_fields(u64, "legacy per_thread graphs"), ("padding", u64 * 5)]
 

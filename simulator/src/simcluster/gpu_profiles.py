@@ -1,8 +1,8 @@
 """The cards that the simulation knows: what a program, NVML and nvidia-smi see of each.
 
-Sizes and bus ids of the V100, T4 and RTX 2080 Ti are those of published nvidia-smi tables; the rest are
-data-sheet values. A context's own use differs with driver and card: the V100's makes 3 GiB of allocations
-show as 3193 MiB.
+Sizes and bus ids of the V100, T4 and RTX 2080 Ti are those of published nvidia-smi tables; the others are
+data-sheet values. A context's own use depends on driver and card: the V100's makes 3 GiB of allocations show
+as 3193 MiB.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ class MigProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """A model of card, with the driver it is usually met with."""
+    """A model of card, with the driver that it usually runs with."""
 
     name: str
     total_mib: int
@@ -43,7 +43,7 @@ class Profile:
     driver_version: str
     cuda_version: str
     reserved_mib: int = 0
-    """Held by the driver and shown apart by NVML's newer call (drivers from 510 on)."""
+    """Held by the driver, and reported separately by NVML's newer call (drivers from 510 on)."""
     idle_mib: int = 0
     """Used on the card with no process."""
     power_w: int = 25

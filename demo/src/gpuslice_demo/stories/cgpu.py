@@ -1,4 +1,4 @@
-"""Two apps of 3 GiB share one 16 GiB card, and a third that asks for 4 and takes 6 does not touch them."""
+"""Two apps of 3 GiB share one 16 GiB card; a third, which requests 4 and takes 6, does not affect them."""
 
 from __future__ import annotations
 

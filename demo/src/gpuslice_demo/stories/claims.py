@@ -1,6 +1,6 @@
-"""The first story once more, its manifests unchanged, on a node whose cards are given out by claims.
+"""The first story again, with unchanged manifests, on a node whose cards are given out by claims.
 
-From Kubernetes 1.36 on a policy of the API server turns requests into claims. The simulated API server knows
+From Kubernetes 1.36 on, a policy of the API server turns requests into claims. The simulated API server knows
 no policies, so gpuslice's webhook does it, as before 1.36.
 """
 

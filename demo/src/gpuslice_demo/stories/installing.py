@@ -1,4 +1,4 @@
-"""The step that every story has: the product comes onto the cluster."""
+"""The step that every story has: installing the product on the cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INSTALL = Step(
 
 
 def agents_ready(names: Iterable[str]) -> Step:
-    """Wait until the agent of each of these nodes runs."""
+    """Wait until the agent of each of these nodes is running."""
     counts = " ".join([str(len(list(names)))] * 5)
     return Step(
         "Everything runs as ordinary pods.",

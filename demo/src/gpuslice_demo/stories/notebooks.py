@@ -1,4 +1,4 @@
-"""Three notebooks on one T4: whole cards leave the second one waiting, parts of a card do not."""
+"""Three notebooks on one T4: with whole cards the second one waits, with parts of a card it does not."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _pod(name: str, units: int, image: str = "busybox", **container: Any) -> dic
 
 
 def manifests() -> dict[str, str]:
-    """The files of the story beside those that install the product, by name."""
+    """The story's files beside those that install the product, by name."""
     finished = _pod("finished", 2, command=["nvidia-smi", "-L"])
     finished["spec"]["restartPolicy"] = "Never"
     pods = [

@@ -1,4 +1,4 @@
-"""Two node pools: one whose limits are enforced, one that only shares and tells programs their part."""
+"""Two node pools: one enforces limits, the other only shares cards and tells programs their part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nvidia-smi's table as the documents show it."""
+"""nvidia-smi's table as shown in the documents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END = "+-----------------------------------------------------------------------
 
 
 def table(used_mib: int, total_mib: int, *, name: str = "Tesla V100-SXM2...", watts: int = 300) -> str:
-    """As seen in a container: its own limit and no processes."""
+    """As seen in a container: its own limit, and no processes."""
     memory = f"{used_mib}MiB / {total_mib:>5}MiB"
     return _TABLE.format(name=name, watts=watts, memory=memory) + _END
 
@@ -31,6 +31,6 @@ def table(used_mib: int, total_mib: int, *, name: str = "Tesla V100-SXM2...", wa
 def table_of_node(
     used_mib: int, total_mib: int, *, name: str = "Tesla V100-SXM2...", watts: int = 300
 ) -> str:
-    """As seen on the node; which processes it lists is not looked at."""
+    """As seen on the node; the list of processes is not compared."""
     memory = f"{used_mib}MiB / {total_mib:>5}MiB"
     return _TABLE.format(name=name, watts=watts, memory=memory)

@@ -1,4 +1,4 @@
-"""Logs, exec and port-forward, passed through to the kubelet that has the container."""
+"""Logs, exec and port-forward, passed on to the kubelet that has the container."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def proxy_stream(session: aiohttp.ClientSession, incoming: web.Request, ur
 
 
 def _with_query(url: str, incoming: web.Request) -> URL:
-    """As it came: decoded, an & of a command would end it."""
+    """The query as received: if decoded, an & in a command would end the parameter."""
     return URL(f"{url}?{incoming.rel_url.raw_query_string}", encoded=True)
 
 

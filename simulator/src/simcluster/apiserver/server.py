@@ -90,7 +90,7 @@ class ApiServer:
         )
 
     async def _handle(self, request: Request) -> Response:
-        """Runs the request's steps, calling webhooks over HTTP in between."""
+        """Runs the request's steps, and calls webhooks over HTTP in between."""
         steps = self.cluster.steps(request)
         try:
             call = next(steps)

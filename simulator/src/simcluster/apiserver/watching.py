@@ -15,7 +15,7 @@ _LONGEST_S = 3600.0
 
 
 async def stream_watch(incoming: web.Request, response: Response) -> web.StreamResponse:
-    """Sends lines as they come until the watch or the client ends, or the time asked for is over."""
+    """Sends lines as they arrive until the watch or the client ends, or the requested time is over."""
     watch = response.watch
     assert watch is not None
     outgoing = web.StreamResponse(headers=dict(response.headers))
@@ -30,7 +30,7 @@ async def stream_watch(incoming: web.Request, response: Response) -> web.StreamR
 
 
 async def _pump(watch: Watch, outgoing: web.StreamResponse, deadline_s: float) -> None:
-    """Until the deadline, which is announced by a last bookmark so that the client resumes from there."""
+    """Runs until the deadline, which a last bookmark announces so that the client resumes from there."""
     ready = asyncio.Event()
     watch.on_ready = ready.set
     while True:
@@ -41,7 +41,7 @@ async def _pump(watch: Watch, outgoing: web.StreamResponse, deadline_s: float) -
         if lines := watch.take():
             await outgoing.write(lines)
         elif not watch.ended and left_s > 0:
-            # for something to send; a bookmark when nothing comes for long
+            # waits for something to send; sends a bookmark if nothing arrives for long
             longest_s = min(left_s, _BOOKMARK_EVERY_S)
             try:
                 async with asyncio.timeout(longest_s):

@@ -24,7 +24,7 @@ class _Place:
 
 
 async def ask_webhook(session: aiohttp.ClientSession, cluster: Cluster, call: WebhookCall) -> WebhookAnswer:
-    """Posts the review; whatever goes wrong is an answer with ``error``."""
+    """Posts the review; any failure becomes an answer with ``error``."""
     try:
         place = _place(cluster, call.client_config)
         bundle, authority = call.client_config.get("caBundle"), None
@@ -34,7 +34,7 @@ async def ask_webhook(session: aiohttp.ClientSession, cluster: Cluster, call: We
             place.url,
             data=msgspec.json.encode(call.review),
             headers={"content-type": "application/json"},
-            ssl=authority or True,  # without one of its own, the system's
+            ssl=authority or True,  # without a CA bundle of its own, the system's
             server_hostname=place.server_name,
             timeout=aiohttp.ClientTimeout(total=call.timeout_s),
         ) as answer:

@@ -1,1 +1,1 @@
-"""A Kubernetes API server in memory: pure, synchronous, with the clock and the dice handed in."""
+"""A Kubernetes API server in memory: pure and synchronous; clock and random numbers are passed in."""

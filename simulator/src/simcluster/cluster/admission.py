@@ -1,6 +1,6 @@
-"""Admission webhooks: which ones are asked about a write, what they are sent, what their answer does.
+"""Admission webhooks: which ones are called for a write, what they are sent, what their answer does.
 
-No network here: a call is yielded to what runs the request, and its answer is sent back.
+There is no network here: a call is yielded to whatever runs the request, and its answer is sent back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WebhookCall:
 
 @dataclass(frozen=True, slots=True)
 class WebhookAnswer:
-    """The ``response`` of the AdmissionReview that came back, or why none came."""
+    """The ``response`` of the AdmissionReview that was returned, or why there is none."""
 
     response: Object | None = None
     error: str = ""
@@ -66,7 +66,7 @@ VoidSteps = Generator[WebhookCall, WebhookAnswer, None]
 
 
 def admit(cluster: Cluster, review: Review) -> ObjectSteps:
-    """The object as the mutating webhooks leave it; ApiError when one denies or fails."""
+    """The object after all mutating webhooks; ApiError if one denies or fails."""
     for hook in _hooks(cluster, _MUTATING, review):
         answer = yield _call(cluster, hook, review)
         response = _allowed(hook, answer)
@@ -85,14 +85,14 @@ def admit(cluster: Cluster, review: Review) -> ObjectSteps:
 
 
 def validate_by_webhooks(cluster: Cluster, review: Review) -> VoidSteps:
-    """ApiError when a validating webhook denies or fails."""
+    """ApiError if a validating webhook denies or fails."""
     for hook in _hooks(cluster, _VALIDATING, review):
         answer = yield _call(cluster, hook, review)
         _allowed(hook, answer)
 
 
 def _hooks(cluster: Cluster, shelf: str, review: Review) -> list[Object]:
-    """Those that want to be asked, in the order of their configurations' names."""
+    """The webhooks that match, in the order of their configurations' names."""
     if review.resource.group == _GROUP:
         return []
     configurations = sorted(cluster.store.shelf(shelf).items.values(), key=lambda entry: entry.key)

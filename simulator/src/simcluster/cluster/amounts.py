@@ -1,4 +1,4 @@
-"""What pods ask for and nodes offer, as whole numbers: CPU in thousandths, everything else in base units."""
+"""What pods request and nodes offer, as whole numbers: CPU in thousandths, everything else in base units."""
 
 from __future__ import annotations
 

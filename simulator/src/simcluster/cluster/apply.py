@@ -1,4 +1,4 @@
-"""Server-side apply: what a manager wants of an object, merged field by field with what others want."""
+"""Server-side apply: a manager's configuration of an object, merged field by field with those of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simcluster.cluster.cluster import Cluster
 
 Conflict = tuple[Object, Path]
-"""The other manager's entry and the field both want."""
+"""The other manager's entry, and the field that both set."""
 
 
 def read_configuration(cluster: Cluster, resource: Resource, request: Request) -> Body:
@@ -43,7 +43,7 @@ def begun(cluster: Cluster, resource: Resource, config: Object, options: WriteOp
 def merged(
     cluster: Cluster, resource: Resource, current: Entry, config: Object, options: WriteOptions
 ) -> Object:
-    """The live object with the configuration in it, and the managers as they are then."""
+    """The live object with the configuration applied, and the resulting managers."""
     live = current.copy()
     wanted = leaves(cluster.schema, resource.schema, config)
     held = leaves(cluster.schema, resource.schema, live)

@@ -1,4 +1,4 @@
-"""Binding a pod to a node: what a scheduler's decision becomes."""
+"""Binding a pod to a node: the result of a scheduler's decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOUND: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status"
 
 
 def bind(cluster: Cluster, target: Target, request: Request) -> Response:
-    """Sets the node once; ApiError 409 when it is set, when the pod is going or is another one by uid."""
+    """Sets the node once; ApiError 409 if it is set, or if the pod is being deleted or has another uid."""
     body = parse_body(cluster.schema, request)
     metadata: Object = body.get("metadata") or {}
     node = (body.get("target") or {}).get("name", "")

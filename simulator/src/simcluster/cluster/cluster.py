@@ -1,4 +1,4 @@
-"""The API server without its sockets: one request in, one answer out."""
+"""The API server without its sockets: one request in, one response out."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Webhook = Callable[[WebhookCall], WebhookAnswer]
 
 
 class Cluster:
-    """``handle`` is the whole of it; ``steps`` is for a face that calls admission webhooks itself.
+    """``handle`` does everything; ``steps`` is for a server that calls admission webhooks itself.
 
-    The clock (seconds since the epoch) and the dice are handed in, so that a run can be repeated exactly.
-    ``tracks_managers`` False leaves managedFields out, which makes writes cheaper.
+    The clock (seconds since the epoch) and the random numbers are passed in, so that a run can be repeated
+    exactly. With ``tracks_managers`` False, managedFields are omitted, which makes writes cheaper.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Cluster:
         self._create("/api/v1/namespaces/default/services", service)
 
     def handle(self, request: Request) -> Response:
-        """Answers the request; admission webhooks are asked through the function handed in."""
+        """Answers the request; calls admission webhooks through the function that was passed in."""
         steps = self.steps(request)
         try:
             call = next(steps)
@@ -80,7 +80,7 @@ class Cluster:
     def steps(self, request: Request) -> Steps:
         """The same as a generator that yields each webhook call and is sent its answer.
 
-        What the webhooks warn of goes to the client, whether they let the request pass or not.
+        The webhooks' warnings go to the client whether or not they admit the request.
         """
         fault = self.faults.strike(request)
         if fault is not None and fault.code and not fault.after:

@@ -43,14 +43,14 @@ class DeleteOptions(msgspec.Struct, rename="camel"):
 
     @property
     def finalizer(self) -> str:
-        """The finalizer that makes the garbage collector do what was asked, if one is needed."""
+        """The finalizer that makes the garbage collector do what was requested, if one is needed."""
         if self.orphan_dependents:
             return "orphan"
         return _FINALIZERS.get(self.propagation_policy or "", "")
 
 
 def read_options(cluster: Cluster, request: Request) -> DeleteOptions:
-    """From the body, or from the query where there is none."""
+    """From the body, or from the query if there is none."""
     raw: Object = parse_body(cluster.schema, request) if request.body.strip() else {}
     query = request.query
     if "gracePeriodSeconds" in query:
@@ -109,7 +109,7 @@ def delete_collection(cluster: Cluster, target: Target, request: Request) -> Res
 def delete_entry(cluster: Cluster, resource: Resource, entry: Entry, options: DeleteOptions) -> Entry | None:
     """Removes the object (None), or marks it when somebody has to finish something first (what is left)."""
     _check_preconditions(resource, entry, options.preconditions)
-    # only pods that may run somewhere are given time
+    # only pods that may be running somewhere get a grace period
     if resource.store != "pods":
         grace_s = 0
     else:
@@ -125,7 +125,7 @@ def delete_entry(cluster: Cluster, resource: Resource, entry: Entry, options: De
         finalizers = [item for item in finalizers if item not in _FINALIZERS.values()]
     if options.finalizer:
         finalizers.append(options.finalizer)
-    # A namespace goes when its controller has emptied it
+    # A namespace is removed when its controller has emptied it
     waits = (
         bool(finalizers)
         or grace_s > 0

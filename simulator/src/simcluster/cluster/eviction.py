@@ -1,4 +1,4 @@
-"""Eviction: a deletion that asks the disruption budgets first."""
+"""Eviction: a deletion that respects disruption budgets."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def evict(cluster: Cluster, target: Target, request: Request) -> Response:
 
 
 def _counts(pod: Entry) -> bool:
-    """Pods that are finished, going or not yet placed disrupt nothing."""
+    """Evicting pods that are finished, being deleted or not placed yet disrupts nothing."""
     phase = (pod.obj.get("status") or {}).get("phase")
     return phase == "Running" and not pod.obj["metadata"].get("deletionTimestamp")
 

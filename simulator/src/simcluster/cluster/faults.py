@@ -1,4 +1,4 @@
-"""What goes wrong on purpose: slow answers, errors, dropped watches, forgotten history."""
+"""Injected faults: slow answers, errors, dropped watches, forgotten history."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """The faults that are set; the first that matches a request is the one that strikes."""
+    """The faults that are set; the first that matches a request applies."""
 
     active: list[Fault] = field(default_factory=list)
 
@@ -59,7 +59,7 @@ class Faults:
         self.active.clear()
 
     def strike(self, request: Request) -> Fault | None:
-        """The fault this request meets; counts it."""
+        """The fault that applies to this request, which is counted."""
         fault = next((item for item in self.active if item.matches(request)), None)
         if fault is not None and fault.times is not None:
             fault.times -= 1

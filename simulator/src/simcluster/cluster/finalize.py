@@ -1,4 +1,4 @@
-"""The last act of a namespace: its controller has emptied it and takes the finalizer away."""
+"""The last step of deleting a namespace: its controller has emptied it and removes the finalizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def finalize(cluster: Cluster, target: Target, request: Request) -> Response:
-    """PUT of ``spec.finalizers``; the namespace goes with the last one."""
+    """PUT of ``spec.finalizers``; the namespace is removed with the last one."""
     body = read_object(cluster.schema, target.resource, request)
     obj = find(cluster.store, target).copy()
     obj["spec"] = {"finalizers": (body.obj.get("spec") or {}).get("finalizers") or []}

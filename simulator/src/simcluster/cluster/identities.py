@@ -1,4 +1,4 @@
-"""What the API server gives out once: uids, suffixes of generated names, service addresses, node ports."""
+"""What the API server assigns only once: uids, suffixes of generated names, service addresses, node ports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FIRST_NODE_PORT, _LAST_NODE_PORT = 30000, 32767
 
 
 class Identities:
-    """All from one pair of dice, so that a run can be repeated exactly."""
+    """All from one random number generator, so that a run can be repeated exactly."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice

@@ -36,7 +36,7 @@ def options_of(request: Request, subresource: str = "") -> WriteOptions:
 
 
 def same(old: Object, new: Object) -> bool:
-    """Whether a write changes nothing worth storing: neither content nor who owns it."""
+    """Whether a write changes nothing worth storing: neither content nor ownership."""
     return same_content(old, new) and _untimed(old) == _untimed(new)
 
 

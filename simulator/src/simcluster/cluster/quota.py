@@ -1,6 +1,6 @@
-"""ResourceQuotas, as far as they count pods: how many, and what they request altogether.
+"""ResourceQuotas, as far as they count pods: how many there are, and their total requests.
 
-Quotas with scopes are left alone.
+Quotas with scopes are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BARE = ("cpu", "memory")  # a quota on `cpu` is one on `requests.cpu`
 
 
 def limited(quota: Object) -> Amounts:
-    """What it allows of everything that is counted here, by the name that the quota gives it."""
+    """The limits on everything that is counted here, by the name that the quota uses."""
     spec = quota["spec"]
     if spec.get("scopes") or spec.get("scopeSelector"):
         return {}
@@ -37,14 +37,14 @@ def limited(quota: Object) -> Amounts:
 
 
 def used(quota: Object, pods: Iterable[Object]) -> Amounts:
-    """What pods of its namespace have of it; those that have ended have nothing any more."""
+    """What pods of its namespace use of it; those that have ended use nothing."""
     living = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _FINISHED]
     requested = {**total(pod_requests(pod) for pod in living), "pods": len(living)}
     return {name: requested.get(_counted(name), 0) for name in limited(quota)}
 
 
 def written(amounts: Amounts) -> dict[str, str]:
-    """As the API has them: CPU is counted in thousandths."""
+    """In the API's format: CPU is counted in thousandths."""
     return {
         name: canonical_quantity(f"{amount}m" if _counted(name) == "cpu" else str(amount))
         for name, amount in amounts.items()
@@ -52,7 +52,7 @@ def written(amounts: Amounts) -> dict[str, str]:
 
 
 def check_quotas(cluster: Cluster, resource: Resource, obj: Object) -> None:
-    """ApiError where a new pod would pass what is left to its namespace."""
+    """ApiError if a new pod would exceed what is left to its namespace."""
     if resource.store != "pods":
         return
     namespace = obj["metadata"]["namespace"]

@@ -18,7 +18,7 @@ _EMPTY_STATUS: dict[str, Object] = {
 
 
 def without_client_status(resource: Resource, obj: Object) -> None:
-    """The client that creates an object cannot say what became of it; nodes are the exception."""
+    """The client that creates an object cannot set its status; nodes are the exception."""
     if "status" in resource.subresources and resource.store != "nodes":
         obj.pop("status", None)
         obj["status"] = dict(_EMPTY_STATUS.get(resource.store, {}))

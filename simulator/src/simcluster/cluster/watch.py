@@ -20,7 +20,8 @@ _HOLLOW: dict[str, Object] = {"Pod": {"spec": {"containers": None}, "status": {}
 
 
 class Watch:
-    """Lines wait in here until the face takes them; ``on_ready`` is called when there are some or it ended.
+    """Lines are queued here until the server takes them; ``on_ready`` is called if there are some, or at the
+    end.
 
     ``timeout_s`` is how long the client wants it to last, ``None`` if it did not say.
     """

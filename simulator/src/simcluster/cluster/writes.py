@@ -73,7 +73,7 @@ def create(cluster: Cluster, target: Target, request: Request) -> Steps:
 
 
 def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteOptions) -> EntrySteps:
-    """The way of a new object: identity, defaults, admission, validation, store."""
+    """The steps for a new object: identity, defaults, admission, validation, store."""
     resource = target.resource
     metadata.begin_metadata(cluster, resource, target.namespace, obj)
     without_client_status(resource, obj)
@@ -114,7 +114,7 @@ def update(cluster: Cluster, target: Target, request: Request) -> Steps:
 def update_object(
     cluster: Cluster, target: Target, current: Entry, obj: Object, options: WriteOptions
 ) -> EntrySteps:
-    """The way of a changed object; nothing is stored when nothing changed."""
+    """The steps for a changed object; nothing is stored if nothing changed."""
     resource, old = target.resource, current.obj
     metadata.carry_metadata(resource, current, obj)
     keep_other_parts(resource, options.subresource, old, obj)
@@ -133,7 +133,7 @@ def update_object(
     if options.dry_run:
         return with_version(obj, current.version)
     entry = cluster.store.put(resource.store, obj)
-    # deletion was waiting for finalizers only, and the last one has gone
+    # the deletion was only waiting for finalizers, and the last one has been removed
     meta = obj["metadata"]
     waits = meta.get("finalizers") or (obj.get("spec") or {}).get("finalizers")
     if bool(meta.get("deletionTimestamp")) and not waits and not meta.get("deletionGracePeriodSeconds"):
@@ -175,7 +175,7 @@ def patch(cluster: Cluster, target: Target, request: Request) -> Steps:
 
 
 def _apply(cluster: Cluster, target: Target, request: Request) -> Steps:
-    """Server-side apply, which creates what is not there."""
+    """Server-side apply, which creates a missing object."""
     resource = target.resource
     body = apply.read_configuration(cluster, resource, request)
     options = options_of(request, target.subresource)

@@ -1,4 +1,4 @@
-"""What a controller wants done. A decision is a list of these; carrying them out is the runner's business."""
+"""What a controller decides: a list of actions, which the runner carries out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """A new object of ``kind``; that the name is taken already is no failure."""
+    """A new object of ``kind``; an existing name is not an error."""
 
     kind: str
     obj: Object
@@ -53,7 +53,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Look at the object again when this time has passed, whatever happens until then."""
+    """Look at the object again after this time, whatever happens until then."""
 
     after_s: float
 
@@ -72,7 +72,7 @@ def patch(kind: str, obj: Object, change: Object, status: bool = False) -> Patch
 
 
 def patch_status(kind: str, obj: Object, status: Mapping[str, Any]) -> list[Action]:
-    """The status written, if it says anything new; a value of None removes a field."""
+    """Writes the status if it changes anything; a value of None removes a field."""
     held = obj.get("status") or {}
     changed = {key: value for key, value in status.items() if held.get(key) != value}
     return [patch(kind, obj, {"status": changed}, status=True)] if changed else []

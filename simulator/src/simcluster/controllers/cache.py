@@ -1,4 +1,4 @@
-"""What the controllers know of the cluster: reflected collections, indexed by what is asked for."""
+"""What the controllers know about the cluster: reflected collections, with the indexes that they need."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class Cache:
                 group.create_task(self._follow(resource, reflector), name="controllers: reflector")
 
     async def _follow(self, resource: Resource[Any], reflector: Reflector[Any]) -> None:
-        """An API server older than the catalog knows some kinds not at all: there are none of those."""
+        """An API server older than the catalog lacks some kinds: there are no objects of those."""
         try:
             await self._client.list(resource)
         except NotFoundError:
             reflector.synced.set()
             return
         except KubeError:
-            pass  # the reflector asks again until it is told
+            pass  # the reflector retries until it is stopped
         await reflector.run()
 
     async def synced(self) -> None:

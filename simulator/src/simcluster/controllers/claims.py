@@ -1,4 +1,4 @@
-"""ResourceClaims: made for pods from templates, and let go when those that they are reserved for are over."""
+"""ResourceClaims: created for pods from templates, and released when the pods that use them have ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FINALIZER = "resource.kubernetes.io/delete-protection"
 
 
 def names(pod: Object) -> dict[str, str]:
-    """The ResourceClaim behind each of a pod's claims; "" for one that is not made yet."""
+    """The ResourceClaim behind each of a pod's claims; "" for one that is not created yet."""
     statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
     made = {each["name"]: each.get("resourceClaimName", "") for each in statuses}
     references = pod["spec"].get("resourceClaims") or ()
@@ -29,7 +29,7 @@ def templates(pod: Object) -> list[str]:
 
 
 def make(pod: Object, found: Mapping[str, Object], owned: Sequence[Object]) -> list[Action]:
-    """Claims that a pod lacks. `found`: templates that are there, by name; `owned`: what was made for it."""
+    """Claims that a pod lacks. `found`: existing templates, by name; `owned`: claims created for the pod."""
     if is_finished(pod) or is_going(pod):
         return [delete("ResourceClaim", claim) for claim in owned if not is_going(claim)]
     made = {(claim["metadata"].get("annotations") or {}).get(OF_POD, ""): claim for claim in owned}
@@ -68,7 +68,7 @@ def _claim(pod: Object, name: str, template: Object) -> Object:
 
 
 def release(claim: Object, left: set[str]) -> list[Action]:
-    """`left`: the uids of pods that use the claim no more. Without users it holds no device."""
+    """`left`: the uids of pods that no longer use the claim. Without users it holds no device."""
     status = claim.get("status") or {}
     users = status.get("reservedFor") or []
     staying = [each for each in users if each["uid"] not in left]

@@ -1,4 +1,4 @@
-"""DaemonSets: one pod on each node that takes it."""
+"""DaemonSets: one pod on each eligible node."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reconcile(
     nodes: Sequence[Object],
     now_s: float,
 ) -> list[Action]:
-    """Pods to make where one is missing, to delete where one is too many or outdated."""
+    """Pods to create where one is missing, and to delete where one is surplus or outdated."""
     by_node: dict[str, list[Object]] = {}
     for pod in pods:
         by_node.setdefault(pinned_node(pod), []).append(pod)
@@ -55,7 +55,7 @@ def reconcile(
 
 
 def _surplus(pods: Sequence[Object], eligible: bool) -> Sequence[Object]:
-    """All where none may be; finished ones, and all but the oldest, where one may."""
+    """All pods if none may run here; otherwise finished ones, and all but the oldest."""
     if not eligible:
         return pods
     finished = [pod for pod in pods if is_finished(pod)]
@@ -77,7 +77,7 @@ def _pod(daemon_set: Object, node: str) -> dict[str, Any]:
     reference = controller_reference(daemon_set, "apps/v1", "DaemonSet")
     pod = new_pod(template, reference, labels, generateName=f"{metadata['name']}-")
     pod["spec"] = _with_tolerations(pod["spec"])
-    # node affinity to the one node, in the place of the template's own terms, which that node has met
+    # node affinity to this node, replacing the template's own terms, which the node has met
     spec = pod["spec"]
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}

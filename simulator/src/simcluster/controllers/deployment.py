@@ -1,4 +1,4 @@
-"""Deployments: one ReplicaSet a template, pods moved from the old ones to the new one."""
+"""Deployments: one ReplicaSet per template; pods move from the old ones to the new one."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class _Look:
 
 
 def _plain(template: Object) -> Object:
-    """The template without the label that tells ReplicaSets apart."""
+    """The template without the label that distinguishes ReplicaSets."""
     metadata = dict(template.get("metadata") or {})
     labels = {k: v for k, v in (metadata.get("labels") or {}).items() if k != HASH_LABEL}
     return {**template, "metadata": {**metadata, "labels": labels}}

@@ -31,7 +31,7 @@ _COMPONENTS = {
 
 
 class Executor:
-    """Does actions in order; a KubeError ends the list, and the caller looks again later."""
+    """Carries out actions in order; a KubeError ends the list, and the caller tries again later."""
 
     def __init__(
         self, client: KubeClient, cache: Cache, queue: WorkQueue[Key], expected: Expectations
@@ -44,7 +44,7 @@ class Executor:
         self._recorders: dict[str, EventRecorder] = {}
 
     async def carry_out(self, key: Key, about: Object | None, actions: Sequence[Action]) -> None:
-        """``about`` is the object that was looked at, which events are about."""
+        """``about`` is the object that the decision was made for; events refer to it."""
         for action in actions:
             match action:
                 case Create():

@@ -1,4 +1,4 @@
-"""What a controller has done and not seen yet: it must not decide again before."""
+"""What a controller has done but not observed yet: until then it must not decide again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _PATIENCE_S = 5.0
 
 
 class Expectations:
-    """Creations and deletions by the uid of whom they were done for; given up after some seconds."""
+    """Creations and deletions by the uid of the owner they were done for; expire after some seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._now_s = clock
@@ -30,7 +30,7 @@ class Expectations:
                 waiting.pop(uid, None)
 
     def wait_s(self, owner: str) -> float:
-        """How long to wait at most for what has not been seen; 0 when nothing is outstanding."""
+        """How long to wait at most for what has not been observed; 0 if nothing is outstanding."""
         now_s = self._now_s()
         times: list[float] = []
         for expected in (self._created, self._deleted):

@@ -1,4 +1,4 @@
-"""Garbage collection by owner references: what loses its last owner goes."""
+"""Garbage collection by owner references: an object without any remaining owner is deleted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Node:
 
 
 class Graph:
-    """All objects by uid, and who depends on whom."""
+    """All objects by uid, and their dependents."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -62,14 +62,14 @@ class Graph:
 
 
 def collect(graph: Graph, uid: str, gone: Iterable[str]) -> list[Action]:
-    """What is to be done about one object, when the owners named in ``gone`` are known not to exist."""
+    """What to do about one object, given that the owners in ``gone`` do not exist."""
     node = graph.nodes.get(uid)
     if node is None:
         return []
     if is_going(node.obj) and FOREGROUND in node.finalizers:
         return _finish_foreground(graph, node)
     if is_going(node.obj) and ORPHAN in node.finalizers:
-        # dependents are cut loose, then the owner goes
+        # dependents are orphaned, then the owner is deleted
         children = graph.dependents(node.uid)
         if not children:
             return [_without_finalizer(node, ORPHAN)]

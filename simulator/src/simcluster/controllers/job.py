@@ -16,7 +16,7 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def reconcile(job: Object, pods: Sequence[Object], now_s: float) -> list[Action]:
-    """What to do next for a job that controls these pods."""
+    """The next actions for a job that controls these pods."""
     if is_going(job):
         return []
     if is_over(job):
@@ -39,7 +39,7 @@ def is_over(job: Object) -> bool:
 
 
 class _Look:
-    """One look at a job and its pods. Counts never go back, also when finished pods are deleted."""
+    """One look at a job and its pods. Counts never decrease, even if finished pods are deleted."""
 
     def __init__(self, job: Object, pods: Sequence[Object], now_s: float) -> None:
         self.job = job
@@ -106,7 +106,7 @@ class _Look:
         return None
 
     def _is_complete(self) -> bool:
-        """Without completions, one success says that the work is done; the others may finish theirs."""
+        """Without completions, one success means that the work is done; the other pods may finish."""
         completions = self.spec.get("completions")
         if completions is None:
             return self.succeeded > 0 and not self.active

@@ -1,4 +1,4 @@
-"""Namespaces: a default account in each, and nothing left in one that goes."""
+"""Namespaces: a default account in each, and deletion of everything in one that is being deleted."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def reconcile(namespace: Object, held: Sequence[Node]) -> list[Action]:
 
 
 def is_empty(namespace: Object, held: Sequence[Node]) -> bool:
-    """Whether a namespace that goes may be finalized."""
+    """Whether a namespace that is being deleted may be finalized."""
     waits = (namespace.get("spec") or {}).get("finalizers")
     return is_going(namespace) and bool(waits) and not held

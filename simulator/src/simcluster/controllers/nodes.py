@@ -1,4 +1,4 @@
-"""Nodes that fall silent: condition Unknown, taints, and the pods that must leave."""
+"""Nodes that stop reporting: condition Unknown, taints, and eviction of their pods."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _OURS = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
 def reconcile(
     node: Object, lease: Object | None, pods: Sequence[Object], now_s: float, grace_s: float
 ) -> list[Action]:
-    """``grace_s``: how long a kubelet that has ever reported may be silent; ``pods``: those on the node."""
+    """``grace_s``: how long a kubelet that has reported before may be silent; ``pods``: those on the node."""
     if is_going(node):
         return []
-    # the newest heartbeat of status or lease; None for a node no kubelet has reported for
+    # the newest heartbeat from status or lease; None for a node that no kubelet has reported for
     texts = [
         condition(node, "Ready").get("lastHeartbeatTime"),
         ((lease or {}).get("spec") or {}).get("renewTime"),
@@ -51,13 +51,13 @@ def reconcile(
 
 
 def leave_lost_node(pods: Sequence[Object]) -> list[Action]:
-    """Pods of a node that is gone: no kubelet will ever finish them."""
+    """Pods of a node that no longer exists: no kubelet will ever finish them."""
     metadatas = [pod["metadata"] for pod in pods]
     return [Delete("Pod", m["namespace"], m["name"], m["uid"], grace_s=0) for m in metadatas]
 
 
 def _taint(node: Object, now_s: float) -> list[Action]:
-    """The taints that follow from Ready and from cordoning, beside those somebody else set."""
+    """The taints that follow from Ready and from cordoning, in addition to others."""
     held = (node.get("spec") or {}).get("taints") or []
     wanted = [item for item in held if item["key"] not in _OURS]
     needed: list[tuple[str, str]] = []
@@ -85,7 +85,7 @@ def _keys(taints: Sequence[Object]) -> set[tuple[str, str, str]]:
 
 
 def _evict(node: Object, pods: Sequence[Object], now_s: float) -> list[Action]:
-    """Pods that do not tolerate a NoExecute taint, or not for so long."""
+    """Pods that do not tolerate a NoExecute taint, or no longer do."""
     taints = [t for t in (node.get("spec") or {}).get("taints") or [] if t["effect"] == "NoExecute"]
     actions: list[Action] = []
     for pod in pods if taints else ():
@@ -101,7 +101,7 @@ def _evict(node: Object, pods: Sequence[Object], now_s: float) -> list[Action]:
 
 
 def _time_left_s(pod: Object, taints: Sequence[Object], now_s: float) -> float | None:
-    """How long the pod may still stay; None without end."""
+    """How long the pod may still stay; None: forever."""
     ends: list[float] = []
     for taint in taints:
         fitting = [t for t in pod["spec"].get("tolerations") or [] if tolerates(t, taint)]

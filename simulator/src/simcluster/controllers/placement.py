@@ -12,7 +12,7 @@ Object = Mapping[str, Any]
 
 
 def node_takes(spec: Object, node: Object) -> bool:
-    """Whether a pod with this spec is meant for the node and tolerates what would drive it away."""
+    """Whether a pod with this spec matches the node and tolerates its taints."""
     labels = labels_of(node)
     if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
         return False
@@ -25,7 +25,7 @@ def node_takes(spec: Object, node: Object) -> bool:
 
 
 def pinned_node(pod: Object) -> str:
-    """The node a pod runs on or is pinned to by its affinity; empty if any will do."""
+    """The node a pod runs on, or to which its affinity pins it; empty if any will do."""
     if name := pod["spec"].get("nodeName"):
         return str(name)
     for term in terms_of(pod["spec"].get("affinity")) or ():

@@ -1,4 +1,4 @@
-"""Pods as controllers see them: what state they are in, and how a new one is made from a template."""
+"""Pods as controllers see them: their state, and creation from a template."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def is_active(pod: Object) -> bool:
-    """Counts as a replica: neither finished nor going."""
+    """Counts as a replica: neither finished nor being deleted."""
     return phase(pod) not in _FINISHED and not is_going(pod)
 
 
@@ -61,7 +61,7 @@ def new_pod(
 
 
 def deletion_rank(pod: Object) -> tuple[Any, ...]:
-    """Which pod goes first when some must: unplaced, then pending, then not ready, then the youngest."""
+    """Order of deletion: unplaced, then pending, then not ready, then the youngest."""
     order = {"Pending": 0, "Unknown": 1, "Running": 2}
     age_s = parse_time(pod["metadata"]["creationTimestamp"])
     restarts = sum(c.get("restartCount", 0) for c in (pod.get("status") or {}).get("containerStatuses") or [])

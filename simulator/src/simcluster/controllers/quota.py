@@ -1,4 +1,4 @@
-"""ResourceQuotas: what the pods of a namespace have of them, in their status."""
+"""ResourceQuotas: their status, with what the namespace's pods use."""
 
 from __future__ import annotations
 

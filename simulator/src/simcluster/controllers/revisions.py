@@ -19,7 +19,7 @@ def revision_name(owner: Object) -> str:
 
 
 def record(owner: Object, kind: str, label: str, held: Sequence[Object], in_use: set[str]) -> list[Action]:
-    """The present template as the newest revision; surplus old ones that no pod has go."""
+    """The present template as the newest revision; surplus old ones that no pod uses are deleted."""
     name = revision_name(owner)
     newest = max((item.get("revision", 0) for item in held), default=0)
     known = next((item for item in held if item["metadata"]["name"] == name), None)

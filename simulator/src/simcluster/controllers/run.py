@@ -1,4 +1,4 @@
-"""Runs the controllers against an API server: what changed is looked at, what was decided is done."""
+"""Runs the controllers against an API server: examines changed objects and carries out decisions."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Controllers:
             self._queue.add(("Deployment", controller_uid(owner)))
 
     def _looks_different(self, node: Object, gone: bool) -> bool:
-        """Whether what decides about placement changed: not so for the many reports of a kubelet."""
+        """Whether anything relevant to placement changed; most reports of a kubelet change nothing."""
         uid, spec = node["metadata"]["uid"], node.get("spec") or {}
         face = None if gone else (labels_of(node), spec.get("taints"))
         before, self._faces[uid] = self._faces.get(uid), face
@@ -181,7 +181,7 @@ class Controllers:
     async def _look(self, key: Key) -> None:
         kind, uid = key
         if kind == _GARBAGE:
-            # owners the cache does not know are asked for, since it may lag behind
+            # owners missing in the cache are read from the server, since the cache may lag behind
             node = self._graph.nodes.get(uid)
             gone = [item["uid"] for item in node.owners if await self._is_gone(node, item)] if node else []
             await self._executor.carry_out(key, None, garbage.collect(self._graph, uid, gone))
@@ -258,7 +258,7 @@ class Controllers:
         return quota.reconcile(obj, [pod for pod in pods if pod["metadata"]["namespace"] == namespace])
 
     async def _left(self, claim: Object) -> set[str]:
-        """The uids of those that a claim is reserved for and that use it no more."""
+        """The uids of pods that a claim is reserved for and that no longer use it."""
         found = set()
         for user in (claim.get("status") or {}).get("reservedFor") or ():
             reference = {"apiVersion": "v1", "kind": "Pod", "name": user["name"], "uid": user["uid"]}

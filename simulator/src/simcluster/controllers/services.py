@@ -78,7 +78,7 @@ def _slice(service: Object, pods: Sequence[Object], held: Sequence[Object]) -> l
 def _ports(service: Object, pods: Sequence[Object]) -> list[dict[str, Any]]:
     ports: list[dict[str, Any]] = []
     for port in service["spec"].get("ports") or []:
-        # A number as it is; a name as the first pod's containers resolve it
+        # A number as it is; a name is resolved by the first pod's containers
         target = port.get("targetPort", port["port"])
         number: int | None
         if isinstance(target, int):

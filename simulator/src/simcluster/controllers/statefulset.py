@@ -69,7 +69,7 @@ class _Held:
         return int(match[1]) if match else None
 
     def steps(self) -> list[Action]:
-        """Fill up, then scale down, then update; in order each step waits for the one before."""
+        """Fill up, then scale down, then update; in ordered mode each step waits for the previous one."""
         actions: list[Action] = []
         for number in self.wanted:
             pod = self.by_ordinal.get(number)

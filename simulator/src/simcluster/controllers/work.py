@@ -1,4 +1,4 @@
-"""A queue of keys to look at: each once at a time, again later when asked, with back-off after failures."""
+"""A queue of keys: each is processed once at a time, again on request, with back-off after failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.05, 5.0
 
 
 class WorkQueue(Generic[K]):
-    """``add`` while a key is being worked on has it looked at once more afterwards."""
+    """``add`` for a key in process makes it run once more afterwards."""
 
     def __init__(self) -> None:
         self._waiting: dict[K, None] = {}
@@ -25,7 +25,7 @@ class WorkQueue(Generic[K]):
         self._ready.set()
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """The earliest of several times counts."""
+        """If there are several times, the earliest counts."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(delay_s, 0)
         held = self._timers.get(key)

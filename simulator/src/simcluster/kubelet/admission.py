@@ -26,8 +26,9 @@ class Rejection:
 
 
 class Admission:
-    """`active` gives the pods that may hold devices now, `admitted` those that were let in, `node` reads
-    the node object."""
+    """`active` returns the pods that may hold devices now, `admitted` those already admitted, `node` the node
+    object.
+    """
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Admission:
         self._node = node
 
     async def admit(self, pod: Object, *, sources_ready: bool = True) -> Rejection | None:
-        """Give the pod its devices and check the rest; None when it may run."""
+        """Give the pod its devices and check everything else; None if it may run."""
         for spec, kind in containers_of(pod):
             demand = ContainerDemand(spec["name"], device_limits(spec), kind)
             try:
@@ -60,7 +61,7 @@ class Admission:
         return self._does_not_fit(pod) or await self._wrong_node(pod)
 
     async def allocate_again(self, pod: Object, container: str) -> None:
-        """For a container whose devices kubelet no longer knows. Raises AdmissionError."""
+        """For a container whose devices kubelet has forgotten. Raises AdmissionError."""
         for spec, kind in containers_of(pod):
             if spec["name"] == container and device_limits(spec):
                 await self._allocate(pod, ContainerDemand(container, device_limits(spec), kind))
@@ -98,7 +99,7 @@ class Admission:
         return None
 
     async def _wrong_node(self, pod: Object) -> Rejection | None:
-        """By the labels that the node has now; while it cannot be read nobody is refused."""
+        """Uses the labels that the node has now; while it cannot be read, no pod is refused."""
         spec = pod["spec"]
         node = await self._node() if spec.get("nodeSelector") or spec.get("affinity") else None
         if node is None:

@@ -11,7 +11,7 @@ FORGIVEN_AFTER_S = 600.0  # a container that ran this long starts over
 
 @dataclass(slots=True)
 class BackOff:
-    """The first failure is retried at once; each further one waits for the current delay."""
+    """The first failure is retried immediately; each further one waits for the current delay."""
 
     delay_s: float = 0.0
 

@@ -1,7 +1,7 @@
-"""The file ``kubelet_internal_checkpoint``: what the device manager remembers over a restart.
+"""The file ``kubelet_internal_checkpoint``: what the device manager remembers across a restart.
 
 Format of Kubernetes 1.36 (pkg/kubelet/cm/devicemanager/checkpoint): JSON with a 32-bit FNV-1a checksum over
-the Go-printed form of its data. A file whose checksum does not match is corrupt and is left aside whole.
+the Go-printed form of its data. A file whose checksum does not match is corrupt and is ignored entirely.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_NUMA_NODE = "-1"
 
 
 class CorruptCheckpointError(Exception):
-    """The file cannot be used; kubelet goes on without it and says so."""
+    """The file cannot be used; kubelet logs that and continues without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def write(folder: Path, raw: bytes) -> None:
 
 
 def read(folder: Path) -> Checkpoint | None:
-    """The checkpoint in `folder`, None where there is none. Raises CorruptCheckpointError."""
+    """The checkpoint in `folder`, None if there is none. Raises CorruptCheckpointError."""
     try:
         raw = (folder / FILE_NAME).read_bytes()
     except FileNotFoundError:
@@ -89,14 +89,16 @@ def read(folder: Path) -> Checkpoint | None:
 
 
 def remove_sockets(folder: Path) -> None:
-    """kubelet's start deletes everything in its plugin folder but the checkpoint: plugins must notice."""
+    """At its start kubelet deletes everything in its plugin folder except the checkpoint: plugins must
+    notice.
+    """
     for path in folder.iterdir():
         if path.name != FILE_NAME and not path.is_dir():
             os.unlink(path)
 
 
 def checksum(data: Mapping[str, Any]) -> int:
-    # the data as Go's spew prints it with types and field names, which is what kubelet hashes
+    # the data as Go's spew prints it, with types and field names: kubelet hashes this text
     entries = data["PodDeviceEntries"]
     return fnv1a_32(
         "(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"

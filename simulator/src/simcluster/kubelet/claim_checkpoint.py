@@ -1,6 +1,6 @@
-"""The file ``dra_manager_state``: what kubelet remembers of prepared claims over a restart.
+"""The file ``dra_manager_state``: what kubelet remembers of prepared claims across a restart.
 
-Format of Kubernetes 1.36 (pkg/kubelet/cm/dra/state): JSON in JSON with a CRC of the inner one.
+Format of Kubernetes 1.36 (pkg/kubelet/cm/dra/state): JSON in JSON, with a CRC of the inner one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FILE_NAME = "dra_manager_state"
 
 
 class CorruptClaimsError(Exception):
-    """The file cannot be used; kubelet does not start then: the node must be drained and the file removed."""
+    """The file cannot be used; kubelet then does not start: the node must be drained and the file removed."""
 
 
 @dataclass(slots=True)
 class PreparedClaim:
-    """What drivers answered; `pods` are the uids of those that use it here.
+    """The drivers' answers; `pods` are the uids of the pods that use it here.
 
-    `asked`: the drivers that this kubelet has asked; one that was started again has asked nobody yet.
+    `asked`: the drivers that this kubelet has called; after a restart it has called none yet.
     """
 
     message: dra.Claim
@@ -49,7 +49,7 @@ def write(root: Path, claims: Iterable[PreparedClaim]) -> None:
 
 
 def read(root: Path) -> list[PreparedClaim]:
-    """Those of the kubelet before. Raises CorruptClaimsError."""
+    """Those of the previous kubelet. Raises CorruptClaimsError."""
     try:
         document = json.loads((root / FILE_NAME).read_bytes())
         if zlib.crc32(document["Data"].encode()) != document["Checksum"]:

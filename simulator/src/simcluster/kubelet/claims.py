@@ -1,7 +1,7 @@
 """kubelet's manager of claims: finds drivers by their sockets, has claims prepared, reads their CDI devices.
 
-As in Kubernetes 1.36 a kubelet that is started again knows from its checkpoint what was prepared: it asks
-drivers anew for pods whose containers it must start, and lets go of the claims of pods that are gone.
+As in Kubernetes 1.36 a restarted kubelet knows from its checkpoint what was prepared: it calls drivers again
+for pods whose containers it must start, and unprepares the claims of pods that are gone.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _log = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 45.0
 LOOK_S = 0.1
 WIPE_AFTER_S = 30.0
-"""How long after a driver's socket went its ResourceSlices are deleted."""
+"""How long after a driver's socket has disappeared its ResourceSlices are deleted."""
 RECONCILE_S = 60.0
 HEALTH_VERSION = "v1alpha1"
-"""The one that Kubernetes 1.36 reads."""
+"""The version that Kubernetes 1.36 reads."""
 HEALTHS = {dra.HEALTHY: "Healthy", dra.UNHEALTHY: "Unhealthy"}
 HEALTH_AGAIN_S = 5.0
 FRESH_S = 30.0
-"""How long news of a device's health is believed where the driver names no other time."""
+"""How long a device's health is considered current if the driver names no other time."""
 
 
 class ClaimError(Exception):
-    """The pod's claims are not prepared; kubelet says so in an event and tries again."""
+    """The pod's claims could not be prepared; kubelet reports that in an event and retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class Driver:
     socket: Path
     version: str
     identity: object  # of the registration socket
-    following: asyncio.Task[None] | None  # its devices' health, where it tells of that
+    following: asyncio.Task[None] | None  # the health of its devices, if it reports that
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a driver said of a device, and until when that is believed (monotonic)."""
+    """A device's health as reported by a driver, and until when that is valid (monotonic)."""
 
     word: str
     message: str
@@ -81,12 +81,12 @@ class ClaimManager:
         self._client = client
         self._health_changed = health_changed
         self._drivers: dict[str, Driver] = {}
-        self._lost: dict[str, float] = {}  # drivers whose socket went, and when
+        self._lost: dict[str, float] = {}  # drivers whose socket disappeared, and when
         self._prepared: dict[tuple[str, str], PreparedClaim] = {}  # by namespace and name
         self._health: dict[str, dict[tuple[str, str], Health]] = {}  # by driver; by pool and device
 
     def recover(self) -> None:
-        """What the kubelet before had prepared. Raises CorruptClaimsError."""
+        """Restore what the previous kubelet had prepared. Raises CorruptClaimsError."""
         for each in claim_checkpoint.read(self._settings.root):
             self._prepared[each.message.namespace, each.message.name] = each
 
@@ -96,7 +96,7 @@ class ClaimManager:
     # -- drivers ----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow the folder of registration sockets; slices from before this kubelet are out of date."""
+        """Follow the folder of registration sockets; slices from before this kubelet are outdated."""
         await self._wipe(f"spec.nodeName={self._settings.name}")
         try:
             await self._follow_sockets()
@@ -138,11 +138,11 @@ class ClaimManager:
                 self._drivers[info.name] = Driver(Path(info.endpoint), offered[0], identity, following)
                 self._lost.pop(info.name, None)
                 await reader.notify(dra.RegistrationStatus(plugin_registered=True), CALL_TIMEOUT_S)
-        except CALL_FAILED as error:  # the socket is older than who serves it, or newer
+        except CALL_FAILED as error:  # the socket is older than its server, or newer
             _log.info("driver not registered yet", extra={"socket": path.name, "error": error_text(error)})
 
     async def _follow_health(self, name: str, socket: Path) -> None:
-        """For ever: where the stream ends, nothing is known of its devices until there is another."""
+        """Runs forever: when the stream ends, the health of its devices is unknown until there is another."""
         while True:
             try:
                 async with unix_channel(socket) as channel:
@@ -171,7 +171,7 @@ class ClaimManager:
     # -- claims -----------------------------------------------------------------------------------------
 
     async def prepare(self, pod: Object) -> None:
-        """Every claim of the pod, before its first container. Raises ClaimError."""
+        """Prepare every claim of the pod, before its first container. Raises ClaimError."""
         asked: dict[str, list[PreparedClaim]] = defaultdict(list)
         for name in names(pod).values():
             claim = await self._reserved(pod, name)
@@ -205,13 +205,15 @@ class ClaimManager:
             self._save()
 
     async def unprepare(self, pod: Object) -> None:
-        """When its last container has ended: claims that no other pod here uses. Raises ClaimError."""
+        """Unprepare claims that no other pod here uses, after the last container has ended. Raises
+        ClaimError.
+        """
         uid = pod["metadata"]["uid"]
         for held in [each for each in self._prepared.values() if uid in each.pods]:
             await self._let_go(held, uid)
 
     async def reconcile(self, active: Callable[[], Iterable[Object]]) -> None:
-        """Let go of the claims of pods that went while nobody looked, for ever."""
+        """Unprepare the claims of pods that disappeared while nobody watched; runs forever."""
         while True:
             alive = {pod["metadata"]["uid"] for pod in active()}
             for held in list(self._prepared.values()):
@@ -223,7 +225,7 @@ class ClaimManager:
             await asyncio.sleep(RECONCILE_S / self._settings.speed_up)
 
     async def _let_go(self, held: PreparedClaim, uid: str) -> None:
-        """One pod less; with the last one the drivers take away what they prepared. Raises ClaimError."""
+        """Remove one pod; after the last one, drivers unprepare the claim. Raises ClaimError."""
         message = held.message
         if held.pods <= {uid}:
             for driver in list(held.devices):
@@ -281,7 +283,7 @@ class ClaimManager:
         return DeviceOptions(environ, tuple(mounts), {})
 
     def dynamic_resources(self, pod: Object, container: Object) -> list[pr.DynamicResource]:
-        """As the pod-resources socket tells them."""
+        """As the pod-resources socket reports them."""
         return [
             pr.DynamicResource(
                 claim_name=claim.message.name,
@@ -302,7 +304,7 @@ class ClaimManager:
         ]
 
     def resource_status(self, pod: Object, container: Object) -> list[dict[str, Any]]:
-        """The health of what its claims gave a container, as its status tells it."""
+        """The health of the devices that its claims gave a container, for its status."""
         made, found = names(pod), []
         for use in (container.get("resources") or {}).get("claims") or ():
             held = self._prepared.get((pod["metadata"]["namespace"], made.get(use["name"], "")))
@@ -335,7 +337,7 @@ class ClaimManager:
         return [self._prepared[key] for key in keys if key in self._prepared]
 
     def _devices(self, pod: Object, container: Object) -> Iterator[tuple[str, dra.Device]]:
-        """Of each claim, what the requests that the container names were given; all where it names none."""
+        """For each claim, what the requests named by the container were given; all if it names none."""
         made = names(pod)
         for claim in self._claims(pod, container):
             uses = [

@@ -1,4 +1,4 @@
-"""The life of one container of a pod: pull, prepare, start, wait, back off, start again."""
+"""The life cycle of one container of a pod: pull, prepare, start, wait, back off, restart."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from simcluster.kubelet.runtime import Container, StartError
 from simcluster.kubelet.specification import PodFacts, specify
 from simcluster.workload.images import Image, PullError
 
-RETRY_S = 10.0  # how soon a container that cannot be configured is looked at again
+RETRY_S = 10.0  # how soon a container that cannot be configured is tried again
 START_ERROR_EXIT = 128
 DEFAULT_GRACE_S = 30
 
 
 class ContainerLife:
-    """Runs one container as long as it is needed; calls `changed` whenever its record did."""
+    """Runs one container as long as it is needed; calls `changed` whenever its record has changed."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ContainerLife:
         self._attempt = record.restart_count
 
     async def run(self) -> None:
-        """Returns when it ended and is not to be started again. Cancelled, the process lives on."""
+        """Returns when it has ended and is not to be restarted. If cancelled, the process lives on."""
         # A container that an earlier kubelet started
         container = self._node.runtime.find(self._facts.uid, self.record.name)
         if container is not None:
@@ -56,7 +56,7 @@ class ContainerLife:
             if container is None:
                 container = await self._start()
             if container is not None:
-                self.record.restart_count = self._attempt  # `kubectl logs --previous` goes by both
+                self.record.restart_count = self._attempt  # `kubectl logs --previous` uses both
                 self.record.container_id = f"sim://{container.id}"
                 prober = self._prober(container)
                 self._set(RunningState(container.started_at))
@@ -74,7 +74,7 @@ class ContainerLife:
             container = None
 
     def settle(self) -> None:
-        """Record how the container ended when it was stopped from outside."""
+        """Record how the container ended if it was stopped from outside."""
         container = self._node.runtime.find(self._facts.uid, self.record.name)
         if container is not None and not container.running and isinstance(self.record.state, RunningState):
             self._ended(container)
@@ -82,7 +82,7 @@ class ContainerLife:
     # -- starting --------------------------------------------------------------------------------
 
     async def _start(self) -> Container | None:
-        """Try until it starts; None when it was made but its program cannot be started."""
+        """Try until it starts; None if it was created but its program cannot be started."""
         image = await self._pull()
         while True:
             try:
@@ -118,7 +118,7 @@ class ContainerLife:
         return container
 
     async def _pull(self) -> Image:
-        """The image, tried again with growing pauses until it can be had."""
+        """The image; retried with growing pauses until it can be pulled."""
         reference = self.record.image
         while True:
             began = time.monotonic()
@@ -191,7 +191,7 @@ class ContainerLife:
         return policy == "OnFailure" and state.exit_code != 0
 
     async def _back_off(self) -> None:
-        """The first restart is at once; later ones show CrashLoopBackOff until their time has come."""
+        """The first restart is immediate; later ones show CrashLoopBackOff until they are due."""
         state = self.record.state
         assert isinstance(state, TerminatedState)
         self.record.last = state

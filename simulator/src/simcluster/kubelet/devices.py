@@ -1,9 +1,8 @@
 """kubelet's device manager as a state machine without I/O.
 
-It follows pkg/kubelet/cm/devicemanager of Kubernetes 1.36: which ids a container gets, in which order
-plugins are asked, what is forgotten when. Calls to plugins are *yielded* by
-`DeviceAssignments.allocate` and their answers sent back, so that one code runs under gRPC, in property
-tests and across a crash at any call.
+It follows pkg/kubelet/cm/devicemanager of Kubernetes 1.36: which ids a container gets, in which order plugins
+are called, and what is forgotten when. `DeviceAssignments.allocate` *yields* its calls to plugins and is sent
+their answers, so that the same code runs under gRPC, in property tests and across a crash at any call.
 """
 
 from __future__ import annotations
@@ -51,7 +50,9 @@ class ContainerDemand:
 
 @dataclass(frozen=True, slots=True)
 class PreferredCall:
-    """GetPreferredAllocation; the answer is a collection of ids, of which kubelet uses what is available."""
+    """GetPreferredAllocation; the answer is a collection of ids, of which kubelet uses those that are
+    available.
+    """
 
     resource: str
     available: frozenset[str]
@@ -74,7 +75,7 @@ Allocation = Generator[Call, Response, None]
 
 
 async def carry_out(steps: Allocation, ask: Callable[[Call], Awaitable[Response]]) -> None:
-    """Let `ask` answer the calls of one container's allocation; a PluginError of it goes to the steps."""
+    """Let `ask` answer the calls of one container's allocation; a PluginError is passed to the steps."""
     try:
         call = next(steps)
         while True:
@@ -103,7 +104,7 @@ class DeviceAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Device resources for the node status. `removed` ones are shown as 0, never deleted."""
+    """Device resources for the node status. Resources in `removed` are shown as 0, never deleted."""
 
     capacity: dict[str, int]
     allocatable: dict[str, int]
@@ -122,7 +123,7 @@ class _Endpoint:
 
 @dataclass(slots=True)
 class DeviceAssignments:
-    """Devices, who holds them, and which plugin serves them. Time is monotonic seconds, a parameter."""
+    """Devices, their holders, and the plugins that serve them. Time is a parameter in monotonic seconds."""
 
     rng: random.Random = field(default_factory=random.Random)
     devices: dict[str, dict[str, Device]] = field(default_factory=dict)
@@ -136,13 +137,13 @@ class DeviceAssignments:
     # -- plugins ---------------------------------------------------------------------------------
 
     def register(self, resource: str, options: Options) -> int:
-        """A plugin connected; answers its generation. An older one's updates and end no longer count."""
+        """A plugin connected; returns its generation. Updates and the end of an older one no longer count."""
         self._generation += 1
         self._endpoints[resource] = _Endpoint(self._generation, options)
         return self._generation
 
     def update(self, resource: str, generation: int, devices: Iterable[Device]) -> bool:
-        """A ListAndWatch message: the complete list. False when it is from an older plugin."""
+        """A ListAndWatch message: the complete list. False if it comes from an older plugin."""
         if not self._is_current(resource, generation):
             return False
         self._known.add(resource)
@@ -203,7 +204,7 @@ class DeviceAssignments:
         ]
 
     def restore(self, assignments: Iterable[DeviceAssignment], resources: Iterable[str], now: float) -> None:
-        """Take a checkpoint over: resources exist, with no device until their plugin comes back."""
+        """Restore a checkpoint: resources exist, but have no device until their plugin is back."""
         self._assignments = {(one.pod_uid, one.container, one.resource): one for one in assignments}
         for resource in resources:
             self._known.add(resource)
@@ -212,7 +213,7 @@ class DeviceAssignments:
         self._recount()
 
     def forget_except(self, active_uids: Iterable[str]) -> bool:
-        """Drop what pods hold that are no longer active; True when something was dropped."""
+        """Drop what pods that are no longer active hold; True if something was dropped."""
         active = set(active_uids)
         kept = {key: one for key, one in self._assignments.items() if one.pod_uid in active}
         dropped = len(kept) != len(self._assignments)
@@ -244,7 +245,7 @@ class DeviceAssignments:
             self._reuse = (pod_uid, {})
         reusable = self._reuse[1]
         resources = [name for name in container.limits if name in self._known or name in self.allocated]
-        self.rng.shuffle(resources)  # Go's map order
+        self.rng.shuffle(resources)  # the order of a Go map
         if resources:
             self.forget_except(active_uids)
         for resource in resources:
@@ -254,7 +255,7 @@ class DeviceAssignments:
                 continue
             mine = reusable.setdefault(resource, set())
             yield from self._allocate_resource(pod_uid, container, resource, mine)
-        # an init container's devices may be taken again; those of a sidecar or app container may not
+        # devices of an init container may be reused; those of a sidecar or app container may not
         for one in self.assignments_of(pod_uid, container.name):
             if container.kind is ContainerKind.INIT:
                 reusable.setdefault(one.resource, set()).update(one.ids)
@@ -304,7 +305,7 @@ class DeviceAssignments:
     def _choose(
         self, resource: str, needed: int, reusable: set[str]
     ) -> Generator[Call, Response, frozenset[str]]:
-        """The ids of one container: re-usable ones first, then the plugin's wish, then any."""
+        """The ids for one container: reusable ones first, then the plugin's preference, then any."""
         healthy = self._require_healthy(resource)
         if needed == 0:
             return frozenset()

@@ -17,7 +17,7 @@ _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_.-][A-Za-z0-9_.-]*)\))")
 
 
 class ConfigError(Exception):
-    """A variable cannot be made: the container waits with CreateContainerConfigError."""
+    """A variable cannot be resolved: the container waits with CreateContainerConfigError."""
 
 
 ReadData = Callable[[str, str], Mapping[str, str] | None]
@@ -88,7 +88,7 @@ def _value(
 
 
 def field(path: str, fields: Mapping[str, str]) -> str:
-    """The downward API's value at `path`; a label or annotation that is not there is empty."""
+    """The downward API's value at `path`; a missing label or annotation is empty."""
     if path in fields:
         return fields[path]
     if path.startswith(("metadata.labels[", "metadata.annotations[")):

@@ -1,6 +1,6 @@
 """NVIDIA's device plugin for whole cards (``nvidia.com/gpu``), as a static pod of the node.
 
-Of static pods this kubelet knows this one alone: the plugin runs while its manifest is there.
+This kubelet supports only this static pod: the plugin runs while its manifest exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ kind: Pod
 metadata: {name: nvidia-device-plugin, namespace: kube-system}
 spec: {hostNetwork: true, containers: [{name: nvidia-device-plugin-ctr, image: nvidia/k8s-device-plugin}]}
 """
-_LOOK_S = 0.2  # kubelet has inotify and looks every 20 s besides
+_LOOK_S = 0.2  # kubelet uses inotify, and in addition looks every 20 s
 _REGISTER_TIMEOUT_S = 5.0
 
 
@@ -69,7 +69,7 @@ class ExclusiveCards(DevicePluginService):
         self._server: Server | None = None
 
     async def start(self) -> None:
-        """Serve, then register, as kubelet dials back inside."""
+        """Serve first, then register, because kubelet dials back during registration."""
         self._server = Server([self])
         await self._server.start(path=str(self._folder / ENDPOINT))
         request = dp.RegisterRequest(version=API_VERSION, endpoint=ENDPOINT, resource_name=EXCLUSIVE_GPU)
@@ -77,7 +77,7 @@ class ExclusiveCards(DevicePluginService):
             await RegistrationClient(channel).register(request, _REGISTER_TIMEOUT_S)
 
     async def stop(self) -> None:
-        """End the stream, which makes the cards unallocatable at once."""
+        """End the stream, which makes the cards unallocatable immediately."""
         self._ended.set()
         await asyncio.sleep(0)
         if self._server is not None:

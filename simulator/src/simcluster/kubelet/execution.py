@@ -33,13 +33,13 @@ class ExecRequest:
 
 
 async def serve(request: web.Request, container: Container, wanted: ExecRequest) -> web.StreamResponse:
-    """Run it; the last message on the error channel tells how it ended."""
+    """Run it; the last message on the error channel says how it ended."""
     socket = web.WebSocketResponse(protocols=PROTOCOLS)
     await socket.prepare(request)
     try:
         session = await (_start_terminal if wanted.terminal else _start_plain)(container, wanted)
     except StartError as error:
-        # it could not even be started, which is kubelet's trouble and not an exit status
+        # it could not even be started, which is a kubelet error, not an exit status
         message = str(error)
         words = f"Internal error occurred: error executing command in container: {message}"
         await _send(
@@ -88,7 +88,7 @@ class Session:
                         )
                     await _send(socket, ERROR, outcome)
         finally:
-            # what was started by exec ends with its client
+            # processes started by exec end with their client
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
@@ -156,7 +156,7 @@ async def _copy(stream: asyncio.StreamReader, socket: web.WebSocketResponse, cha
 
 
 async def _copy_terminal(terminal: int, socket: web.WebSocketResponse) -> None:
-    """Until the last process on the terminal is gone, which reading tells by an error."""
+    """Until the last process on the terminal has ended, which the read reports as an error."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(terminal, readable.set)
     try:

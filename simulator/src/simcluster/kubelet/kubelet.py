@@ -39,7 +39,7 @@ _Pod = dict[str, Any]
 
 
 class Kubelet:
-    """`run` it until cancelled: that is a crash, after which another one over the same `runtime` goes on."""
+    """`run` it until cancelled, which is a crash; another one with the same `runtime` then continues."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class Kubelet:
         try:
             await self._endpoints.start()
             await self._pod_resources.start()
-            # an empty folder is a new machine to kubelet: every file counts as a checkpoint, its socket too
+            # kubelet treats an empty folder as a new machine: any file counts as a checkpoint, even its
+            # socket
             folder = self.settings.plugin_folder
             await _persist(lambda: status.register(reset_extended=not any(folder.iterdir())))
             async with asyncio.TaskGroup() as self._tasks:
@@ -119,7 +120,7 @@ class Kubelet:
             await self._server.stop()
 
     def _recover(self) -> None:
-        """Clean the plugin folder and take over the checkpoints. Raises CorruptClaimsError."""
+        """Clean the plugin folder and restore the checkpoints. Raises CorruptClaimsError."""
         self.settings.plugin_folder.mkdir(parents=True, exist_ok=True)
         self.settings.plugin_registry.mkdir(exist_ok=True)
         own = self.settings.host_root / "var" / "lib" / "kubelet"
@@ -181,7 +182,7 @@ class Kubelet:
             self._removals.put_nowait(pod)
 
     async def _admit_all(self) -> None:
-        """One pod after another, in the order of their creation."""
+        """One pod after another, in the order of creation."""
         while True:
             waiting = [await self._admissions.get()]
             while not self._admissions.empty():
@@ -190,7 +191,7 @@ class Kubelet:
             for pod, sources_ready in waiting:
                 current = self._pods.objects.get((pod["metadata"]["namespace"], pod["metadata"]["name"]))
                 if current is None or current["metadata"]["uid"] != pod["metadata"]["uid"]:
-                    continue  # deleted while it waited
+                    continue  # deleted while it was waiting
                 if _is_over(current) or current["metadata"].get("deletionTimestamp"):
                     await self._put_away(current)
                     continue
@@ -201,7 +202,7 @@ class Kubelet:
                 self._start(current)
 
     async def _put_away(self, pod: _Pod) -> None:
-        """A pod that is over, or that is being deleted before it started here."""
+        """A pod that has ended, or that is being deleted before it started here."""
         if not pod["metadata"].get("deletionTimestamp"):
             return
         if self._runtime.of_pod(pod["metadata"]["uid"]):
@@ -224,7 +225,7 @@ class Kubelet:
             worker.update(current)
 
     async def _run_worker(self, uid: str, worker: PodWorker) -> None:
-        """A pod that cannot be run for a reason nobody thought of must not stop the others."""
+        """An unexpected error with one pod must not stop the others."""
         try:
             await worker.run()
         except Exception:
@@ -236,7 +237,7 @@ class Kubelet:
             await remove(self._client, await self._removals.get())
 
     async def _reject(self, pod: _Pod, rejection: Rejection) -> None:
-        """Final: kubelet does not try again, only a controller's new pod does."""
+        """Final: kubelet does not retry; only a controller's new pod gets another chance."""
         metadata = pod["metadata"]
         await self._services.event(pod, rejection.reason, rejection.message, warning=True)
         status = {
@@ -264,7 +265,7 @@ class Kubelet:
         return (worker.pod for worker in self._workers.values() if not worker.finished)
 
     def _active_pods(self) -> Iterator[Object]:
-        """Admitted or about to be, and not over: what they hold is theirs."""
+        """Admitted or about to be, and not ended: these keep what they hold."""
         waiting = (
             pod
             for pod in self._pods.objects.values()
@@ -285,7 +286,7 @@ def _is_over(pod: Object) -> bool:
 
 
 async def _persist(action: Any) -> None:
-    """Try until the API server answers; what it refuses is logged and left."""
+    """Retry until the API server answers; what it rejects is logged and dropped."""
     delay_s = 0.2
     while True:
         try:

@@ -14,7 +14,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """What `kubectl logs` may ask for; None and False mean not asked."""
+    """Options of `kubectl logs`; None and False mean not given."""
 
     follow: bool = False
     tail_lines: int | None = None
@@ -25,7 +25,7 @@ class LogQuery:
 
 
 class LogWriter:
-    """Appends a container's output; both of its streams go through one of these."""
+    """Appends a container's output; both of its streams go through the same writer."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class LogWriter:
 
 
 async def read(path: Path, query: LogQuery, alive: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """The log's lines as asked for; with `follow` until the container is gone (`alive` turns false)."""
+    """The requested lines of the log; with `follow` until the container is gone (`alive` returns false)."""
     shown = _Shown(query)
     with path.open("rb") as file:
         entries = file.readlines()
@@ -98,7 +98,7 @@ class _Shown:
 
 
 def _text(entry: bytes, timestamps: bool) -> bytes:
-    """One entry as shown: a partial one without its line end, so that the next continues it."""
+    """One entry as shown: a partial one without its line end, so that the next one continues it."""
     moment, _, rest = entry.partition(b" ")
     _, _, rest = rest.partition(b" ")
     tag, _, text = rest.partition(b" ")

@@ -17,7 +17,7 @@ from simcluster.kubelet.settings import KubeletSettings
 
 LEASE_NAMESPACE = "kube-node-lease"
 REPORT_EVERY = timedelta(minutes=5)
-"""kubelet writes an unchanged status so often (its nodeStatusReportFrequency)."""
+"""How often kubelet writes an unchanged status (its nodeStatusReportFrequency)."""
 URL_ANNOTATION = "sim.gpuslice.io/kubelet-url"
 _HEALTHY = {
     "MemoryPressure": ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
@@ -27,7 +27,7 @@ _HEALTHY = {
 
 
 class NodeStatus:
-    """Writes one node. `clock` is monotonic, for the grace of device resources."""
+    """Writes one node. `clock` is monotonic, for the grace period of device resources."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class NodeStatus:
         self._since = timestamp(datetime.now(UTC))
 
     async def register(self, *, reset_extended: bool) -> None:
-        """Create the node, or take the existing one over.
+        """Create the node, or adopt the existing one.
 
         `reset_extended`: a kubelet that finds its plugin folder empty zeroes every extended resource of the
-        node, also those that others put there. Its own socket is usually there first, so it seldom does.
+        node, even those that others added. Its own socket usually exists first, so this happens rarely.
         """
         try:
             await self._client.create(
@@ -65,7 +65,7 @@ class NodeStatus:
         await self.report()
 
     async def report(self) -> bool:
-        """Write what changed of the status since the API server last had it; True when something did."""
+        """Write what has changed since the API server last had the status; True if something had."""
         node = await self._client.get(NODES.as_dict(), self._settings.name)
         fresh = self.status(node.get("status") or {}, self._device_manager.capacity(self._clock()))
         old = node.get("status") or {}
@@ -75,7 +75,7 @@ class NodeStatus:
         return bool(changed)
 
     async def heartbeat(self) -> None:
-        """Renew the node's Lease; make it where it is missing."""
+        """Renew the node's Lease; create it if it is missing."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         spec = {"holderIdentity": self._settings.name, "leaseDurationSeconds": 40, "renewTime": now}
         leases = LEASES.as_dict()
@@ -86,7 +86,7 @@ class NodeStatus:
             await self._client.create(leases, {"metadata": metadata, "spec": spec})
 
     def status(self, old: Mapping[str, Any], devices: Capacity) -> dict[str, Any]:
-        """The whole status, with what others put into capacity kept as it is."""
+        """The whole status; capacity that others added is kept."""
         capacity = dict(old.get("capacity") or {}) | dict(self._settings.capacity)
         capacity |= {name: str(count) for name, count in devices.capacity.items()}
         capacity |= dict.fromkeys(devices.removed, "0")

@@ -1,4 +1,4 @@
-"""What a pod's worker needs of its node, in one value."""
+"""What a pod's worker needs from its node, in one value."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DeviceOptions:
 
 
 def device_options(assignments: list[DeviceAssignment]) -> DeviceOptions:
-    """Two plugins that set the same thing: the first wins."""
+    """If two plugins set the same thing, the first wins."""
     environ: dict[str, str] = {}
     mounts: dict[str, Mount] = {}
     annotations: dict[str, str] = {}

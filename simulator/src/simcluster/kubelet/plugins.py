@@ -58,7 +58,7 @@ class PluginEndpoints(RegistrationService):
         await self._server.start(path=str(self._folder / KUBELET_SOCKET))
 
     async def stop(self) -> None:
-        """As when the process dies: every connection closes, nobody is notified."""
+        """As when the process dies: every connection closes, and nobody is notified."""
         for task in list(self._watches):
             task.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
@@ -88,7 +88,7 @@ class PluginEndpoints(RegistrationService):
             raise GRPCError(
                 Status.UNKNOWN, f"failed to dial device plugin {request.endpoint}: {error_text(error)}"
             ) from error
-        except asyncio.CancelledError:  # the plugin hung up
+        except asyncio.CancelledError:  # the plugin closed the connection
             channel.close()
             raise
         resource = request.resource_name
@@ -121,7 +121,7 @@ class PluginEndpoints(RegistrationService):
         await carry_out(steps, self._call)
 
     async def pre_start(self, resource: str, ids: Iterable[str]) -> None:
-        """PreStartContainer, where the plugin wants it. Raises PluginError."""
+        """PreStartContainer, if the plugin requires it. Raises PluginError."""
         if not self._device_manager.options(resource).pre_start_required:
             return
         request = dp.PreStartContainerRequest(devices_ids=list(ids))

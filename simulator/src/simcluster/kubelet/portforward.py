@@ -53,7 +53,7 @@ class Frames:
     _deflate: zlib._Compress = field(default_factory=lambda: zlib.compressobj(zdict=DICTIONARY))
 
     def frames_of(self, data: bytes) -> list[tuple[int, int, bytes]]:
-        """Complete frames as kind (0 for data), flags and payload; the stream's id leads each payload."""
+        """Complete frames as kind (0 for data), flags and payload, which begins with the stream's id."""
         self._unread += data
         frames = []
         while len(self._unread) >= 8:
@@ -114,7 +114,7 @@ class Forwarding:
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> None:
-        """Until the client closes the WebSocket."""
+        """Runs until the client closes the WebSocket."""
         async with self._tasks:
             async for message in self._socket:
                 if message.type == aiohttp.WSMsgType.BINARY:
@@ -138,7 +138,7 @@ class Forwarding:
         elif kind == PING:
             await self._socket.send_bytes(control(PING, payload))
         elif kind == HEADERS:
-            self._frames.headers(payload[4:])  # keeps the compression in step
+            self._frames.headers(payload[4:])  # keeps the compression state in step
         elif stream in self._connections and kind in (0, RST_STREAM):
             if payload[4:] and kind == 0:
                 self._connections[stream].from_client.put_nowait(payload[4:])
@@ -146,7 +146,7 @@ class Forwarding:
                 self._connections[stream].from_client.put_nowait(b"")
 
     async def _forward(self, stream: int, connection: Connection, port: int) -> None:
-        """Copy both ways until the program ends the connection; a failure is written to the error stream."""
+        """Copy both ways until the program closes the connection; a failure goes to the error stream."""
         try:
             reader, writer = await self._connect(port)
             copying = asyncio.create_task(_to_program(connection.from_client, writer), name="to the program")

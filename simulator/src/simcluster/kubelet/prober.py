@@ -1,4 +1,4 @@
-"""Acts on what a container's probes say: readiness shows in the status, liveness starts it again."""
+"""Acts on the results of a container's probes: readiness is shown in the status, liveness restarts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simcluster.kubelet.runtime import Container
 class Prober:
     """Probes one attempt of a container. `tell` writes an event: reason, message, whether it is a warning.
 
-    Readiness is asked for `speed_up` times as often, the others at the pace that was written.
+    Readiness is probed `speed_up` times as often, the others at the specified interval.
     """
 
     container: Container
@@ -34,7 +34,7 @@ class Prober:
         self.record.probed_started = not self.spec.get("startupProbe")
 
     async def run(self) -> None:
-        """The startup probe first, the others only after it; until cancelled or the container ends."""
+        """The startup probe first, the others only afterwards; until cancelled or the container ends."""
         startup = probe_of(self.spec, "startupProbe")
         if startup is not None and not await self._started(startup):
             return
@@ -74,7 +74,7 @@ class Prober:
                 return
 
     async def _kill(self, kind: str, reason: str) -> None:
-        """What starts it again is the ordinary way."""
+        """Only kills it: the restart is the ordinary one."""
         await self.tell("Unhealthy", f"{kind} probe failed: {reason}", True)
         words = f"Container {self.record.name} failed {kind.lower()} probe, will be restarted"
         await self.tell("Killing", words, False)

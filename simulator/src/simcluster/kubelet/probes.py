@@ -33,7 +33,7 @@ class Probe:
     failures: int = 3
 
     async def ask(self, container: Container) -> str:
-        """Empty when the container is well, else what is wrong with it, in kubelet's words."""
+        """Empty if the container is healthy, otherwise the problem, in kubelet's words."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await self._ask(container)
@@ -45,7 +45,7 @@ class Probe:
     async def _ask(self, container: Container) -> str:
         if "httpGet" in self.action:
             own = container.spec.environ.get("SIMCLUSTER_POD_ADDRESS", "")
-            try:  # where the simulated programs listen; any other program may listen on the loopback address
+            try:  # the simulated programs listen here; any other program may listen on the loopback address
                 return await self._http(self.action["httpGet"], own or LOOPBACK)
             except aiohttp.ClientConnectorError:
                 return await self._http(self.action["httpGet"], LOOPBACK)
@@ -80,7 +80,7 @@ class Probe:
 
 
 def probe_of(container: Object, kind: str, speed_up: float = 1.0) -> Probe | None:
-    """The probe under `kind` ("readinessProbe", …); a sped-up one asks that much more often."""
+    """The probe under `kind` ("readinessProbe", …); sped up, it probes that much more often."""
     spec = container.get(kind)
     if not spec:
         return None
@@ -98,14 +98,14 @@ def probe_of(container: Object, kind: str, speed_up: float = 1.0) -> Probe | Non
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a probe says after enough answers of one kind; `reason` is the last failure's words."""
+    """The result of a probe after enough equal answers; `reason` is the text of the last failure."""
 
     well: bool
     reason: str = ""
 
 
 async def verdicts(probe: Probe, container: Container) -> AsyncIterator[Verdict]:
-    """A verdict whenever enough answers in a row agree, until the container ends."""
+    """A verdict whenever enough consecutive answers agree, until the container ends."""
     await asyncio.sleep(probe.initial_delay_s)
     row, last = 0, ""
     while container.running:

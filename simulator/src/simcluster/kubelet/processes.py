@@ -26,7 +26,7 @@ class ProcessTable:
         self._folder = folder
         self._runtime = runtime
         self._shown: dict[int, str] = {}  # pid → container id, "" for a process of the host
-        self._looks: dict[int, int] = {}  # how often a process of the host was looked at
+        self._looks: dict[int, int] = {}  # how often a process of the host has been examined
 
     async def run(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -36,7 +36,7 @@ class ProcessTable:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def refresh(self) -> None:
-        """Show what is new, forget what is gone. A process in a container stays there."""
+        """Add new processes, remove ended ones. A process in a container stays there."""
         sessions = {container.process.pid: container for container in self._runtime.running()}
         present = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
         for pid in self._shown.keys() - present:
@@ -46,9 +46,10 @@ class ProcessTable:
                 self._place(pid, sessions)
 
     def _place(self, pid: int, sessions: dict[int, Container]) -> None:
-        """By session, which the first process of a container leads; else by root, which `exec` sets as well.
+        """By session, which the first process of a container leads; otherwise by root, which `exec` sets as
+        well.
 
-        A process that was forked this instant has neither yet, so one of the host is looked at again.
+        A process that has just been forked has neither yet, so a process of the host is examined again.
         """
         try:
             container = sessions.get(os.getsid(pid))
@@ -81,7 +82,7 @@ class ProcessTable:
 
 
 def cgroup_path(container: Container) -> str:
-    """As the systemd driver names it for a burstable pod under containerd."""
+    """The name that the systemd driver gives a burstable pod's container under containerd."""
     pod = container.spec.pod_uid.replace("-", "_")
     group = "/kubepods.slice/kubepods-burstable.slice"
     return f"{group}/kubepods-burstable-pod{pod}.slice/cri-containerd-{container.id}.scope"

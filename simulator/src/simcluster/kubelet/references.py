@@ -1,4 +1,4 @@
-"""The ConfigMaps and Secrets that a pod names, read from the API before its containers are made."""
+"""The ConfigMaps and Secrets that a pod names, read from the API before its containers are created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Named = tuple[str, str]  # kind ("configmap" or "secret"), name
 
 
 async def fetch(client: KubeClient, pod: Object) -> ReadData:
-    """A look-up over everything the pod names, as of now."""
+    """A look-up over everything that the pod names, as of now."""
     namespace = pod["metadata"]["namespace"]
     found = {named: await _read(client, namespace, named) for named in sorted(set(references(pod)))}
     return lambda kind, name: found.get((kind, name))

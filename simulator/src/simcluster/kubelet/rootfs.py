@@ -1,8 +1,8 @@
 """A container's root folder, without root rights or mount namespaces: every mount is a symbolic link.
 
-Programs are started with host paths, so what the folder offers is: its programs first in PATH, arguments that
-name a file of it are translated, and the library of ``/etc/ld.so.preload`` is preloaded from it, so that the
-library finds its own files beside itself, as in a real container.
+Programs are started with host paths. Therefore the folder's programs come first in PATH, arguments that name
+one of its files are translated, and the library in ``/etc/ld.so.preload`` is preloaded from the folder, so
+that it finds its own files next to itself, as in a real container.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Rootfs:
     path: Path
 
     def inside(self, container_path: str) -> Path:
-        """Where a path of the container lies on the host; it may not leave the folder."""
+        """The host path of a path in the container; it may not leave the folder."""
         normal = os.path.normpath("/" + container_path)
         return self.path / normal.lstrip("/")
 
     def translate(self, argument: str) -> str:
         """An argument that names a file of this root becomes its host path; all others stay.
 
-        So does the value of ``--flag=/path``, with its links followed: a socket's path must be short. There
-        the file may still be to come, where its folder is a mount.
+        The value of ``--flag=/path`` does, too, with its links resolved: a socket's path must be short. Such
+        a file need not exist yet if its folder is a mount.
         """
         flag, equals, value = argument.partition("=")
         if flag.startswith("--") and equals and value.startswith("/"):
@@ -73,7 +73,7 @@ class Rootfs:
         return result
 
     def _preloaded(self) -> list[str]:
-        """The libraries that the dynamic loader of the container would load first."""
+        """The libraries that the container's dynamic loader would load first."""
         try:
             names = self.inside(PRELOAD).read_text().split()
         except OSError:
@@ -82,7 +82,7 @@ class Rootfs:
 
 
 def build(path: Path, programs: Mapping[str, Path], mounts: Iterable[Mount]) -> Rootfs:
-    """Make the folder anew: the image's programs, then the mounts, outer ones first."""
+    """Recreate the folder: the image's programs, then the mounts, outer ones first."""
     shutil.rmtree(path, ignore_errors=True)
     for folder in _FOLDERS:
         (path / folder).mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def build(path: Path, programs: Mapping[str, Path], mounts: Iterable[Mount]) -> 
 
 
 def _link(root: Rootfs, container_path: str, host: Path) -> None:
-    """A mount below another mount would be written into the host's folder; such a one is left out."""
+    """A mount below another mount would be written into the host's folder, so it is left out."""
     place = root.inside(container_path)
     steps = [place.parent, *place.parent.parents]
     if any(step.is_symlink() for step in steps[: steps.index(root.path)]):

@@ -1,7 +1,7 @@
-"""kubelet's side of the gRPC between it and what runs beside it: what it serves, and what it calls.
+"""kubelet's side of gRPC with other processes on the node: what it serves, and what it calls.
 
-A device plugin registers with it and is then called; a driver of claims is found by its socket, asked who it
-is, and called; who wants to know what was given out asks it.
+A device plugin registers and is then called; a driver of claims is found by its socket, queried for its name,
+and called; monitoring queries what was given out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PodResourcesService(ABC):
 
 
 class DevicePluginClient:
-    """Calls a device plugin; each call but the stream may have a time limit in seconds."""
+    """Calls a device plugin; each call except the stream may have a time limit in seconds."""
 
     def __init__(self, channel: Channel) -> None:
         self._options = UnaryUnaryMethod(
@@ -115,7 +115,7 @@ class DevicePluginClient:
 
 
 class DriverRegistrationClient:
-    """Asks a driver at its registration socket who it is."""
+    """Queries a driver at its registration socket for its name."""
 
     def __init__(self, channel: Channel) -> None:
         self._info = UnaryUnaryMethod(

@@ -1,6 +1,6 @@
 """The container runtime: containers are local processes, each the leader of its own session.
 
-It stands apart from the kubelet, as containerd does: containers go on when the kubelet stops, and a new
+Like containerd, it is separate from the kubelet: containers continue when the kubelet stops, and a new
 kubelet finds them here.
 """
 
@@ -23,7 +23,7 @@ from simcluster.kubelet.rootfs import Rootfs
 NOT_FOUND_EXIT = 127
 NOT_EXECUTABLE_EXIT = 126
 _PR_SET_PDEATHSIG = 1
-_DRAIN_ROUNDS, _DRAIN_ROUND_S = 10, 0.05  # how long the output of a dead container's orphans is waited for
+_DRAIN_ROUNDS, _DRAIN_ROUND_S = 10, 0.05  # how long to wait for the output of a dead container's orphans
 
 
 class StartError(Exception):
@@ -36,7 +36,7 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """What to run. `environ` is whole: nothing of our own environment is added but the root's paths."""
+    """What to run. `environ` is complete: nothing of our own environment is added except the root's paths."""
 
     pod_uid: str
     name: str
@@ -94,7 +94,7 @@ class Runtime:
         log = LogWriter(spec.log)
         try:
             process = await spawn(spec, spec.argv, stdout=asyncio.subprocess.PIPE)
-        except BaseException:  # a kubelet that is killed meanwhile, too
+        except BaseException:  # also if a kubelet is killed in the meantime
             log.close()
             raise
         container = Container(spec, uuid.uuid4().hex * 2, datetime.now(UTC), process)
@@ -131,10 +131,10 @@ class Runtime:
         copies = asyncio.gather(log.copy(process.stdout, "stdout"), log.copy(process.stderr, "stderr"))
         try:
             status = await process.wait()
-            container.signal(signal.SIGKILL)  # nothing of a container outlives its first process
+            container.signal(signal.SIGKILL)  # no process of a container outlives its first one
             for _ in range(
                 _DRAIN_ROUNDS
-            ):  # not one timeout: while this loop stands still, output still waits
+            ):  # not one timeout: while this loop is blocked, output is still waiting
                 if copies.done():
                     break
                 await asyncio.wait({copies}, timeout=_DRAIN_ROUND_S)
@@ -154,7 +154,7 @@ async def spawn(
     stdout: int = asyncio.subprocess.PIPE,
     terminal: bool = False,
 ) -> asyncio.subprocess.Process:
-    """A process in the container's surroundings; with `terminal` stdin becomes its controlling one."""
+    """A process in the container's environment; with `terminal`, stdin becomes its controlling terminal."""
     environ = {**spec.environ, **spec.rootfs.environment(spec.driver)}
     program = _program(argv, environ["PATH"], spec.rootfs)
     folder = spec.rootfs.inside(spec.working_dir or "/")
@@ -165,7 +165,7 @@ async def spawn(
         def prepare() -> None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if terminal:
-                os.close(os.open(os.ttyname(0), os.O_RDWR))  # opening it makes it the controlling one
+                os.close(os.open(os.ttyname(0), os.O_RDWR))  # opening it makes it the controlling terminal
 
         return await asyncio.create_subprocess_exec(
             program,

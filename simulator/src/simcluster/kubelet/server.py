@@ -1,4 +1,4 @@
-"""kubelet's own HTTP API, as far as the API server passes requests on: logs, exec, port-forward and proxy."""
+"""kubelet's own HTTP API, as far as the API server forwards to it: logs, exec, port-forward and proxy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KubeletServer:
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         worker, record = self._container(request)
-        # which attempt's log is meant; a container that never started has none
+        # which attempt's log is requested; a container that never started has none
         previous = request.query.get("previous") == "true"
         pod = worker.pod["metadata"]["name"]
         waiting = isinstance(record.state, WaitingState)
@@ -100,7 +100,7 @@ class KubeletServer:
         return worker
 
     async def _proxy(self, request: web.Request) -> web.StreamResponse:
-        """A page of a program in the pod, which in a cluster the API server would fetch itself."""
+        """A page of a program in the pod, which in a real cluster the API server would fetch itself."""
         place = f"{request.match_info['port']}/{request.match_info['path']}"
         why = ""
         for address in (loopback_of(self._worker(request).pod), "127.0.0.1"):

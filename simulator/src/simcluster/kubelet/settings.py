@@ -1,4 +1,4 @@
-"""What one simulated kubelet is started with."""
+"""The settings of one simulated kubelet."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class KubeletSettings:
 
     @property
     def host_root(self) -> Path:
-        """What ``/`` of this node is to volumes with a host path; kubelet's own folder appears in it."""
+        """What volumes with a host path see as the node's ``/``; kubelet's own folder appears in it."""
         return self.root.parent / "host"
 
     @property
     def manifests(self) -> Path:
-        """Static pods: of those, this kubelet runs NVIDIA's device plugin of whole cards alone."""
+        """Static pods: this kubelet runs only NVIDIA's device plugin of whole cards."""
         return self.host_root / "etc" / "kubernetes" / "manifests"
 
     @property
     def proc(self) -> Path:
-        """The node's /proc, on nodes with cards; containers of a pod with hostPID are told of it."""
+        """The node's /proc, on nodes with cards; containers of a pod with hostPID get it."""
         return self.host_root / "proc"
 
     @property

@@ -21,13 +21,13 @@ from simcluster.workload.images import Image
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What all containers of a pod share. `folder` is the pod's own folder on the node."""
+    """What all containers of a pod have in common. `folder` is the pod's own folder on the node."""
 
     pod: Object
     folder: Path
     volumes: Mapping[str, Path]
     pod_ip: str
-    allocate: Callable[[str], Awaitable[None]]  # once more, for a container without its devices
+    allocate: Callable[[str], Awaitable[None]]  # again, for a container without its devices
 
     @property
     def uid(self) -> str:
@@ -39,7 +39,7 @@ class PodFacts:
 
 
 def loopback_of(pod: Object) -> str:
-    """An address in 127.0.0.0/8 for each pod, other than those of other clusters on this machine."""
+    """An address in 127.0.0.0/8 for each pod, different from those of other clusters on this machine."""
     if pod["spec"].get("hostNetwork"):
         return "127.0.0.1"
     number = zlib.crc32(f"{os.getpid()}/{pod['metadata']['uid']}".encode())
@@ -56,7 +56,7 @@ def specify(
     read: ReadData,
     attempt: int,
 ) -> ContainerSpec:
-    """One attempt of a container; its root folder is made anew. Raises ConfigError."""
+    """One attempt of a container; its root folder is recreated. Raises ConfigError."""
     own = environment(
         facts.pod,
         spec,
@@ -83,7 +83,7 @@ def specify(
 
 
 def _argv(spec: Mapping[str, Any], image: Image, own: Mapping[str, str]) -> tuple[str, ...]:
-    """Kubernetes' rule: a command drops the image's own arguments."""
+    """Kubernetes' rule: with a command, the image's own arguments are dropped."""
     command = tuple(expand(one, own) for one in spec.get("command") or ())
     arguments = tuple(expand(one, own) for one in spec.get("args") or ())
     if command:
@@ -92,7 +92,7 @@ def _argv(spec: Mapping[str, Any], image: Image, own: Mapping[str, str]) -> tupl
 
 
 def _programs(settings: KubeletSettings, image: Image, own: Mapping[str, str]) -> dict[str, Path]:
-    """The image's files and, as the container toolkit does, the driver's tools where cards are seen."""
+    """The image's files and, if cards are visible, the driver's tools, as with the container toolkit."""
     if settings.driver is None or not _sees_cards(own):
         return dict(image.programs)
     tools = {f"/usr/bin/{name}": settings.driver / name for name in rootfs.DRIVER_PROGRAMS}

@@ -30,7 +30,7 @@ def phase_of(pod: Object, records: Sequence[ContainerRecord]) -> str:
     ended = [_ended(one) for one in apps]
     if any(isinstance(one.state, WaitingState) and one.last is None for one in apps):
         return "Pending"
-    # A pod is not over before its sidecars are
+    # A pod has not ended before its sidecars have
     if (
         any(one is None for one in ended)
         or not apps
@@ -45,20 +45,20 @@ def phase_of(pod: Object, records: Sequence[ContainerRecord]) -> str:
 
 
 def final_phase(records: Iterable[ContainerRecord]) -> str:
-    """Of a deleted pod whose containers are gone: kubelet never leaves it Running (since 1.27)."""
+    """For a deleted pod whose containers are gone: kubelet never leaves it Running (since 1.27)."""
     ended = [_ended(one) for one in records]
     return "Failed" if any(one is None or one.exit_code != 0 for one in ended) else "Succeeded"
 
 
 def _ended(record: ContainerRecord) -> TerminatedState | None:
-    """How it ended, also when it waits to be started again; None while it runs."""
+    """How it ended, even if it waits to be restarted; None while it runs."""
     if isinstance(record.state, RunningState):
         return None
     return record.state if isinstance(record.state, TerminatedState) else record.last
 
 
 def conditions(phase: str, records: Sequence[ContainerRecord], old: Conditions, now: str) -> list[Any]:
-    """The four conditions kubelet owns, then those of others as they were."""
+    """The four conditions that kubelet owns, followed by those of others, unchanged."""
     fresh = {
         "PodReadyToStartContainers": {
             "status": "True" if (phase not in ("Succeeded", "Failed")) else "False"

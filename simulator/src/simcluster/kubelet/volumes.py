@@ -12,9 +12,9 @@ from simcluster.kubelet.rootfs import Mount
 
 
 def prepare(pod: Object, folder: Path, host_root: Path, read: ReadData) -> dict[str, Path]:
-    """Make every volume below `folder`; host paths are taken below `host_root`, the node's own root.
+    """Create every volume below `folder`; host paths are taken below `host_root`, the node's own root.
 
-    Raises ConfigError when a ConfigMap or Secret is missing.
+    Raises ConfigError if a ConfigMap or Secret is missing.
     """
     return {
         volume["name"]: _prepare(pod, volume, folder / volume["name"], host_root, read)

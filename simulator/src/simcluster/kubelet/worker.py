@@ -1,4 +1,4 @@
-"""The life of one admitted pod: volumes, init containers, sidecars, app containers, status, the end."""
+"""The life cycle of one admitted pod: volumes, init containers, sidecars, app containers, status, the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class PodWorker:
-    """Runs one pod. `allocate` gives a container its devices once more where they were forgotten."""
+    """Runs one pod. `allocate` gives a container its devices again if they were forgotten."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class PodWorker:
         return str(self.pod["metadata"]["uid"])
 
     def update(self, pod: dict[str, Any]) -> None:
-        """What the API server says now; a deletion timestamp ends the pod."""
+        """The pod's present state on the API server; a deletion timestamp ends the pod."""
         self.pod = pod
         theirs = status.by_type(pod.get("status", {}).get("conditions"))
         self._conditions = {
@@ -70,11 +70,11 @@ class PodWorker:
             self._deleted.set()
 
     def touch(self) -> None:
-        """Something that its status tells may have changed."""
+        """Something shown in its status may have changed."""
         self._changed.set()
 
     def vanished(self) -> None:
-        """The API server has no such pod any more: stop without grace."""
+        """The API server no longer has this pod: stop without grace."""
         self.pod = {**self.pod, "metadata": {**self.pod["metadata"], "deletionGracePeriodSeconds": 0}}
         self._deleted.set()
 
@@ -82,7 +82,7 @@ class PodWorker:
         return next((one for one in self._records if one.name == container), None)
 
     async def run(self) -> None:
-        """Until the pod is over or deleted. Cancelled (kubelet stops), the containers live on."""
+        """Runs until the pod has ended or is deleted. If cancelled (kubelet stops), containers live on."""
         reporting = asyncio.create_task(self._report(), name=f"status of {self.uid}")
         running = asyncio.create_task(self._run_containers(), name=f"pod {self.uid}")
         deleted = asyncio.create_task(self._deleted.wait(), name=f"deletion of {self.uid}")
@@ -108,7 +108,7 @@ class PodWorker:
         finally:
             await _cancel(running, deleted, reporting)
         await self._let_claims_go()
-        # last status, then take the pod off the API server, then off the disk
+        # write the last status, then remove the pod from the API server, then from the disk
         with contextlib.suppress(KubeError):
             await self._write_status()
         await remove(self._node.client, self.pod)
@@ -149,7 +149,7 @@ class PodWorker:
         await self._stop([life.record.name for life in self._lives])
 
     async def _prepare_claims(self) -> None:
-        """Before its first container: a kubelet that finds containers running asks nobody."""
+        """Before its first container; a kubelet that finds containers running calls no driver."""
         if any(one.running for one in self._node.runtime.of_pod(self.uid)):
             return
         while True:
@@ -170,7 +170,7 @@ class PodWorker:
                 await asyncio.sleep(RETRY_S / self._node.settings.speed_up)
 
     async def _facts(self) -> PodFacts:
-        """Volumes are tried until what they name is there."""
+        """Retries volumes until the objects that they name exist."""
         while True:
             try:
                 read = await references.fetch(self._node.client, self.pod)
@@ -204,14 +204,14 @@ class PodWorker:
     # -- status ----------------------------------------------------------------------------------
 
     async def _report(self) -> None:
-        """Write the status after each change; changes that come together are one write."""
+        """Write the status after each change; simultaneous changes become one write."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             try:
                 await self._write_status()
             except (NotFoundError, ConflictError):
-                pass  # deleted or made anew: the watch will tell
+                pass  # deleted or recreated: the watch will report it
             except KubeError:
                 await asyncio.sleep(1.0)
                 self._changed.set()
@@ -249,21 +249,21 @@ class PodWorker:
         }
 
     def _shown(self, record: ContainerRecord) -> dict[str, Any]:
-        """With the health of what its claims gave it."""
+        """Includes the health of the devices that its claims gave it."""
         spec = next(one for one in self.pod["spec"]["containers"] if one["name"] == record.name)
         health = self._node.claims.resource_status(self.pod, spec)
         return {**record.as_json(), **({"allocatedResourcesStatus": health} if health else {})}
 
 
 async def remove(client: KubeClient, pod: Object) -> None:
-    """Take a pod that is over off the API server; until it answers."""
+    """Remove a pod that has ended from the API server; retries until it answers."""
     metadata = pod["metadata"]
     while True:
         try:
             await client.delete(PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace_s=0)
             return
         except (NotFoundError, ConflictError):
-            return  # gone, or another pod of that name
+            return  # gone, or another pod with that name
         except KubeError:
             await asyncio.sleep(1.0)
 
@@ -279,7 +279,7 @@ def containers_of(pod: Object) -> list[tuple[dict[str, Any], ContainerKind]]:
 
 
 def _record(spec: dict[str, Any], kind: ContainerKind, pod: Object) -> ContainerRecord:
-    """As the API server has it, so that a restarted kubelet goes on counting."""
+    """From the API server's status, so that a restarted kubelet continues to count."""
     reason = "PodInitializing" if pod["spec"].get("initContainers") else "ContainerCreating"
     known = pod.get("status", {}).get("containerStatuses") or ()
     restarts = next((one.get("restartCount", 0) for one in known if one["name"] == spec["name"]), 0)

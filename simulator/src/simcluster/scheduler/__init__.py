@@ -1,1 +1,1 @@
-"""kube-scheduler's loop: the real order, the real failure handling, the real words, over real HTTP."""
+"""kube-scheduler's loop: its real order, failure handling and messages, over real HTTP."""

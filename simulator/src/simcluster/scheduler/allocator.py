@@ -1,8 +1,8 @@
 """Structured parameters: which devices of a node a pod's claims are given, as by kube-scheduler's allocator.
 
-Devices are taken in the order of the ResourceSlices, the first that fits, and taken back where a later
-request then finds none. Of a device that may be allocated several times each request consumes capacity by
-the device's own policy. Selectors other than ``device.driver == "…"`` are not understood: they need CEL.
+Devices are taken in the order of the ResourceSlices, the first that fits, with backtracking if a later
+request then finds none. If a device may be allocated several times, each request consumes capacity according
+to the device's policy. Only selectors of the form ``device.driver == "…"`` are supported: others need CEL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DeviceKey = tuple[str, str, str]  # driver, pool, name
 
 
 class AllocatorError(Exception):
-    """The claim cannot be judged: it names a class that is not there, or what is not understood here."""
+    """The claim cannot be evaluated: it names a missing class, or uses something unsupported here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One device that a claim asks for. `claim` is its position among the pod's claims to allocate."""
+    """One device that a claim requests. `claim` is its position among the pod's claims to allocate."""
 
     claim: int
     request: str
@@ -75,7 +75,7 @@ class Taken:
 
 
 def devices_of(slices: Iterable[Object], node: str) -> list[Device]:
-    """The node's devices, of pools whose newest generation is there in full."""
+    """The node's devices, from pools whose newest generation is complete."""
     pools: dict[tuple[str, str], list[Object]] = {}
     for each in sorted(slices, key=lambda one: str(one["metadata"]["name"])):
         if each["spec"].get("nodeName") == node:
@@ -91,7 +91,7 @@ def devices_of(slices: Iterable[Object], node: str) -> list[Device]:
 
 
 def wanted_of(claims: Sequence[Object], classes: Mapping[str, Object]) -> list[list[list[Wanted]]]:
-    """For each request the devices that it wants, one list for each alternative, the best first.
+    """For each request the devices that it needs, one list for each alternative, the best first.
 
     Raises AllocatorError.
     """
@@ -129,7 +129,7 @@ def allocate(
     classes: Mapping[str, Object],
     allocated: Iterable[Object],
 ) -> list[list[dict[str, Any]]] | None:
-    """The results of each claim, or None where they do not all fit. `allocated`: results of other claims.
+    """The results for each claim, or None if they do not all fit. `allocated`: results of other claims.
 
     Raises AllocatorError.
     """
@@ -144,7 +144,7 @@ def allocate(
 
 
 class _Search:
-    """Depth first: a device for each that is wanted, request after request."""
+    """Depth-first search: a device for each one requested, request after request."""
 
     def __init__(
         self, claims: Sequence[Object], devices: Sequence[Device], allocated: Iterable[Object]
@@ -175,9 +175,10 @@ class _Search:
         return False
 
     def _consumed(self, wanted: Wanted, device: Device, mine: Sequence[Taken]) -> dict[str, str] | None:
-        """What the request would consume of the device, beside `mine`; None where there is too little.
+        """What the request would consume of the device, in addition to `mine`; None if there is too little.
 
-        For admin access, too, kube-scheduler looks for room in a shared device; once given it counts no more.
+        Even for admin access, kube-scheduler looks for room in a shared device; once given, it does not
+        count.
         """
         held = [*self._used.get(device.key, ()), *(each.consumed for each in mine)]
         requested = (wanted.spec.get("capacity") or {}).get("requests") or {}
@@ -217,14 +218,14 @@ class _Search:
 
 
 def _may_have(wanted: Wanted, device: Device, mine: Sequence[Taken]) -> bool:
-    """Several devices of one request are different ones."""
+    """The devices of one request must be different ones."""
     asked = [(each.wanted.claim, each.wanted.request) for each in mine]
     fits = wanted.drivers <= {device.key[0]} and (wanted.claim, wanted.request) not in asked
     return fits and _tolerated(wanted.spec, device)
 
 
 def consumed_amount(requested: Any, offered: Object) -> str | None:
-    """By the capacity's policy: rounded up to what may be had; None for more than that."""
+    """By the capacity's policy: rounded up to what is available in one step; None if more is requested."""
     policy = offered.get("requestPolicy") or {}
     if requested is None:
         return str(policy.get("default") or offered["value"])

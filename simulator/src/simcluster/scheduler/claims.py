@@ -1,6 +1,6 @@
-"""kube-scheduler's plugin for claims: what pods claim, what of it fits on a node, and writing it down.
+"""kube-scheduler's plugin for claims: what pods claim, whether it fits on a node, and writing the result.
 
-What was decided counts at once, and is forgotten when it was not written.
+A decision counts immediately, and is forgotten if it could not be written.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CLASSES: Resource[dict[str, Any]] = Resource(
 
 @dataclass(slots=True)
 class Reserved:
-    """What a pod's claims get on its node: by uid those that had nothing before, and those it only joins."""
+    """What a pod's claims get on its node, by uid: those without an allocation, and those it only joins."""
 
     allocations: dict[str, dict[str, Any]] = field(default_factory=dict)
     claims: list[Object] = field(default_factory=list)
 
 
 def claim_names(pod: Object) -> list[str]:
-    """Of all its claims; "" for one that is not made yet."""
+    """For each of its claims; "" for one that is not created yet."""
     statuses = pod.get("status", {}).get("resourceClaimStatuses") or ()
     made = {each["name"]: each.get("resourceClaimName", "") for each in statuses}
     return [
@@ -48,7 +48,7 @@ class ClaimPlugin:
     def __init__(self, client: KubeClient, changed: Callable[[], None]) -> None:
         self._client = client
         self._changed = changed
-        self._assumed: dict[str, dict[str, Any]] = {}  # claim uid → allocation on its way
+        self._assumed: dict[str, dict[str, Any]] = {}  # claim uid → allocation being written
         self._claims: Reflector[dict[str, Any]] = Reflector(client, CLAIMS, self._on_claim)
         self._slices: Reflector[dict[str, Any]] = Reflector(client, RESOURCE_SLICES, self._on_other)
         self._classes: Reflector[dict[str, Any]] = Reflector(client, CLASSES, self._on_other)
@@ -76,7 +76,7 @@ class ClaimPlugin:
     # -- one pod --------------------------------------------------------------------------------------
 
     def are_made(self, pod: Object) -> bool:
-        """Whether all its claims are there; before that it is not even tried."""
+        """Whether all its claims exist; before that, scheduling is not attempted."""
         return len(self._of(pod)) == len(claim_names(pod))
 
     def check(self, pod: Object, node: str) -> Failure | None:
@@ -92,7 +92,7 @@ class ClaimPlugin:
         return None
 
     def reserve(self, pod: Object, node: str) -> Reserved:
-        """Count it from now on. Raises AllocatorError where it does not fit any more."""
+        """Count it from now on. Raises AllocatorError if it no longer fits."""
         found = self._decide(pod, node) if pod["spec"].get("resourceClaims") else Reserved()
         if found is None:
             raise AllocatorError(f"what the pod claims on {node} is not free any more")

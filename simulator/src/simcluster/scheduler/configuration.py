@@ -23,7 +23,7 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ExtenderConfig:
-    """One entry of ``extenders``; verbs are empty where the extender does not offer them."""
+    """One entry of ``extenders``; a verb is empty if the extender does not offer it."""
 
     url_prefix: str
     filter_verb: str = ""

@@ -15,12 +15,12 @@ from simcluster.scheduler.filters import Failure
 from simcluster.scheduler.nodes import NodeCache, NodeInfo
 from simcluster.scheduler.words import fit_error
 
-SMALL_CLUSTER = 100  # up to here every node is looked at
+SMALL_CLUSTER = 100  # up to this size every node is examined
 LEAST_PERCENTAGE = 5
 
 
 class FitError(Exception):
-    """No node does; the text is the event's message. `by_extender`: an extender refused some of them."""
+    """No node fits; the text is the event's message. `by_extender`: an extender refused some of them."""
 
     def __init__(self, message: str, *, by_extender: bool) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class FitError(Exception):
 
 @dataclass(slots=True)
 class Decider:
-    """Chooses nodes. `start` rotates so that a sample of a large cluster is another one each time."""
+    """Chooses nodes. `start` rotates, so that a large cluster is sampled differently each time."""
 
     cache: NodeCache
     extenders: Sequence[HttpExtender]
@@ -39,7 +39,7 @@ class Decider:
     _start: int = 0
 
     async def choose(self, pod: Object) -> str:
-        """The node for the pod. Raises FitError, or ExtenderError when a needed extender failed."""
+        """The node for the pod. Raises FitError, or ExtenderError if a required extender failed."""
         nominated = await self._nominated(pod)
         if nominated is not None:
             return nominated
@@ -53,7 +53,7 @@ class Decider:
             raise FitError(fit_error(len(self.cache), failures, claims=claims), by_extender=by_extender)
         if len(feasible) == 1:
             return feasible[0].name
-        # in-tree and extenders' scores added up; an extender that fails here simply has no say
+        # the sum of in-tree and extenders' scores; an extender that fails here has no say
         by_node = scores.scores(pod, feasible)
         interested = [one for one in self.extenders if one.is_interested(pod)]
         answers = await asyncio.gather(*(self._prioritize(one, pod, feasible) for one in interested))
@@ -64,21 +64,21 @@ class Decider:
         return self.rng.choice(sorted(name for name, score in by_node.items() if score == highest))
 
     async def _nominated(self, pod: Object) -> str | None:
-        """The pod's nominated node if all filters let it pass: it is tried first, alone and unscored."""
+        """The pod's nominated node if it passes all filters: it is tried first, alone and without scores."""
         node = self.cache.get(pod.get("status", {}).get("nominatedNodeName", ""))
         if node is None or self._check(pod, node, self._ignored()) is not None:
             return None
         try:
             kept = await self._filter_by_extenders(pod, [node], {})
         except ExtenderError:
-            return None  # all nodes are looked at then, and the extender is asked again
+            return None  # then all nodes are examined, and the extender is called again
         return node.name if kept else None
 
     def _ignored(self) -> frozenset[str]:
         return frozenset(name for one in self.extenders for name in one.config.ignored_by_scheduler)
 
     def _check(self, pod: Object, node: NodeInfo, ignored: frozenset[str]) -> Failure | None:
-        """In-tree filters, without and with the pods that are nominated to the node and come first."""
+        """In-tree filters, without and with the pods of higher priority that are nominated to the node."""
         failure = filters.check(pod, node, ignored)
         first = self.cache.nominated_before(pod, node.name)
         if failure is None and first:

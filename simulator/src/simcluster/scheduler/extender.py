@@ -20,12 +20,12 @@ SCORE_FACTOR = 10  # MaxNodeScore / MaxExtenderPriority
 
 
 class ExtenderError(Exception):
-    """The extender could not be asked, or answered an error; the text goes into the pod's event."""
+    """The extender could not be called, or returned an error; the text goes into the pod's event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """`failed` may be helped by preemption, `never` not; both map a node to the reason."""
+    """Preemption may help with `failed`, but not with `never`; both map a node to the reason."""
 
     nodes: tuple[str, ...]
     failed: Mapping[str, str]
@@ -44,7 +44,7 @@ class HttpExtender:
         return bool(self.config.bind_verb)
 
     def is_interested(self, pod: Object) -> bool:
-        """Without managed resources every pod; else one whose containers ask for such a resource."""
+        """Without managed resources every pod; otherwise those whose containers request such a resource."""
         if not self.config.managed:
             return True
         return not self.config.managed.isdisjoint(resource_names(pod))
@@ -67,7 +67,7 @@ class HttpExtender:
         return Filtered(tuple(names), answer.get("failednodes") or {}, never)
 
     async def prioritize(self, pod: Object, nodes: Sequence[NodeInfo]) -> dict[str, int]:
-        """Scores to add to the in-tree ones, already weighted; empty where the extender has no say."""
+        """Scores to add to the in-tree ones, already weighted; empty if the extender has no say."""
         if not self.config.prioritize_verb:
             return {}
         hosts = await self._post("prioritize", self.config.prioritize_verb, self._arguments(pod, nodes))
@@ -132,7 +132,7 @@ def resource_names(pod: Object) -> set[str]:
 
 
 def _lower(answer: Any) -> dict[str, Any]:
-    """Go matches keys without regard to case."""
+    """Go matches keys case-insensitively."""
     if not isinstance(answer, dict):
         raise ValueError(f"json: cannot unmarshal {type(answer).__name__}")
     return {key.lower(): value for key, value in answer.items()}

@@ -15,7 +15,7 @@ UNSCHEDULABLE_TAINT = {"key": "node.kubernetes.io/unschedulable", "effect": "NoS
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a node was filtered out; `unresolvable` when removing other pods would not help."""
+    """Why a node was filtered out; `unresolvable` if removing other pods would not help."""
 
     reasons: tuple[str, ...]
     unresolvable: bool = False
@@ -25,7 +25,7 @@ Filter = Callable[[Object, NodeInfo, frozenset[str]], Failure | None]
 
 
 def check(pod: Object, node: NodeInfo, ignored: frozenset[str] = frozenset()) -> Failure | None:
-    """The first filter that says no. `ignored` resources are an extender's with ``ignoredByScheduler``."""
+    """The first filter that rejects. `ignored`: resources of an extender with ``ignoredByScheduler``."""
     for one in FILTERS:
         failure = one(pod, node, ignored)
         if failure is not None:

@@ -1,6 +1,6 @@
 """kube-scheduler: watches, tries one pod after another, binds in the background.
 
-The scheduling cycle is serial, binding is not. What is assumed counts at once and is forgotten when its
+The scheduling cycle is serial, binding is not. An assumed pod counts immediately and is forgotten if its
 binding fails. Events that may make room wake the pods that did not fit.
 """
 
@@ -53,14 +53,14 @@ class Scheduler:
         self._recorder = EventRecorder(client, configuration.scheduler_names[0])
         self._cache = NodeCache()
         self._claims = ClaimPlugin(client, self._claims_changed)
-        self._gated: dict[str, Object] = {}  # pods whose claims are not made yet
+        self._gated: dict[str, Object] = {}  # pods whose claims are not created yet
         self._queue = SchedulingQueue(configuration.initial_backoff_s, configuration.max_backoff_s)
         self._stirred = asyncio.Event()
         self._bindings = asyncio.TaskGroup()
         self.synced = asyncio.Event()
 
     async def run(self) -> None:
-        """Schedule for ever."""
+        """Schedule forever."""
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             self._bindings = group
             extenders = [HttpExtender(one, session) for one in self._configuration.extenders]
@@ -188,7 +188,7 @@ class Scheduler:
     # -- failures --------------------------------------------------------------------------------
 
     async def _failed(self, waiting: Waiting, message: str, *, unschedulable: bool) -> None:
-        """Back into the queue; the pod's condition and an event say why, its nomination came to nothing."""
+        """Back to the queue; the pod's condition and an event say why, and its nomination is dropped."""
         self._queue.requeue(waiting, self._clock(), unschedulable=unschedulable)
         self._stirred.set()
         await self._event(waiting.pod, "Warning", "FailedScheduling", message)
@@ -200,7 +200,7 @@ class Scheduler:
         status = pod.get("status", {})
         known = {one["type"]: one for one in status.get("conditions") or ()}
         old = known.get("PodScheduled", {})
-        # whether the pod's nomination led nowhere, and nobody is leaving for it
+        # whether the pod's nomination failed, and no pod is leaving for it
         over = (
             {"nominatedNodeName": None}
             if bool(pod.get("status", {}).get("nominatedNodeName")) and not self._cache.leaves_for(pod)
@@ -231,7 +231,7 @@ class Scheduler:
                 uid=metadata["uid"],
             )
         except NotFoundError:
-            pass  # deleted meanwhile
+            pass  # deleted in the meantime
         except KubeError as error:
             _log.warning("condition not written", extra={"pod": metadata["name"], "error": str(error)})
 
@@ -242,14 +242,14 @@ class Scheduler:
 
 
 def _words(error: Exception) -> str:
-    """The API server's own sentence where it is one, as the real scheduler puts it into the event."""
+    """The API server's own sentence if there is one, as the real scheduler puts it into the event."""
     if isinstance(error, KubeError) and error.status.message:
         return f'running Bind plugin "DefaultBinder": {error.status.message}'
     return str(error)
 
 
 def _node_digest(node: Object) -> tuple[Any, ...]:
-    """The parts of a node that decide whether a pod fits; heartbeats change nothing of them."""
+    """The parts of a node that decide whether a pod fits; heartbeats do not change them."""
     metadata = node["metadata"]
     return (
         *(metadata.get(part) for part in _NODE_PARTS_THAT_MATTER),

@@ -1,4 +1,4 @@
-"""The scheduler's cache: nodes, the pods on them, and those assumed there until the API server says so."""
+"""The scheduler's cache: nodes, the pods on them, and those assumed there until the API server confirms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NodeInfo:
         return bool(self.node.get("spec", {}).get("unschedulable"))
 
     def with_pods(self, more: Sequence[Object]) -> NodeInfo:
-        """The node as if these ran there as well."""
+        """The node as if these pods ran there as well."""
         used = self.used
         for pod in more:
             used = add(used, pod_requests(pod))
@@ -46,7 +46,7 @@ class NodeInfo:
 
 
 class NodeCache:
-    """Nodes and what is used of them. A change costs the pods of one node."""
+    """Nodes and their usage. The cost of a change is proportional to the pods of one node."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeInfo] = {}
@@ -79,7 +79,7 @@ class NodeCache:
             self._nominated[pod["metadata"]["uid"]] = pod
 
     def nominated_before(self, pod: Object, name: str) -> list[Object]:
-        """Other pods nominated to a node whose priority is not lower: their amounts are kept for them."""
+        """Other pods of equal or higher priority nominated to a node: resources are kept for them."""
         return [
             other
             for uid, other in self._nominated.items()
@@ -89,7 +89,7 @@ class NodeCache:
         ]
 
     def leaves_for(self, pod: Object) -> bool:
-        """Whether a pod of lower priority is just leaving the node that this one is nominated to."""
+        """Whether a pod of lower priority is currently leaving the node to which this one is nominated."""
         node = self._nodes.get(pod.get("status", {}).get("nominatedNodeName", ""))
         return node is not None and any(
             each["metadata"].get("deletionTimestamp") and priority_of(each) < priority_of(pod)
@@ -104,7 +104,7 @@ class NodeCache:
         self._assumed.add(pod["metadata"]["uid"])
 
     def forget(self, uid: str) -> None:
-        """The binding failed: the pod is not there after all."""
+        """The binding failed: the pod is not there."""
         if uid in self._assumed:
             self.remove_pod(uid)
 
@@ -112,7 +112,7 @@ class NodeCache:
         return uid in self._assumed
 
     def set_pod(self, pod: Object) -> None:
-        """What the API server says about a pod with a node; a finished one uses nothing."""
+        """What the API server reports about a pod with a node; a finished one uses nothing."""
         uid = pod["metadata"]["uid"]
         self._nominated.pop(uid, None)
         if pod.get("status", {}).get("phase") in FINISHED:

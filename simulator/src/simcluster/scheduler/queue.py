@@ -1,6 +1,6 @@
-"""The scheduling queue: pods ready to be tried, pods waiting out their back-off, pods nothing helps yet.
+"""The scheduling queue: pods ready to be tried, pods in back-off, and pods that nothing can help yet.
 
-Pure: time is a parameter. A pod that did not fit waits for an event that could help; when one came while it
+Pure: time is a parameter. A pod that did not fit waits for an event that could help; if one arrived while it
 was being tried, it goes to back-off instead, so that nothing is missed.
 """
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from simcluster.cluster.amounts import Object
 
-UNSCHEDULABLE_LIMIT_S = 300.0  # after this long a pod is tried again whatever happened
+UNSCHEDULABLE_LIMIT_S = 300.0  # after this time a pod is tried again in any case
 
 
 @dataclass(slots=True)
 class Waiting:
-    """One pod in the queue. `attempts` were made; `since` is when it entered the place where it is.
+    """One pod in the queue. `attempts`: how many were made; `since`: when it entered its present place.
 
-    `any_event` wakes it, because an extender said no and only it knows what would help.
+    `any_event` wakes it, because an extender rejected it and only the extender knows what would help.
     """
 
     pod: Object
@@ -52,7 +52,7 @@ class SchedulingQueue:
         return any(uid in place for place in self._places())
 
     def add(self, pod: Object, now: float) -> None:
-        """A pod without a node appeared; one that is here already is updated."""
+        """A pod without a node appeared; a known one is updated."""
         uid = pod["metadata"]["uid"]
         if uid in self:
             self.update(pod, now)
@@ -76,7 +76,7 @@ class SchedulingQueue:
             place.pop(uid, None)
 
     def pop(self, now: float) -> Waiting | None:
-        """The next pod to try, highest priority and longest waiting first; None when there is none now."""
+        """The next pod to try, highest priority and longest waiting first; None if there is none now."""
         for uid, backing_off in list(self.backoff.items()):
             if self._backoff_end(backing_off) <= now:
                 self.active[uid] = self.backoff.pop(uid)
@@ -97,23 +97,25 @@ class SchedulingQueue:
         self.in_flight.pop(uid, None)
 
     def requeue(self, waiting: Waiting, now: float, *, unschedulable: bool) -> None:
-        """The attempt failed: for want of room (`unschedulable`), or by an error, which is tried again."""
+        """The attempt failed: for lack of room (`unschedulable`), or with an error, which is retried."""
         if self.in_flight.pop(waiting.uid, None) is None:
-            return  # deleted meanwhile
+            return  # deleted in the meantime
         waiting.since = now
         missed = waiting.round_started != self._events
         place = self.unschedulable if unschedulable and not missed else self.backoff
         place[waiting.uid] = waiting
 
     def wake(self, now: float, *, makes_room: bool = True) -> None:
-        """Something happened in the cluster; where it cannot make room only extenders may know better."""
+        """Something happened in the cluster; if it cannot make room, it wakes only pods that extenders
+        rejected.
+        """
         self._events += makes_room
         for uid, waiting in list(self.unschedulable.items()):
             if makes_room or waiting.any_event:
                 self._release(uid, now)
 
     def next_due(self, now: float) -> float | None:
-        """When `pop` may give a pod without any further event; None when never."""
+        """When `pop` may return a pod without any further event; None if never."""
         if self.active:
             return now
         times = [self._backoff_end(one) for one in self.backoff.values()]

@@ -15,7 +15,7 @@ NOTHING_CLAIMED, CLAIMS_STAY = "no new claims to deallocate", "still not schedul
 
 
 def fit_error(nodes: int, failures: Mapping[str, Failure], *, claims: bool = False) -> str:
-    """`nodes` is how many there are; `failures` why each of them does not do, by node name.
+    """`nodes`: the number of nodes; `failures`: why each of them is not suitable, by node name.
 
     `claims`: whether the pod has any.
     """
@@ -24,7 +24,7 @@ def fit_error(nodes: int, failures: Mapping[str, Failure], *, claims: bool = Fal
     reasons = Counter(reason for failure in failures.values() for reason in failure.reasons)
     head = _available(nodes, _histogram(reasons))
     deallocation = CLAIMS_STAY if claims else NOTHING_CLAIMED
-    # a node that nobody named is taken as one where evicting pods cannot help
+    # a node that is not named counts as one where evicting pods cannot help
     candidates = sum(not failure.unresolvable for failure in failures.values())
     preemption = _histogram(Counter({NO_VICTIMS: candidates, NO_HELP: nodes - candidates}))
     return f"{head} {deallocation}, preemption: {_available(nodes, preemption)}"

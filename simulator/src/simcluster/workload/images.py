@@ -1,7 +1,7 @@
 """The simulated registry: which local program stands for which image.
 
-An image is a small set of files laid into the container's root folder, and the command it starts. Images that
-are not known cannot be pulled, and the error says so like a real registry's.
+An image is a small set of files placed into the container's root folder, and the command that it starts.
+Unknown images cannot be pulled, with an error like a real registry's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEEDS = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples"
 
 
 class PullError(Exception):
-    """The image cannot be pulled; the text is what the container's status says."""
+    """The image cannot be pulled; the text is shown in the container's status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ImageRegistry:
             **names,
             **dict.fromkeys(shells, shell),
             "python": python,
-            "cuda": shell,  # nvidia/cuda and nvcr.io/nvidia/cuda; nvidia-smi is every container's
+            "cuda": shell,  # nvidia/cuda and nvcr.io/nvidia/cuda; every container has nvidia-smi
             "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0": _python_image("vector_add.py"),
             f"{SEEDS}/cuda-malloc:3G": Image(("cuda_malloc", "3G"), programs=cuda_malloc),
             f"{SEEDS}/cuda-malloc:6G": Image(("cuda_malloc", "6G"), programs=cuda_malloc),
@@ -81,7 +81,7 @@ def strip_tag(reference: str) -> str:
 
 
 def _python_image(main: str, script: str = "") -> Image:
-    """A Python program at /app/main.py, started by `script` where there is one."""
+    """A Python program at /app/main.py, started by `script` if given."""
     paths = {"/app/main.py": _program(main), "/app/cuda.py": _program("cuda.py"), **python_program()}
     if not script:
         return Image(("python3", "/app/main.py"), programs=paths)

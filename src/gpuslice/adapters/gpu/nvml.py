@@ -37,7 +37,7 @@ EVENT_WAIT_MS = 1000
 
 
 class NvmlSource:
-    """`GpuSource` over ``libnvidia-ml.so.1``; `library` names the file where the loader would not find it."""
+    """`GpuSource` over ``libnvidia-ml.so.1``; `library` names the file if the loader would not find it."""
 
     def __init__(self, *, library: str = "", timeout_s: float = 10.0) -> None:
         self._driver = _Driver(library)
@@ -80,24 +80,24 @@ def _translated(function: Callable[[], T]) -> Callable[[], T]:
 
 
 class DriverReplacedError(GpusliceError):
-    """NVML in this process's memory is of an earlier driver; only a new process gets another."""
+    """The NVML library in this process is that of an earlier driver; only a new process can load another."""
 
 
 class Nvml:
-    """NVML, open or not. It looks for cards when the first in a process opens it, and not again before the
-    last has closed it. `library` names the file where the loader would not find it."""
+    """NVML, open or not. It enumerates the cards when its first user in a process opens it, and not again
+    before the last one has closed it. `library` names the file if the loader would not find it."""
 
     def __init__(self, library: str = "") -> None:
         self._library = library
         self._is_open = self._was_open = False
 
     def open(self) -> None:
-        """Nothing where it is open. Raises `GpuUnavailableError` where the library cannot be loaded,
+        """Does nothing if it is open. Raises `GpuUnavailableError` if the library cannot be loaded,
         `DriverReplacedError`, else NVML's own errors."""
         if self._is_open:
             return
         if self._library:
-            # The binding opens the library by its soname; one that is loaded already answers to it.
+            # The binding opens the library by its soname, which finds a library that is already loaded.
             try:
                 ctypes.CDLL(self._library, mode=ctypes.RTLD_GLOBAL)
             except OSError as error:
@@ -124,7 +124,7 @@ class _Driver:
     def __init__(self, library: str) -> None:
         self._nvml = Nvml(library)
         self._events: Any = None  # the event set that is followed
-        self._waits = threading.Lock()  # held while NVML waits for an event: it is not closed meanwhile
+        self._waits = threading.Lock()  # held while NVML waits for an event, so that it is not closed
         self._processes: dict[str, ProcessReader] = {}  # by uuid
         self._links: dict[tuple[str, str], Link] = {}  # by two uuids
         self._uuids: dict[int, str] = {}  # by handle: an event of a dead card can still be attributed
@@ -238,7 +238,7 @@ def _link_between(first: int, second: int) -> Link:
     """The link between two cards, by their places in the driver's enumeration. Raises `pynvml.NVMLError`."""
     one, other = pynvml.nvmlDeviceGetHandleByIndex(first), pynvml.nvmlDeviceGetHandleByIndex(second)
     over_nvlink = pynvml.NVML_P2P_CAPS_INDEX_NVLINK
-    with contextlib.suppress(pynvml.NVMLError):  # the PCI bus is reported also where NVLink is missing
+    with contextlib.suppress(pynvml.NVMLError):  # the PCI bus is reported even if NVLink is missing
         if pynvml.nvmlDeviceGetP2PStatus(one, other, over_nvlink) == pynvml.NVML_P2P_STATUS_OK:
             return Link.NVLINK
     level = pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other)

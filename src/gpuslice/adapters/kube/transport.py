@@ -1,7 +1,7 @@
 """The seam under the Kubernetes client: bytes to the API server and back.
 
-Production uses `HttpTransport`, in a `TimedTransport` where the times of requests are published; a test may
-plug anything that answers like an API server.
+Production uses `HttpTransport`, wrapped in a `TimedTransport` if request times are published; a test may plug
+in anything that answers like an API server.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 class Transport(Protocol):
-    """Carries requests. Header names of a `ApiResponse` are lower case; paths start with a slash."""
+    """Carries requests. Header names of an `ApiResponse` are lower case; paths start with a slash."""
 
     async def request(self, request: ApiRequest) -> ApiResponse:
-        """The answer, whatever its status; UnavailableError when there was none."""
+        """The answer, whatever its status; UnavailableError if there was none."""
 
     def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
         """The lines of an endless answer, without line ends; a KubeError if it is not a 2xx or breaks off."""
 
 
 class HttpTransport:
-    """HTTP(S) with connection reuse. Credentials are looked at for every request, so they may rotate.
+    """HTTP(S) with connection reuse. Credentials are checked for every request, so they may rotate.
 
-    `timeout_s` is for one request to be answered whole; streams end by their own ``timeoutSeconds``. Answers
-    are asked for uncompressed: beside the API server, to compress costs both more than the network does.
+    `timeout_s` limits one request, up to the end of its answer; streams end by their own ``timeoutSeconds``.
+    Answers are requested uncompressed: near the API server, compression costs more than the network.
     """
 
     def __init__(self, connection: Connection, *, timeout_s: float = 30, connections: int = 20) -> None:
@@ -60,7 +60,7 @@ class HttpTransport:
         self._open: set[HttpConnection] = set()
         self._idle: list[HttpConnection] = []  # the last one used is used next
         self._tls: tuple[Secret, ssl.SSLContext] | None = None
-        self._same: tuple[Secret, str] | None = None  # the headers that all requests of a secret carry
+        self._same: tuple[Secret, str] | None = None  # the headers of all requests with one secret
         self._failing_since: float | None = None  # each request since then failed
         self._is_away = False  # and that has been logged
 
@@ -214,7 +214,7 @@ class HttpTransport:
     # -- whether it answers ----------------------------------------------------------------------------------
 
     def _note_failure(self, failure: UnavailableError) -> None:
-        """Log once that nothing is answered any more; the callers log what they could not do."""
+        """Log once that the server no longer answers; the callers log what they could not do."""
         now = asyncio.get_running_loop().time()
         if self._failing_since is None:
             self._failing_since = now
@@ -233,7 +233,7 @@ class HttpTransport:
     # -- who we are ------------------------------------------------------------------------------------------
 
     async def _secret(self) -> Secret:
-        """Who we are now. What cannot be had now may be had later: a plugin asks over the network too."""
+        """The current credentials. A failure may be temporary: a plugin, too, uses the network."""
         credentials = self._config.credentials
         try:
             if credentials.blocks():  # it may take seconds: not on the event loop
@@ -244,7 +244,7 @@ class HttpTransport:
             raise UnavailableError(f"no credentials: {error}", outcome_unknown=False) from error
 
     async def _renewed(self) -> bool:
-        """After a 401: whether reading the credentials again gave others than those refused."""
+        """After a 401: whether reading the credentials again gave different ones."""
         before = await self._secret()
         self._config.credentials.forget()
         return await self._secret() != before
@@ -252,7 +252,7 @@ class HttpTransport:
 
 @dataclass(slots=True)
 class _Sent:
-    """How far a request came: `begun` to be sent, on a `reused` connection."""
+    """How far a request came: sending has `begun`, on a `reused` connection."""
 
     begun: bool = False
     reused: bool = False
@@ -272,7 +272,7 @@ def _own_header_lines(pairs: Pairs) -> str:
 
 
 def _header_lines(headers: Mapping[str, str]) -> str:
-    """ConfigError when a value would become two headers: it came from a kubeconfig or a token file."""
+    """ConfigError if a value would become two headers: it came from a kubeconfig or a token file."""
     for name, value in headers.items():
         if not _HEADER.fullmatch(value):
             raise ConfigError(f"the value for the header {name} has characters that no header may have")
@@ -314,11 +314,11 @@ async def _lines(connection: HttpConnection, request: ApiRequest) -> AsyncGenera
 
 
 Observe = Callable[[float, str, str], None]
-"""Seconds, method, resource."""
+"""Arguments: seconds, method, resource."""
 
 
 class TimedTransport:
-    """`observe` hears of every request when it has been answered or has failed; not of watches."""
+    """`observe` is called for every request that was answered or has failed; not for watches."""
 
     def __init__(self, inner: Transport, observe: Observe) -> None:
         self._inner = inner

@@ -1,1 +1,1 @@
-"""The command line: what people type. It starts at once, so each command is imported when it is called."""
+"""The command line. Each command is imported only when it is called, so that the program starts fast."""

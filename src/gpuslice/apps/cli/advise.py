@@ -1,4 +1,4 @@
-"""``gpuslice advise``: who asks for too much or too little, and which cards could be emptied."""
+"""``gpuslice advise``: which pods request too much or too little, and which cards could be emptied."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
 
 
 def text(found: Advice) -> str:
-    """The advice for people: sizes, what namespaces could give back, cards to empty, and the risk."""
+    """The advice as text: sizes, what namespaces could give back, cards to empty, and the risk."""
     from gpuslice.apps.cli.table import aligned, row
     from gpuslice.core.advice import MOVE_RISK, SETTLED_S, SIZE_RISK
     from gpuslice.core.words import counted

@@ -1,6 +1,6 @@
-"""The picture of ``gpuslice simulate --plot``: what each policy allocates while the pods arrive, as SVG.
+"""The chart of ``gpuslice simulate --plot``: what each policy allocates while the pods arrive, as SVG.
 
-Readable on light and dark pages, without a library or a script.
+Readable on light and dark backgrounds, without a library or a script.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ STYLE = (
     "text{fill:#222}.soft{fill:#666}.grid{stroke:#888;stroke-opacity:.3}.axis{stroke:#888}"
     "@media (prefers-color-scheme:dark){text{fill:#eee}.soft{fill:#aaa}}"
 )
-TICKS = 5  # at least so many steps, if round numbers allow
-STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # round ones, in each power of ten
-LEAST_START = 20.0  # %; a picture that could begin below begins at 0
+TICKS = 5  # at least this many steps, if round numbers allow
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # round numbers, in each power of ten
+LEAST_START = 20.0  # %; an axis that would start below this starts at 0
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666")
-"""Told apart by the colour-blind, too."""
+"""Distinguishable for the colour-blind, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart, and what the legend says of it."""
+    """One line of a chart, and its text in the legend."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn; both axes begin at `start`."""
+    """The data of a chart; both axes begin at `start`."""
 
     title: str
     across: str
@@ -53,7 +53,7 @@ class Chart:
 
 
 def chart(simulation: Simulation) -> Chart:
-    """The best policy first. Begins where the policies begin to differ, at 0 where they hardly do."""
+    """The best policy first. The axis begins where the policies start to differ, at 0 if they hardly do."""
     ordered = sorted(simulation.policies.items(), key=lambda item: -item[1].outcome.allocated_units)
     asked = asked_percent(simulation)
     lines = []
@@ -103,7 +103,7 @@ def svg(chart: Chart) -> str:
     for y in _ticks(scale.start, scale.most_y):
         parts.append(f'<path d="M{LEFT} {scale.y(y):.1f}H{WIDTH - RIGHT}" {_kind(y, scale)}/>')
         parts.append(_text(LEFT - 8, scale.y(y) + 4, f"{y:g}", anchor="end"))
-    for line in reversed(chart.lines):  # the first on top
+    for line in reversed(chart.lines):  # the first is drawn on top
         points = " ".join(f"{scale.x(x):.1f},{scale.y(y):.1f}" for x, y in line.points)
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{line.color}" {_width(line)} '
@@ -118,7 +118,7 @@ def svg(chart: Chart) -> str:
 
 
 def _end(values: Iterable[float], start: float) -> float:
-    """The end of an axis, never its start."""
+    """The end of an axis, which always lies beyond its start."""
     most = max(values, default=start)
     return round_up(most - start) + start if most > start else start + 1.0
 
@@ -154,7 +154,7 @@ def _ticks(start: float, most: float) -> list[float]:
 
 
 def _kind(value: float, scale: _Scale) -> str:
-    """The axes themselves are drawn stronger than the grid."""
+    """The axes are drawn stronger than the grid."""
     return f'class="{"axis" if value == scale.start else "grid"}"'
 
 

@@ -1,4 +1,4 @@
-"""Reads a cluster for the commands that show it: the API server and nothing else."""
+"""Reads a cluster for the commands that show it, using only the API server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpuslice.core.report import NodeFacts, PodFacts, Report, report
 
 
 class NoSuchNodeError(GpusliceError):
-    """There is no node of that name; the message names the nearest."""
+    """There is no node of that name; the message names the most similar one."""
 
     def __init__(self, name: str, names: Sequence[str]) -> None:
         hint = nearest(name, names)
@@ -31,16 +31,16 @@ class NoSuchNodeError(GpusliceError):
 
 
 class NoSuchNamespaceError(GpusliceError):
-    """There is no namespace of that name; the message names the nearest."""
+    """There is no namespace of that name; the message names the most similar one."""
 
 
 def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
-    """A client for the cluster that flags and environment mean."""
+    """A client for the cluster selected by flags and environment."""
     return SyncClient(SyncTransport(connection_of(flags), timeout_s=timeout_s))
 
 
 def connection_of(flags: Flags) -> Connection:
-    """Where the cluster is, and the namespace that is meant."""
+    """The connection to the cluster, and the selected namespace."""
     return connect(
         flags.environ,
         kubeconfig=flags.kubeconfig,
@@ -51,7 +51,7 @@ def connection_of(flags: Flags) -> Connection:
 
 
 def read_report(client: SyncClient, node: str = "") -> Report:
-    """Allocations of all nodes, or of one. NoSuchNodeError when there is no node of that name."""
+    """Allocations of all nodes, or of one. NoSuchNodeError if there is no node of that name."""
     try:
         nodes = [client.get(NODES, node)] if node else client.list(NODES)
     except NotFoundError as error:
@@ -59,7 +59,7 @@ def read_report(client: SyncClient, node: str = "") -> Report:
     fields = f"{LIVING},spec.nodeName={node}" if node else f"{LIVING},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
     cards = {each.metadata.name: _cards_of_claims(each) for each in nodes}
-    held: Mapping[str, Sequence[ClaimedSlice]] = {}  # by the pod's uid; of pods that share a claim the first
+    held: Mapping[str, Sequence[ClaimedSlice]] = {}  # by pod uid; a shared claim counts for its first pod
     try:
         held = held_by_claims(client.list(RESOURCE_CLAIMS) if any(cards.values()) else (), cards)
     except KubeError as error:
@@ -72,7 +72,7 @@ def _cards_of_claims(node: Node) -> tuple[Card, ...]:
 
 
 def check_namespace(client: SyncClient, namespace: str) -> None:
-    """Raises `NoSuchNamespaceError`, where we may list namespaces: only who may can tell."""
+    """Raises `NoSuchNamespaceError`; without the right to list namespaces nothing can be said."""
     try:
         names = [each["metadata"]["name"] for each in client.list(NAMESPACES)]
     except KubeError:
@@ -89,7 +89,7 @@ def node_names(client: SyncClient) -> list[str]:
 def node_facts(node: Node) -> NodeFacts:
     conditions = {each.type: each.status for each in node.status.conditions or ()}
     addresses = (each.address for each in node.status.addresses or () if each.type == "InternalIP")
-    # of a node of claims what it would offer otherwise: people and tools count in that
+    # for a node of claims, the resource it would otherwise offer: people and tools count in that
     amounts = amounts_of(cards) if (cards := _cards_of_claims(node)) else {}
     return NodeFacts(
         name=node.metadata.name,
@@ -104,7 +104,7 @@ def node_facts(node: Node) -> NodeFacts:
 
 
 def pod_facts(pod: Pod, held: Mapping[str, Sequence[ClaimedSlice]] = {}) -> PodFacts:
-    """`held`: what claims gave pods, by their uid."""
+    """`held`: what pods were given by claims, by pod uid."""
     limits = (each.resources.limits or {} for each in pod.spec.containers if each.resources is not None)
     whole = sum(whole_number(each.get(EXCLUSIVE_GPU)) or 0 for each in limits)
     view = with_claimed(pod_view(pod), held.get(pod.metadata.uid, ()))
@@ -112,14 +112,14 @@ def pod_facts(pod: Pod, held: Mapping[str, Sequence[ClaimedSlice]] = {}) -> PodF
 
 
 def _status_of(pod: Pod) -> str:
-    """As kubectl prints it: why the first container that does not run does not, else the phase."""
+    """As kubectl prints it: the reason why the first container that is not running is not, or the phase."""
     if pod.metadata.deletion_timestamp is not None:
         return "Unknown" if pod.status.reason == "NodeLost" else "Terminating"
     first = pod.status.init_container_statuses or ()
     for number, each in enumerate(first):
         ended = (each.state or {}).get("terminated")
         is_done = ended is not None and not ended.get("exitCode")
-        if not is_done and pod.status.phase != "Running":  # else it runs beside the others
+        if not is_done and pod.status.phase != "Running":  # otherwise it runs beside the other containers
             why = _why_not_running(each)
             return f"Init:{why if why not in {'', 'PodInitializing'} else f'{number}/{len(first)}'}"
     containers = pod.status.container_statuses or ()

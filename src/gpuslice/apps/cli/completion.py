@@ -1,4 +1,4 @@
-"""Shell completion: ``gpuslice completion``, names that only the cluster knows, and how kubectl asks."""
+"""Shell completion: ``gpuslice completion``, names from the cluster, and the protocol of kubectl."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(context: click.Context, shell: str) -> None:
 
 
 def nodes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of nodes; none when the cluster does not answer soon, for a Tab is no place for errors."""
+    """Names of nodes; none if the cluster does not answer soon, as Tab must not print errors."""
     from click.shell_completion import CompletionItem
 
     from gpuslice.apps.cli.cluster import client_of, node_names
@@ -55,7 +55,7 @@ def nodes(context: click.Context, parameter: click.Parameter, incomplete: str) -
 
 
 def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the pods of the namespace, under the same rule."""
+    """Names of the pods of the namespace; none under the same condition."""
     from click.shell_completion import CompletionItem
 
     from gpuslice.adapters.kube.resources import PODS
@@ -73,7 +73,7 @@ def pods(context: click.Context, parameter: click.Parameter, incomplete: str) ->
 
 
 def kubectl_answer(command: click.Command, words: Sequence[str]) -> str:
-    """What ``kubectl_complete-<plugin> WORDS…`` prints: one proposal a line, then what to do with them."""
+    """What ``kubectl_complete-<plugin> WORDS…`` prints: one proposal per line, then a directive."""
     from click.shell_completion import ShellComplete
 
     *before, incomplete = words or [""]

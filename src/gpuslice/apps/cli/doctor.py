@@ -1,4 +1,4 @@
-"""``gpuslice doctor``: looks for what is wrong with a cluster."""
+"""``gpuslice doctor``: finds problems in a cluster."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 PAUSE_S = 2.0
 INDENT = " " * 9
 MOST_SHOWN = 20
-"""Of findings, the worst first: what fits on two screens is read."""
+"""Number of findings shown, the worst first: people read what fits on two screens."""
 FOUND = 3
-"""The exit code when something is wrong: 1 means that the cluster could not be read."""
+"""The exit code if problems were found; 1 means that the cluster could not be read."""
 
 
 @click.command("doctor")
@@ -119,7 +119,7 @@ def command(
 
 
 def print_findings(findings: Sequence[Finding], facts: Facts, *, one_by_one: bool) -> None:
-    """For people: what is the same of many objects once, and no more than somebody reads."""
+    """Print findings as text: those shared by many objects once, and no more than people read."""
     from gpuslice.apps.diagnosis.doctor_facts import Level
     from gpuslice.apps.diagnosis.doctor_groups import grouped
 

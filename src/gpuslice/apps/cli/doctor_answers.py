@@ -1,4 +1,4 @@
-"""Checks whether our services answer, from inside the cluster: ``gpuslice doctor --answers URL``."""
+"""Checks from inside the cluster whether our services answer: ``gpuslice doctor --answers URL``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 5.0
 
 
 def places_of(urls: Sequence[str]) -> list[tuple[str, str]]:
-    """Namespace and name of the services that are meant by ``http://NAME.NAMESPACE.svc…``."""
+    """Namespace and name of the services in URLs of the form ``http://NAME.NAMESPACE.svc…``."""
     return [place for url in urls if (place := _place(url)) is not None]
 
 
@@ -29,8 +29,8 @@ def answers(facts: Facts, urls: Sequence[str]) -> Iterator[Finding]:
             if why := ask(url, _authority(facts, place)):
                 fix = "see whether the pods behind it are ready, their logs, and network policies before them"
                 yield Finding(Level.ERROR, url, f"does not answer: {why}", fix)
-        elif place[1] != EXTENDER:  # of that, its own check tells
-            # a note only where its pods run on nodes that share cards, and there is none yet
+        elif place[1] != EXTENDER:  # the extender has its own check
+            # only a note if its pods run on nodes that share cards, and there is none yet
             anywhere = any(hook_service(hook) == place for hook in facts.hooks)
             level = Level.ERROR if anywhere or facts.labelled() else Level.NOTE
             fix = f"kubectl -n {place[0]} get all -l component={place[1]}, and the events of what is there"
@@ -46,7 +46,7 @@ def _place(url: str) -> tuple[str, str] | None:
 
 
 def _has_pods(facts: Facts, place: tuple[str, str]) -> bool:
-    """True also where nothing is known: then only asking tells."""
+    """True also if that is unknown: then only a request can show it."""
     known = [
         each
         for each in facts.slices
@@ -57,7 +57,7 @@ def _has_pods(facts: Facts, place: tuple[str, str]) -> bool:
 
 
 def _authority(facts: Facts, place: tuple[str, str] | None) -> str:
-    """The authority that the API server trusts for this service, as PEM; "" for the system's."""
+    """The CA certificates that the API server trusts for this service, as PEM; "" for the system's."""
     for hook in facts.hooks:
         if place is not None and hook_service(hook) == place:
             for each in hook.get("webhooks") or []:
@@ -67,7 +67,7 @@ def _authority(facts: Facts, place: tuple[str, str] | None) -> str:
 
 
 def ask(url: str, authority: str) -> str:
-    """Why `url` did not answer with success, "" when it did. `authority`: PEM; "" for the system's."""
+    """Why `url` did not answer with success; "" if it did. `authority`: PEM; "" for the system's."""
     try:
         context = ssl.create_default_context(cadata=authority or None)
         with urlopen(url, timeout=TIMEOUT_S, context=context):
@@ -76,5 +76,5 @@ def ask(url: str, authority: str) -> str:
         said = " ".join(error.read(500).decode("utf-8", "replace").split())
         return f"{said or error.reason} (HTTP {error.code})"
     except (OSError, ValueError, HTTPException) as error:
-        reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
+        reason = getattr(error, "reason", error)  # urllib's errors wrap the cause
         return words_of(reason) if isinstance(reason, Exception) else str(reason)

@@ -91,7 +91,7 @@ def _keyed(amounts: Any) -> dict[str, int]:
 
 
 def arena_document(report: Report, cards: Iterable[CardUsage] = ()) -> Document:
-    """`cards`: what exporters measured, where that was asked for."""
+    """`cards`: measured by exporters, if that was requested."""
     metrics: dict[str, list[Document]] = defaultdict(list)
     for card in cards:
         metrics[card.node].append(

@@ -1,4 +1,4 @@
-"""Whether this machine's dynamic loader would put a library into a program: by the files' first bytes."""
+"""Whether this machine's dynamic loader would load a library into a program, from the files' headers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ _HEAD = struct.Struct("<16xHHIQQQIHHH")  # Elf64_Ehdr up to e_phnum
 _INTERPRETER = 3  # PT_INTERP
 _SHARED = 3  # ET_DYN
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine
-_MOST_BYTES = 4096  # program headers stand right behind the head
+_MOST_BYTES = 4096  # program headers follow directly after the ELF header
 
 
 def why_not_held(path: Path) -> str:
-    """What kind of program it is if the preload library cannot be in it; "" if it can, or for all we know."""
+    """What kind of program it is if the preload library cannot be loaded into it; "" if it can, or if
+    unknown.
+    """
     try:
         with path.open("rb") as file:
             begin = file.read(_MOST_BYTES)
     except OSError:
         return ""
     if sys.byteorder != "little" or begin[:4] != b"\x7fELF" or len(begin) < _HEAD.size:
-        return ""  # a script, say: its interpreter counts
+        return ""  # for example a script: its interpreter counts
     if begin[4] != 2:
         return "a 32-bit program"
     _, _, _, _, headers_at, _, _, _, size, count = _HEAD.unpack_from(begin)
@@ -37,7 +39,7 @@ def why_not_held(path: Path) -> str:
 
 
 def why_not_loaded(library: Path) -> str:
-    """Why the loader would leave `library` out and start programs without it; "" if it would take it."""
+    """Why the loader would skip `library` and start programs without it; "" if it would load it."""
     try:
         with library.open("rb") as file:
             begin = file.read(_HEAD.size)

@@ -1,4 +1,4 @@
-"""``gpuslice explain POD``: why it waits, why it is where it is, and what became of it there."""
+"""``gpuslice explain POD``: why it waits, why it is where it is, and how it fared there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what explains a pod: the pod itself, the cluster's allocations, its last events, what it uses now."""
+"""Reads what explains a pod: the pod, the cluster's allocations, its last events, its current usage."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ OWNERS = {
     "replicaset": Resource(_APPS, "replicasets", "ReplicaSet", DICT),
     "job": Resource("batch/v1", "jobs", "Job", DICT),
 }
-"""Whose pods can be asked about by its name."""
+"""Kinds whose pods can be explained by the name of the owner."""
 SHORT = {"deploy": "deployment", "sts": "statefulset", "ds": "daemonset", "rs": "replicaset"}
 SHORT |= {"po": "pod", "ns": "namespace"}
 
 
 class NoSuchPodError(GpusliceError):
-    """There is no pod, or nothing that has pods, of that name; the message names the nearest."""
+    """There is no pod, and no owner of pods, of that name; the message names the most similar one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanations:
-    """Of one pod, or of all pods that `name` has; `problems` are of the owner itself: why it has no pods."""
+    """Of one pod, or of all pods of `name`; `problems` concern the owner itself: why it has no pods."""
 
     name: str
     pods: tuple[PodExplanation, ...]
@@ -70,11 +70,11 @@ class Explanations:
 
 
 def read(flags: Flags, name: str | None) -> Explanations:
-    """Ask the cluster about POD, NAMESPACE/POD or KIND/NAME; None is the namespace. Raises NoSuchPodError."""
+    """Read what explains POD, NAMESPACE/POD or KIND/NAME; None: the namespace. Raises NoSuchPodError."""
     kind, _, bare = ("namespace", "", "") if name is None else name.rpartition("/")
     if name is not None and not (_NAME.fullmatch(bare) and (not kind or _NAME.fullmatch(kind))):
         raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
-    kind = kind.partition(".")[0]  # as `kubectl get -o name` prints it: deployment.apps/NAME
+    kind = kind.partition(".")[0]  # as printed by `kubectl get -o name`: deployment.apps/NAME
     kind = SHORT.get(kind, kind).removesuffix("s")
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
@@ -95,9 +95,9 @@ def read(flags: Flags, name: str | None) -> Explanations:
 
 
 def _what_was_meant(client: SyncClient, kind: str, name: str, namespace: str) -> str:
-    """By who asked for a pod that is not there: a pod, what has pods, or a kind of that, nearly so called."""
+    """A similar name for a pod that does not exist: a pod, an owner of pods, or a kind of owner."""
     names = [pod.metadata.name for pod in client.list(PODS, namespace)]
-    if kind not in {"", "pod"} and not names:  # then the word before the slash may be meant as a kind
+    if kind not in {"", "pod"} and not names:  # then the word before the slash may be a misspelt kind
         return nearest(kind, [*OWNERS, *SHORT]) or "nor any other pod"
     if near := nearest(name, names):
         return near
@@ -105,17 +105,17 @@ def _what_was_meant(client: SyncClient, kind: str, name: str, namespace: str) ->
         try:
             if any(each["metadata"]["name"] == name for each in client.list(resource, namespace)):
                 return f"did you mean {owner}/{name}?"
-        except KubeError:  # who may list pods need not be allowed more
+        except KubeError:  # the right to list pods may be the only one
             continue
     return "-n names another namespace"
 
 
 def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
-    """Its pods that ask for a part of a card, or that seem to mean one."""
+    """The namespace's pods that request a part of a card, or seem to."""
     listed = client.list(PODS, namespace)
     by_claims = {pod.metadata.name for pod in listed if pod.spec.resource_claims}
     pods = [pod for pod in listed if may_hold(pod) or means_a_part(pod)]
-    explanations = [  # claims may be of something else than cards
+    explanations = [  # claims may be for something other than cards
         each
         for each in _explained(client, pods)
         if each.claims or each.pod.request or each.pod.problem or each.pod.name not in by_claims
@@ -127,7 +127,7 @@ def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
 
 
 def may_hold(pod: objects.Pod) -> bool:
-    """Whether it asks for a part of a card, or for something by a claim."""
+    """Whether it requests a part of a card, or anything by a claim."""
     view = pod_view(pod)
     return view.request is not None or bool(view.problem) or bool(pod.spec.resource_claims)
 
@@ -176,7 +176,7 @@ def _of_owner(
 
 
 def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodExplanation]:
-    """Each of `pods`, all of one namespace, by one reading of the cluster."""
+    """An explanation for each of `pods`, all of one namespace, from one reading of the cluster."""
     if not pods:
         return
     nodes = client.list(NODES)
@@ -190,7 +190,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and may_hold(pod)}
     try:
         usage = [each for node in sorted(holding) for each in read_containers(client, node)]
-    except KubeError:  # where the exporter cannot be asked, nothing is known
+    except KubeError:  # if the exporter cannot be queried, usage is unknown
         usage = []
     by_name, places = {node.metadata.name: node for node in nodes}, [place_of(node) for node in nodes]
     namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
@@ -199,7 +199,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     events: dict[str, list[objects.Event]] = defaultdict(list)
     for event in _events(client, namespace, fields):
         events[event.involved_object.name].append(event)
-    known: dict[bytes, PodExplanation] = {}  # a queue is mostly of one kind
+    known: dict[bytes, PodExplanation] = {}  # a queue consists mostly of equal pods
     for pod in pods:
         namespace, name = pod.metadata.namespace, pod.metadata.name
         view, claimed = view_with_claims(pod, claims)
@@ -220,7 +220,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
 
 
 def _events(client: SyncClient, namespace: str, fields: str) -> list[objects.Event]:
-    """The newest last; none where they may not be read."""
+    """The events, newest last; none if they may not be read."""
     try:
         return sorted(client.list(EVENTS, namespace, fields=fields), key=event_time)
     except ForbiddenError:

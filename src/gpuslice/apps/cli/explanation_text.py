@@ -40,7 +40,7 @@ from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted
 
 MOST_TOLD = 3
-"""Of several pods so many are told at length: those with something to say first."""
+"""How many of several pods are described in full: those with something to report first."""
 _HOLDERS = {
     Tier.DRIVER: "the driver",
     Tier.LIBRARY: "the library",
@@ -50,7 +50,7 @@ _HOLDERS = {
 
 
 def text(found: Explanations) -> str:
-    """The whole story for people."""
+    """The full explanation as text."""
     if found.single:
         return "".join(map(pod_text, found.pods))
     parts = [f"{counted(len(found.pods), 'pod')} of {found.name}.\n"]
@@ -122,7 +122,7 @@ def _what_it_holds(explained: PodExplanation, slices: Sequence[CardSlice]) -> It
 
 
 def _classes_table(classes: Iterable[NodeClass]) -> str:
-    """Nodes by the reason why they do not hold the pod."""
+    """Nodes grouped by the reason why they cannot hold the pod."""
     rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
     for nodes in classes:
         most = "-" if nodes.most is None else f"{nodes.most} ({nodes.best}, card {nodes.card})"

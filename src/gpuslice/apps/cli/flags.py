@@ -1,4 +1,4 @@
-"""The flags that say which cluster: before the command or behind it, the later one wins."""
+"""The flags that select the cluster, before or after the command; the later one wins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Flags(NamedTuple):
-    """Which cluster and namespace; empty means what the kubeconfig says."""
+    """The selected cluster and namespace; empty: as in the kubeconfig."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -20,7 +20,7 @@ class Flags(NamedTuple):
     environ: Mapping[str, str] = os.environ
 
     def over(self, other: Flags) -> Flags:
-        """These flags, filled up from `other` where nothing was given."""
+        """These flags, completed from `other` where nothing was given."""
         return Flags(
             self.kubeconfig or other.kubeconfig,
             self.context or other.context,
@@ -30,7 +30,7 @@ class Flags(NamedTuple):
 
 
 def cluster_flags(command: F) -> F:
-    """Give a command the flags; `flags_of` reads them together with those before it."""
+    """Add the flags to a command; `flags_of` combines them with those before the command."""
     for name, short, words in (
         ("--namespace", "-n", "Namespace, for explain, top, advise and migrate."),
         ("--context", "", "Context of the kubeconfig to use."),
@@ -42,7 +42,7 @@ def cluster_flags(command: F) -> F:
 
 
 def flags_of(context: click.Context, values: Mapping[str, Any]) -> Flags:
-    """The flags of a command, over those of the group it was called through."""
+    """The flags of a command, which override those of the group."""
     own = Flags(values["kubeconfig"], values["context"], values["namespace"])
     outer = context.find_object(Flags)
     return own.over(outer) if outer is not None else own

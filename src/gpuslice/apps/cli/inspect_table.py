@@ -15,7 +15,7 @@ UNKNOWN_ADDRESS = "unknown"
 
 
 def summary(report: Report) -> str:
-    """One line a node: its cards, then all of it."""
+    """One line per node: its cards, then its total."""
     columns = columns_of(report.shared)
     some_pending = any(node.pending for node in report.shared)
     heads = [f"GPU{index}(Allocated/Total)" for index in range(columns)]
@@ -38,7 +38,7 @@ def summary(report: Report) -> str:
 
 
 def details(report: Report) -> str:
-    """A block a node: its pods and what each holds of each card."""
+    """A block per node: its pods and what each holds of each card."""
     share = f"{report.allocated}/{report.total} ({percent(report.allocated, report.total)}%)"
     tail = closed_row("Allocated/Total GPU Memory In Cluster:", share)
     return aligned(node_blocks(report.shared) + "\n\n" + tail)
@@ -73,12 +73,12 @@ def address(node: NodeUse) -> str:
 
 
 def columns_of(nodes: Sequence[NodeUse]) -> int:
-    """How many columns the cards of `nodes` need: one up to each card's number."""
+    """How many columns the cards of `nodes` need: one for each number up to the highest."""
     return max((card.index + 1 for node in nodes for card in node.cards), default=0)
 
 
 def card_cells(node: NodeUse, columns: int) -> list[str]:
-    """``allocated/total`` of each card; ``0/0`` where the node has none of that number."""
+    """``allocated/total`` of each card; ``0/0`` if the node has no card of that number."""
     cards: dict[int, CardUse] = {card.index: card for card in node.cards}
     absent = CardUse(index=-1, allocated=0, total=0)
     found = (cards.get(index, absent) for index in range(columns))

@@ -1,4 +1,4 @@
-"""The cards of this machine, and which of them a wish is given."""
+"""The cards of this machine, and the selection of those for a budget."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MEMORY = re.compile(rf"(?P<amount>[1-9][0-9]{{0,11}})(?P<unit>{'|'.join(UNITS)}|
 
 
 def machine_cards() -> tuple[DriverCard, ...]:
-    """With the numbers that nvidia-smi shows; of a card divided by MIG its devices, numbered like cards.
+    """Numbered as in nvidia-smi; for a card divided by MIG its devices, numbered like cards.
 
-    Raises BudgetError where there is no driver, or no card.
+    Raises BudgetError if there is no driver, or no card.
     """
-    import asyncio  # not for the help
+    import asyncio  # not needed for the help
 
     from gpuslice.adapters.gpu.mig import given_out
     from gpuslice.adapters.gpu.nvml import NvmlSource
@@ -43,7 +43,7 @@ def machine_cards() -> tuple[DriverCard, ...]:
 
 
 def numbered(cards: Sequence[DriverCard]) -> tuple[DriverCard, ...]:
-    """By place on the PCI bus, as nvidia-smi counts: the device file's number may be another."""
+    """In the order of the PCI bus, as in nvidia-smi: the device file's number may differ."""
     ordered = sorted(cards, key=lambda card: (card.pci_bus_id, card.index))
     return tuple(replace(card, index=position) for position, card in enumerate(ordered))
 
@@ -51,7 +51,7 @@ def numbered(cards: Sequence[DriverCard]) -> tuple[DriverCard, ...]:
 def chosen_cards(
     names: str, count: int | None, memory: str, cards: Sequence[DriverCard], running: Sequence[Budget]
 ) -> list[DriverCard]:
-    """The cards named, or those with the most room, in the machine's order. Raises BudgetError."""
+    """The named cards, or those with the most room, in the machine's order. Raises BudgetError."""
     wanted = named_cards(names, "--gpu", cards) if names else visible_cards(cards)
     count = count or (len(wanted) if names else 1)
     if count > len(wanted):
@@ -74,7 +74,7 @@ def no_room(asked_bytes: int, room_bytes: int, card: DriverCard, count: int) -> 
 
 
 def visible_cards(cards: Sequence[DriverCard]) -> list[DriverCard]:
-    """Those that CUDA_VISIBLE_DEVICES leaves, where it is set: a budget never shows more."""
+    """The cards in CUDA_VISIBLE_DEVICES, if it is set: a budget never shows more."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return list(cards)
@@ -95,12 +95,12 @@ def named_cards(names: str, source: str, cards: Sequence[DriverCard]) -> list[Dr
 
 
 def is_uuid_of(name: str, card: DriverCard) -> bool:
-    """As the driver has it: any beginning that tells the card from the others."""
+    """As in the driver: any prefix that is unique among the cards."""
     return name.startswith(("GPU-", "MIG-")) and card.uuid.startswith(name)
 
 
 def room_bytes(card: DriverCard, running: Sequence[Budget]) -> int:
-    """What no budget has been given of a card."""
+    """Memory of a card that is not promised to any budget."""
     given = sum(
         limit.memory_bytes or 0 for budget in running for limit in budget.limits if limit.uuid == card.uuid
     )
@@ -108,7 +108,7 @@ def room_bytes(card: DriverCard, running: Sequence[Budget]) -> int:
 
 
 def memory_bytes(memory: str, card: DriverCard) -> int:
-    """A bare number is that many units of the card, as in a cluster; 512MiB is exactly that."""
+    """A bare number counts units of the card, as in a cluster; 512MiB is exactly that."""
     amount, unit = parse_memory(memory)
     units = card_units(card.memory_mib)
     if unit:
@@ -117,7 +117,7 @@ def memory_bytes(memory: str, card: DriverCard) -> int:
 
 
 def parse_memory(memory: str) -> tuple[int, str]:
-    """Amount and unit as they were written. Raises BudgetError."""
+    """Amount and unit as written. Raises BudgetError."""
     found = MEMORY.fullmatch(memory)
     if not found:
         right = "a whole number of units of the card, or an amount like 512MiB or 4Gi"

@@ -1,8 +1,7 @@
 """The programs ``gpuslice`` and ``kubectl-inspect-cgpu``.
 
-A command is one line of `COMMANDS`. Its module is imported when it is called, never for the help of the
-others: that keeps ``gpuslice --help`` fast, and lets the processes live side by side without knowing each
-other.
+A command is one line of `COMMANDS`. Its module is imported when it is called, and never for the help of other
+commands: this keeps ``gpuslice --help`` fast, and keeps the processes independent of each other.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-INTERRUPTED = 130  # 128 and the number of the signal, as shells count
+INTERRUPTED = 130  # 128 plus the number of the signal, as in shells
 
 
 OF_DAEMONS = {"httptools", "grpclib", "google", "numpy", "highspy", "bcrypt"}
 """Packages that the command line does without; pyproject.toml has them in the extra "daemons"."""
 
-PLUGINS = "gpuslice.commands"  # the entry points by which other distributions add a command
+PLUGINS = "gpuslice.commands"  # entry points by which other distributions add a command
 
 
 class Entry(NamedTuple):
-    """One command: its name, where its click command is, and its line in the help.
+    """One command: its name, the location of its click command, and its line in the help.
 
-    A command without a module comes with another distribution, which names it among its entry points;
-    `source` is how to get that.
+    A command without a module comes with another distribution, which lists it among its entry points;
+    `source` says how to install that.
     """
 
     name: str
@@ -113,13 +112,13 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest commands when there is none of that name."""
-        if context.resilient_parsing:  # for Tab, which goes on with the commands, and says nothing of its own
+        """Suggest the most similar commands if there is none of that name."""
+        if context.resilient_parsing:  # completion continues with the list of commands, and prints no errors
             with contextlib.suppress(click.ClickException):
                 if args[0] in self.list_commands(context):
                     return super().resolve_command(context, args)
             return None, None, []
-        if args == ["help"]:  # as kubectl and helm have it
+        if args == ["help"]:  # as in kubectl and helm
             click.echo(context.get_help())
             context.exit()
         if args[0] == "help":
@@ -139,7 +138,7 @@ class LazyGroup(click.Group):
 
 
 def load(entry: Entry) -> click.Command:
-    """The click command of `entry`; a sentence when this installation does not have it."""
+    """The click command of `entry`, or a sentence if this installation does not have it."""
     found: Any
     if entry.module:
         found = getattr(importlib.import_module(entry.module), entry.attribute)
@@ -182,13 +181,13 @@ def run(
     *,
     sentence: Callable[[BaseException | str], str] = "Error: {}".format,
 ) -> NoReturn:
-    """Run a click command to the end of the process: our own errors become one sentence and exit code 1.
+    """Run a click command and end the process: our own errors become one sentence and exit code 1.
 
-    `sentence` words them. Ctrl-C ends it without one, as it ends other programs.
+    `sentence` phrases them. Ctrl-C ends the process without a message, as in other programs.
     """
     from gpuslice.core.errors import GpusliceError, words_of
 
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows another instead
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character shows a substitute
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     raise_on_interrupt()
@@ -197,7 +196,7 @@ def run(
             args=list(arguments) if arguments is not None else None,
             prog_name=name,
             help_option_names=["-h", "--help"],
-            standalone_mode=False,  # else an interrupt would be "Aborted!" and 1
+            standalone_mode=False,  # otherwise an interrupt would print "Aborted!" and exit with 1
         )
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -205,13 +204,13 @@ def run(
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):  # the latter amid the last lines
+    except (click.Abort, KeyboardInterrupt):  # the latter while the last lines are written
         sys.exit(INTERRUPTED)
     except GpusliceError as error:
         _end(sentence(error))
     except ModuleNotFoundError as error:
         _end(sentence(_not_installed(error)))
-    except ExceptionGroup as group:  # of a process's tasks
+    except ExceptionGroup as group:  # from a process's tasks
         ours, others = group.split(GpusliceError)
         if ours is None or others is not None:
             raise
@@ -219,20 +218,20 @@ def run(
     except OSError as error:
         if error.errno not in (*_FULL, errno.EPIPE) or error.filename is not None:
             raise
-        # what could not be written Python would try again at its end, with a report and code 120
+        # otherwise Python would try again to flush at exit, with a report and exit code 120
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
-        if error.errno == errno.EPIPE:  # who read has read enough
+        if error.errno == errno.EPIPE:  # the reader has closed the pipe
             sys.exit(1)
         _end(sentence(f"the output cannot be written: {words_of(error)}"))
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:
-    """The sentence for a package that the command line does without; any other is raised again."""
+    """The sentence for a package that the command line does without; any other error is raised again."""
     package = (error.name or "").partition(".")[0]
-    if package in sys.stdlib_module_names:  # fcntl, pwd, resource: of Unix
+    if package in sys.stdlib_module_names:  # fcntl, pwd, resource: only on Unix
         return f"this runs on Linux: Python on {sys.platform} has no module {package}"
     if package not in OF_DAEMONS:
         raise error
@@ -261,10 +260,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def main_by_name() -> None:
-    """One file that is all of the programs: what it is called says which.
+    """One executable that is all of the programs, depending on the name by which it is called.
 
-    krew cannot install a program for two words: a plugin inspect-cgpu becomes ``kubectl inspect-cgpu``. So
-    its plugin is ``inspect``, and kubectl passes the second word on.
+    krew cannot install a program with a two-word name: a plugin inspect-cgpu becomes ``kubectl
+    inspect-cgpu``. Therefore its plugin is ``inspect``, and kubectl passes the second word on.
     """
     name = os.path.basename(sys.argv[0])
     if name == "kubectl-inspect":
@@ -281,9 +280,9 @@ def main_by_name() -> None:
 
 
 def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The programs ``kubectl-inspect-cgpu`` and ``kubectl-inspect-gpushare``: kubectl finds them by name.
+    """The programs ``kubectl-inspect-cgpu`` and ``kubectl-inspect-gpushare``, which kubectl finds by name.
 
-    They fail in the words of the plugin that they stand in for.
+    Their error messages are those of the plugin that they replace.
     """
 
     def sentence(error: BaseException | str) -> str:
@@ -298,7 +297,7 @@ def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def complete_main(arguments: Sequence[str] | None = None) -> None:
-    """The program ``kubectl_complete-inspect-cgpu``: kubectl's completion asks it for proposals."""
+    """The program ``kubectl_complete-inspect-cgpu``, which kubectl's completion calls for proposals."""
     from gpuslice.apps.cli.completion import kubectl_answer
 
     click.echo(kubectl_answer(load(COMMANDS[0]), sys.argv[1:] if arguments is None else arguments))

@@ -1,4 +1,6 @@
-"""``gpuslice migrate``: what coming from another system, or switching a node to claims, changes; and back."""
+"""``gpuslice migrate``: what changes when migrating from another system, or switching a node to claims; and
+back.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from gpuslice.apps.cli.migration import Plan
 
 FROM = ("gpushare", "hami", "ack", "time-slicing", "kai")
-FAILED = 3  # some changes could not be made; each is told with why
+FAILED = 3  # some changes could not be made; each is reported with its reason
 
 
 @click.command("migrate")
@@ -112,7 +114,7 @@ def command(
 
 
 def _from(client: SyncClient, flags: Flags, system: str, asked: dict[str, Any], *, back: bool) -> Plan:
-    """What is to be done to come from another system, or to go back to it."""
+    """What has to be done to migrate from another system, or to go back to it."""
     from gpuslice.apps.cli.migration import Reader, plan
     from gpuslice.apps.cli.migration_back import plan_back
     from gpuslice.apps.cli.migration_systems import SYSTEMS, sizes_of

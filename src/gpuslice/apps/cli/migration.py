@@ -1,8 +1,8 @@
-"""Bringing a cluster from another system to ours, and back: what to change, to wait for, and what gets lost.
+"""Migrating a cluster from another system to ours, and back: what to change, what to wait for, what is lost.
 
-A plan is worked out from the cluster as it is, so that nothing is done twice and a run that broke off is
-continued by the next. Each change carries its own way back: what is patched bears it as an annotation,
-written by the same PATCH; what is deleted is kept in a ConfigMap before. So one may stop at any line.
+A plan is computed from the cluster as it is, so nothing is done twice, and an interrupted run is continued by
+the next. Each change carries its own way back: a patched object has it as an annotation, written by the same
+PATCH; a deleted object is stored in a ConfigMap first. Therefore it is safe to stop at any point.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gpuslice.core.words import counted
 SHOWN_PODS = 3
 HELM = "meta.helm.sh/release-name"
 _POD_TEMPLATE = "/spec/template"
-WORKLOADS: Mapping[Resource[Object], str] = {  # where the template of their pods is
+WORKLOADS: Mapping[Resource[Object], str] = {  # location of the pod template
     DEPLOYMENTS: _POD_TEMPLATE,
     Resource("apps/v1", "statefulsets", "StatefulSet", DICT): _POD_TEMPLATE,
     DAEMON_SETS: _POD_TEMPLATE,
@@ -63,7 +63,7 @@ WORKLOADS: Mapping[Resource[Object], str] = {  # where the template of their pod
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that is not done by this command, and why, or what to do."""
+    """Something that this command does not do, and why, or what to do about it."""
 
     where: str
     what: str
@@ -71,9 +71,9 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`waits` will be changes once something is done; `by_hand` never will; `lost` has no counterpart.
+    """`waits` become changes once something is done; `by_hand` never do; `lost` has no counterpart.
 
-    `must_go`: pods that keep a node from giving its cards out in its new way.
+    `must_go`: pods that keep a node from giving out its cards in the new way.
     """
 
     changes: tuple[Change, ...] = ()
@@ -84,9 +84,9 @@ class Plan:
 
 
 class Reader:
-    """The cluster as it is, each list asked for once.
+    """The cluster as it is; each list is requested once.
 
-    Raises `NoSuchNodeError` and `NoSuchNamespaceError` for what is meant and not there.
+    Raises `NoSuchNodeError` and `NoSuchNamespaceError` for a selected node or namespace that does not exist.
     """
 
     def __init__(self, client: SyncClient, namespace: str = "", only_nodes: Sequence[str] = ()) -> None:
@@ -103,7 +103,7 @@ class Reader:
         self.pods = client.list(PODS.as_dict(), fields=LIVING)
 
     def workloads(self) -> Iterator[tuple[Resource[Object], Object]]:
-        """Everything that makes pods, apart from what other things made."""
+        """Everything that creates pods, except what other objects created."""
         kinds = {each.kind for each in WORKLOADS}
         for resource in WORKLOADS:
             for each in self.client.list(resource, self._namespace):
@@ -127,12 +127,12 @@ class Reader:
 
     @property
     def installed(self) -> bool:
-        """Whether our device plugin is there: else nobody would serve a node that is labelled."""
+        """Whether our device plugin is installed: otherwise nothing would serve a labelled node."""
         return any(map(ours, self.client.list(DAEMON_SETS)))
 
     @property
     def names(self) -> ResourceNames:
-        """The names that nodes offer already, else the vendor's."""
+        """The resource names that nodes already offer, otherwise the vendor's."""
         offered = (names_offered((node.get("status") or {}).get("capacity") or {}) for node in self.all_nodes)
         return next((names for names in offered if names != names_offered({})), names_offered({}))
 
@@ -141,11 +141,11 @@ def ours(thing: Object) -> bool:
     return of_our_chart(thing["metadata"].get("labels"))
 
 
-# -- there -----------------------------------------------------------------------------------------------
+# -- to ours -------------------------------------------------------------------------------------------------
 
 
 def plan(system: System, cluster: Reader, sizes: Sizes, node_label: str) -> Plan:
-    """What is to be done now to come from `system`."""
+    """What has to be done now to migrate from `system`."""
     parts = (
         _their_objects(system, cluster),
         _their_nodes(system, cluster, node_label),
@@ -165,7 +165,7 @@ def plan(system: System, cluster: Reader, sizes: Sizes, node_label: str) -> Plan
 
 
 def _their_objects(system: System, cluster: Reader) -> Plan:
-    """What the system installed goes, apart from what belongs to Helm, which would miss it."""
+    """Deletes what the system installed, except what belongs to Helm, which would notice it missing."""
     changes, by_hand = [], []
     for resource, name in system.owned:
         found = cluster.find(resource, name)
@@ -181,7 +181,7 @@ def _their_objects(system: System, cluster: Reader) -> Plan:
 
 
 def _their_nodes(system: System, cluster: Reader, node_label: str) -> Plan:
-    """Labels, node by node: only while no pod holds a card there, and only once somebody serves them then."""
+    """Labels, node by node: only while no pod holds a card there, and only if our agent is installed."""
     changes, waits, by_hand, lost = [], [], [], []
     if not (installed := cluster.installed):
         first = ", once the objects above are gone" if system.replaces_ours else ""
@@ -198,7 +198,7 @@ def _their_nodes(system: System, cluster: Reader, node_label: str) -> Plan:
             wait = drain(system, node, cluster.pods, system.holds)
             changes += [change] if wait is None else []
         elif not installed and change is None and system.is_node(node):
-            # its labels are ours already: our agent comes as soon as it is installed
+            # it already has our labels: our agent serves it as soon as it is installed
             wait = drain(system, node, cluster.pods, system.holds)
         else:
             continue
@@ -207,7 +207,7 @@ def _their_nodes(system: System, cluster: Reader, node_label: str) -> Plan:
 
 
 def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
-    """Whatever makes pods, and pods that nobody made: in our names."""
+    """Whatever creates pods, and pods that nothing created: translated to our names."""
     changes, by_hand, lost = [], [], []
     for resource, thing in cluster.workloads():
         where = f"{resource.kind} {key_of(thing)}"
@@ -232,7 +232,7 @@ def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
 
 
 def _node_change(system: System, node: Object, node_label: str) -> Change | None:
-    """The labels that make a node ours; None where it is no node of the system, or ours already."""
+    """The labels that make a node ours; None if it is not one of the system's nodes, or already ours."""
     labels = node["metadata"].get("labels") or {}
     if not system.is_node(node):
         return None
@@ -255,7 +255,7 @@ def _node_change(system: System, node: Object, node_label: str) -> Change | None
 def _label_steps(
     labels: Mapping[str, str | None], wanted: Mapping[str, str | None]
 ) -> Iterator[tuple[Object, str]]:
-    """Each step of a JSON Patch, and the same in words; None is no label."""
+    """The steps of a JSON Patch, and the same in words; None is no label."""
     for name, value in wanted.items():
         path = f"/metadata/labels/{escaped(name)}"
         if value is not None:
@@ -267,10 +267,10 @@ def _label_steps(
 def drain(
     system: System, node: Object, pods: Iterable[Object], holds: Callable[[Object], bool]
 ) -> Note | None:
-    """Whose cards keep a node from changing hands; None where nobody's do."""
+    """The pods whose cards keep a node from changing over; None if there are none."""
     name, capacity = node["metadata"]["name"], (node.get("status") or {}).get("capacity") or {}
     holders = sorted(key_of(pod) for pod in pods if pod["spec"].get("nodeName") == name and holds(pod))
-    # gpushare's device ids and records are as ours, and with one card there is no doubt about which
+    # gpushare's device ids and records are like ours, and with a single card it is clear which one is meant
     if not holders or (system.name == "gpushare" and str(capacity.get("aliyun.com/gpu-count")) == "1"):
         return None
     named = ", ".join(holders[:SHOWN_PODS]) + (", …" if len(holders) > SHOWN_PODS else "")
@@ -282,7 +282,7 @@ def drain(
 
 
 def _controller_of(thing: Object) -> Object | None:
-    """What made it and keeps it as it is."""
+    """The object that created it and keeps it as it is."""
     owners = thing["metadata"].get("ownerReferences") or ()
     return next((each for each in owners if each.get("controller")), None)
 
@@ -290,7 +290,7 @@ def _controller_of(thing: Object) -> Object | None:
 def _workload(
     system: System, resource: Resource[Object], thing: Object, sizes: Sizes, names: ResourceNames
 ) -> list[Change | Note | str]:
-    """What becomes of one thing that makes pods: a change or a note; and what gets lost, as sentences."""
+    """What happens to one object that creates pods: a change or a note; and what is lost, as sentences."""
     path = WORKLOADS[resource]
     template: Object = thing
     for part in path.strip("/").split("/"):
@@ -303,7 +303,7 @@ def _workload(
         return [Note(where, str(error))]
     if after == before:
         return [*system.remarks(before)]
-    after = replace(  # in the names that the nodes offer
+    after = replace(  # in the resource names that the nodes offer
         after,
         containers=tuple(
             replace(each, limits=in_names(each.limits, names), requests=in_names(each.requests, names))
@@ -328,7 +328,7 @@ def _form(pod: Object) -> PodForm:
 
 
 def _missing(template: Object, after: PodForm, path: str) -> Iterator[Object]:
-    """Parents that a JSON Patch needs and that an author may have left out."""
+    """Parents that a JSON Patch needs and that may be missing in the object."""
     for each in after.containers:
         given = template["spec"][each.shelf][each.index]
         if each.limits and given.get("resources") is None:
@@ -345,7 +345,7 @@ def _words(before: PodForm, after: PodForm) -> Iterator[str]:
         return ", ".join(f"{name} {value}" for name, value in these.items() if those.get(name) != value)
 
     for old, new in zip(before.containers, after.containers, strict=True):
-        if old.limits != new.limits:  # KAI's pods ask by annotations instead
+        if old.limits != new.limits:  # KAI's pods request by annotations instead
             gone = only(old.limits, new.limits) or only(before.annotations, after.annotations)
             come = only(new.limits, old.limits) or only(after.annotations, before.annotations)
             yield f'container "{old.name}": {gone} becomes {come}'
@@ -370,9 +370,9 @@ def _patch(
     what: tuple[str, ...],
     what_back: tuple[str, ...],
 ) -> Change:
-    """A change that bears its own way back, and before it that of what was changed earlier.
+    """A change that carries its own way back, including that of earlier changes.
 
-    Raises `ContractError` where the latter cannot be read.
+    Raises `ContractError` if the latter cannot be read.
     """
     annotations = thing["metadata"].get("annotations")
     steps_back = tuple(Step(**each) for each in back)

@@ -1,4 +1,4 @@
-"""The way back of a migration: what was changed, by the annotations that bear it, and what was deleted."""
+"""The way back of a migration: changed objects by the annotations that they carry, and deleted objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from gpuslice.core.form import escaped
 
 
 def plan_back(system: System, cluster: Reader) -> Plan:
-    """What is to be done now to go back to `system`: all that bears a way back, and what was deleted."""
+    """What has to be done now to go back to `system`: everything that carries a way back, and deleted
+    objects.
+    """
     changes: list[Change] = []
     waits: list[Note] = []
     by_hand: list[Note] = []
@@ -70,14 +72,14 @@ class _Meta(msgspec.Struct):
 
 
 class _Kept(msgspec.Struct):
-    """What must be known of an object that was deleted, to make it again."""
+    """What must be known about a deleted object to recreate it."""
 
     kind: str
     metadata: _Meta
 
 
 def _way_back(resource: Resource[Object], thing: Object, system: str, where: str) -> Change | Note | None:
-    """Over all runs that came from `system`, the last one first; what was done before them stays noted."""
+    """Over all runs that came from `system`, the last one first; what was done before them stays recorded."""
     left = way_back_of(thing)
     last, operations, what = left, list[Object](), list[str]()
     absent = set[str]()

@@ -1,7 +1,7 @@
-"""Switching a node to claims, and back: its label, the restart of its agent, and which pods must go.
+"""Switching a node to claims, and back: its label, the restart of its agent, and which pods must end.
 
-Nothing is drained. What holds no part of a card stays; what holds one keeps it, and the agent gives the cards
-out the other way once the last of these has ended. So the label may be set at once.
+Nothing is drained. Pods that hold no part of a card are not affected; those that do keep it, and the agent
+gives out the cards in the other way once the last of them has ended. Therefore the label may be set at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_CLASS = (
 
 
 def plan_claims(client: SyncClient, names: Sequence[str], node_label: str, *, back: bool) -> Plan:
-    """What is to be done now for these nodes; `back`: to give their cards out as the extended resource.
+    """What has to be done now for these nodes; `back`: to give out their cards as the extended resource.
 
     Raises `NoSuchNodeError`.
     """
@@ -70,7 +70,7 @@ def plan_claims(client: SyncClient, names: Sequence[str], node_label: str, *, ba
 
 
 def _switch(client: SyncClient, node: Node, *, back: bool) -> Iterator[Change]:
-    """The label, and then the agent that reads it when it starts."""
+    """The label, and then the agent, which reads the label when it starts."""
     name, labels = node.metadata.name, node.metadata.labels or {}
     path = f"/metadata/labels/{escaped(LABEL_MODE)}"
     step: Object = {"op": "add", "path": path, "value": str(NodeMode.CLAIMS)}
@@ -88,7 +88,7 @@ def _switch(client: SyncClient, node: Node, *, back: bool) -> Iterator[Change]:
 
 
 class _Cluster:
-    """What tells who must go from a node, and whether there is another place for it."""
+    """Determines which pods must leave a node, and whether there is another place for them."""
 
     def __init__(
         self, reader: Reader, nodes: Sequence[Node], pods: Sequence[Pod], claims: Claims | None
@@ -109,7 +109,7 @@ class _Cluster:
             self._shared.apply_pod(pod_view(pod))
 
     def must_go(self, node: str, switched: Sequence[str], *, to_claims: bool) -> Iterator[Note]:
-        """Pods that hold a part of a card there in the way that is left."""
+        """Pods that hold a part of a card there in the way that is being given up."""
         for pod in self._pods:
             view, claimed = view_with_claims(pod, self._claims)
             if view.node != node or view.finished or view.request is None or (claimed is None) != to_claims:
@@ -122,7 +122,7 @@ class _Cluster:
             yield Note(f"pod {view.key}", f"holds {held}{card} {how}: {again}")
 
     def _again(self, pod: Pod, view: model.Pod, switched: Sequence[str], *, to_claims: bool) -> str:
-        """Where it comes back once it was deleted."""
+        """Where a pod would be placed again after it was deleted."""
         if pod.metadata.uid not in self._owners:
             return "nothing recreates it: do so yourself once it has ended or you have deleted it"
         space = self._labels.get(view.namespace, {})

@@ -1,4 +1,4 @@
-"""What is known of the systems that a cluster may come from: their nodes, objects, and ways of asking."""
+"""What is known about the systems that a cluster may come from: nodes, objects, and forms of request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gpuslice.core.units import UNIT_MIB
 
 Object = dict[str, Any]
 
-SLICE = "nvidia.com/gpu.shared"  # what NVIDIA's plugin calls time slices where it renames them
-REPLICAS, CARD_MIB = "nvidia.com/gpu.replicas", "nvidia.com/gpu.memory"  # of GPU feature discovery
+SLICE = "nvidia.com/gpu.shared"  # the name of time slices if NVIDIA's plugin renames the resource
+REPLICAS, CARD_MIB = "nvidia.com/gpu.replicas", "nvidia.com/gpu.memory"  # labels of GPU feature discovery
 PRODUCT, STRATEGY = "nvidia.com/gpu.product", "nvidia.com/gpu.sharing-strategy"
 _APPS, _RBAC = "apps/v1", "rbac.authorization.k8s.io/v1"
 DAEMON_SETS = Resource(_APPS, "daemonsets", "DaemonSet", DICT)
@@ -31,9 +31,9 @@ BINDINGS = Resource(_RBAC, "clusterrolebindings", "ClusterRoleBinding", DICT, na
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large things are, for what is asked for in parts: units of every card, 0 where they differ.
+    """Sizes for requests in parts: units of every card, 0 if cards differ.
 
-    `slice_units`: of one time slice. `slices_alone`: no node gives out whole cards, so a card is a slice.
+    `slice_units`: of one time slice. `slices_alone`: no node offers whole cards, so a card is a slice.
     """
 
     unit: str = "GiB"
@@ -45,9 +45,9 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One system. `labels` are what a node of its has to lose (None) or get; `owned` what it installs.
+    """One system. `labels`: what its nodes must lose (None) or get; `owned`: what it installs.
 
-    `translate` puts a pod into our names, or raises `InvalidRequestError`; `remarks` says what gets lost.
+    `translate` rewrites a pod with our names, or raises `InvalidRequestError`; `remarks` says what is lost.
     """
 
     name: str
@@ -55,7 +55,7 @@ class System:
     holds: Callable[[Object], bool]
     labels: Mapping[str, str | None] = field(default_factory=dict)
     owned: Sequence[tuple[Resource[Object], str]] = ()
-    replaces_ours: bool = False  # its objects have the names of ours: they must go before ours can come
+    replaces_ours: bool = False  # its objects have our names: they must be deleted before ours can be created
     translate: Callable[[PodForm, Sizes], PodForm] = lambda pod, sizes: pod
     remarks: Callable[[PodForm], Iterable[str]] = lambda pod: ()
     by_hand: tuple[tuple[str, str], ...] = ()  # where, and what to do
@@ -63,7 +63,7 @@ class System:
 
 
 def limits_of(pod: Object) -> set[str]:
-    """Names of everything that a pod's containers have limits of."""
+    """The names of all resources for which a pod's containers have limits."""
     spec = pod.get("spec") or {}
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     return {
@@ -87,7 +87,7 @@ def _labelled(name: str, *values: str) -> Callable[[Object], bool]:
 
 
 def time_sliced(node: Object) -> bool:
-    """By the labels of GPU feature discovery, or by the name that NVIDIA's plugin gives slices."""
+    """According to the labels of GPU feature discovery, or the name that NVIDIA's plugin gives slices."""
     labels, capacity = _labels(node), (node.get("status") or {}).get("capacity") or {}
     return (
         labels.get(STRATEGY) == "time-slicing"
@@ -143,7 +143,7 @@ def _hami_remarks(pod: PodForm) -> Iterable[str]:
 
 _GPUSHARE_OWNED = (
     (DAEMON_SETS, "gpushare-device-plugin-ds"),
-    *((DAEMON_SETS, f"device-plugin-{verb}-ds") for verb in ("evict", "recover")),  # of gpushare's chart
+    *((DAEMON_SETS, f"device-plugin-{verb}-ds") for verb in ("evict", "recover")),  # from gpushare's chart
     (JOBS, "gpushare-installer"),
     (DEPLOYMENTS, "gpushare-schd-extender"),
     (SERVICES, "gpushare-schd-extender"),
@@ -264,7 +264,7 @@ def sizes_of(nodes: Iterable[Object], unit: str, card_units: int, slice_units: i
 
 
 def lost_on(system: System, node: Object) -> str:
-    """What of a node's labels has no counterpart, "" where all have."""
+    """Which of a node's labels have no counterpart; "" if all have one."""
     schedule = _labels(node).get(LABEL_SCHEDULE, "") if system.name == "ack" else ""
     known = not schedule or schedule in SCHEDULES
     return "" if known else f"label {LABEL_SCHEDULE}={schedule} has no counterpart here"

@@ -1,4 +1,4 @@
-"""The writes of a migration: each object changed, deleted and kept, or recreated."""
+"""The writes of a migration: each object is changed, deleted and stored, or recreated."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gpuslice.apps.cli.migration_systems import JOBS, Object
 from gpuslice.core.contract import ANN_MIGRATION, SYSTEM_NAMESPACE
 from gpuslice.core.errors import ContractError
 
-RECORD = "gpuslice-migration"  # ConfigMap of what was deleted
+RECORD = "gpuslice-migration"  # ConfigMap with what was deleted
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One object to be written: by `operations`, a JSON Patch, or deleted (`kept`), or recreated (`made`).
+    """One object to be written: by `operations` (a JSON Patch), or deleted (`kept`), or recreated (`made`).
 
-    `ended`: a pod that is deleted, and that its owner recreates.
+    `ended`: a pod that is deleted and that its owner recreates.
     """
 
     where: str
@@ -42,13 +42,13 @@ class Change:
     name: str
     version: str = ""
     operations: tuple[Object, ...] = ()
-    kept: Object | None = None  # what is deleted
-    made: Object | None = None  # what is recreated
+    kept: Object | None = None  # the object that is deleted
+    made: Object | None = None  # the object that is recreated
     ended: bool = False
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step of a JSON Patch, as an annotation keeps it."""
+    """One step of a JSON Patch, as stored in an annotation."""
 
     op: Literal["add", "remove"]
     path: str
@@ -56,10 +56,9 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class WayBack(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What takes a change of an object back: the value of its annotation.
+    """What reverts a change of an object: the value of its annotation.
 
-    `what`: the same in words. `earlier`: the way back of the change before this one, of the same system or
-    of another.
+    `what`: the same in words. `earlier`: the way back of the previous change, by the same system or another.
     """
 
     system: str = msgspec.field(name="from")
@@ -69,7 +68,7 @@ class WayBack(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def way_back_of(thing: Object) -> WayBack | None:
-    """None where nothing was changed. Raises `ContractError`."""
+    """None if nothing was changed. Raises `ContractError`."""
     text = (thing["metadata"].get("annotations") or {}).get(ANN_MIGRATION)
     try:
         return msgspec.json.decode(text, type=WayBack) if text is not None else None
@@ -79,9 +78,10 @@ def way_back_of(thing: Object) -> WayBack | None:
 
 
 def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Iterator[tuple[Change, str]]:
-    """Each change once it was tried, and why it could not be made, "" where it was.
+    """Each change after it was tried, and why it could not be made; "" if it was.
 
-    Raises `KubeError` where the API server is away or lets us write nothing: the rest is for another run.
+    Raises `KubeError` if the API server is unreachable or rejects all writes: the rest is left for another
+    run.
     """
     for change in changes:
         resource, name, namespace = change.resource, change.name, change.namespace
@@ -93,7 +93,7 @@ def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Ite
                 with contextlib.suppress(NotFoundError):
                     client.delete(resource, name, namespace)
             elif change.made is not None:
-                with contextlib.suppress(AlreadyExistsError):  # made by a run that broke off
+                with contextlib.suppress(AlreadyExistsError):  # created by an interrupted run
                     client.create(resource, change.made, namespace)
             else:
                 version = change.version
@@ -101,7 +101,8 @@ def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Ite
         except (UnavailableError, ForbiddenError):
             raise
         except KubeError as error:
-            # the API server does not say which test of a patch failed; those of a node are its labels' alone
+            # the API server does not say which test of a patch failed; those of a node concern only its
+            # labels
             tested = change.resource.kind == NODES.kind and isinstance(error, InvalidError)
             changed = "it was changed by somebody else meanwhile: run the same command again"
             yield change, changed if tested or isinstance(error, ConflictError) else str(error)
@@ -110,9 +111,9 @@ def carry_out(client: SyncClient, system: str, changes: Iterable[Change]) -> Ite
 
 
 def unchanged(resource: Resource[Object], thing: Object) -> tuple[str, tuple[Object, ...]]:
-    """What a patch of `thing` requires: that it has this resourceVersion, and these tests at its head.
+    """What a patch of `thing` requires: this resourceVersion, and these tests at its beginning.
 
-    Of a node only the labels: kubelet writes its status at any time, and every version would be an old one.
+    For a node only the labels: kubelet writes its status all the time, so any version would be outdated.
     """
     if resource.kind != NODES.kind:
         return thing["metadata"].get("resourceVersion", ""), ()
@@ -137,7 +138,7 @@ def _remember(client: SyncClient, system: str, change: Change) -> None:
     kept |= {"apiVersion": change.resource.api_version, "kind": change.resource.kind}
     if change.resource.kind == "Service":
         kept["spec"] = {k: v for k, v in kept["spec"].items() if k not in ("clusterIP", "clusterIPs")}
-    if change.resource == JOBS:  # what the server gave it belongs to the first
+    if change.resource == JOBS:  # fields that the server added belong to the first object
         kept["spec"] = {k: v for k, v in kept["spec"].items() if k not in ("selector", "manualSelector")}
         (kept["spec"].get("template") or {}).get("metadata", {}).pop("labels", None)
     key = f"{system}.{change.resource.kind}.{change.name}".lower()
@@ -149,7 +150,7 @@ def _remember(client: SyncClient, system: str, change: Change) -> None:
 
 
 def place_of(thing: Object) -> tuple[str, str]:
-    """Namespace, "" for none, and name."""
+    """Namespace (or "") and name."""
     return thing["metadata"].get("namespace", ""), thing["metadata"]["name"]
 
 

@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def output_flag(command: F) -> F:
-    """Give a command ``-o table|json|yaml``."""
+    """Add ``-o table|json|yaml`` to a command."""
     return click.option(
         "-o",
         "--output",
@@ -39,7 +39,9 @@ def print_document(document: Any, form: str) -> None:
 
 
 def wrapped(line: str, indent: str) -> str:
-    """`line` as a terminal has room for it, with what goes on indented; into a pipe or a file as it is."""
+    """`line` wrapped to the terminal's width, with continuation lines indented; unchanged into a pipe or
+    file.
+    """
     if not sys.stdout.isatty():
         return line
     width = shutil.get_terminal_size().columns
@@ -49,11 +51,12 @@ def wrapped(line: str, indent: str) -> str:
 
 
 def tell(text: str, *, err: bool = False) -> None:
-    """Print for people. Names, addresses and reasons stand in it that a node, or a server that somebody's
-    kubeconfig names, made up: nothing of them speaks to the terminal."""
+    """Print for people. Names, addresses and reasons in `text` may be made up by a node, or by the server of
+    somebody's kubeconfig, so control characters are removed before they reach the terminal.
+    """
     click.echo("\n".join(map(printable, text.split("\n"))), nl=False, err=err)
 
 
 def complain(sentence: str) -> None:
-    """Tell something that is not the answer."""
+    """Print to standard error something that is not part of the answer."""
     tell(f"{sentence}\n", err=True)

@@ -1,4 +1,4 @@
-"""Where the programs begin: Ctrl-C ends them quietly, also while Python still imports the rest."""
+"""The entry points of the programs: Ctrl-C ends them quietly, even while Python still imports the rest."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import NoReturn
 
 
 def end_quietly_on_interrupt() -> None:
-    """Before our code can handle an interrupt, and after it. Who was started to ignore it still does."""
+    """For the time before our code can handle an interrupt, and after it. An inherited "ignore" stays."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def raise_on_interrupt() -> None:
-    """As Python itself has it, for code that handles an interrupt."""
+    """Python's default, for code that handles an interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_standard_files() -> None:
-    """Where somebody closed them: else sockets get their numbers, and what is meant for the terminal."""
+    """Reopen standard files that are closed: otherwise sockets get their numbers, and receive what is
+    printed.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)

@@ -1,4 +1,4 @@
-"""``gpuslice ps``: who runs on this machine with a part of a card."""
+"""``gpuslice ps``: which programs on this machine run with a part of a card."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def document(budget: Budget) -> dict[str, object]:
 
 
 def card_document(budget: Budget, limit: LimitsEntry) -> dict[str, object]:
-    """Unknown is null: nobody has come to the card yet."""
+    """Unknown values are null: no program has used the card yet."""
     usage = budget.usages.get(limit.uuid)
     return {
         "gpu": limit.uuid,
@@ -70,7 +70,7 @@ def card_document(budget: Budget, limit: LimitsEntry) -> dict[str, object]:
 
 
 def table(budgets: Sequence[Budget]) -> Iterator[str]:
-    """A row for each program on each card; those of one budget share its figures."""
+    """One row for each program on each card; programs of one budget share its figures."""
     yield row("NAME", "GPU", "USED", "LIMIT", "SHARE", "REFUSED", "WAITED", "USER", "PID", "COMMAND")
     for budget in budgets:
         for limit in budget.limits:
@@ -80,7 +80,7 @@ def table(budgets: Sequence[Budget]) -> Iterator[str]:
 
 
 def shown(command: Sequence[str]) -> str:
-    """On one line of a terminal, whatever is in it."""
+    """On a single terminal line, whatever characters it contains."""
     return " ".join(command).translate(dict.fromkeys(range(32), "?"))
 
 

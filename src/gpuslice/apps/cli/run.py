@@ -1,4 +1,4 @@
-"""``gpuslice run``: the same isolation on one machine without Kubernetes."""
+"""``gpuslice run``: the same isolation on a single machine, without Kubernetes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from gpuslice.core.units import MIB
 LIBRARIES = (
     Path("/usr/lib/gpuslice/libgpuslice.so"),
     Path("/usr/local/lib/gpuslice/libgpuslice.so"),
-    Path(__file__).resolve().parents[2] / "lib/libgpuslice.so",  # of a wheel for one platform
+    Path(__file__).resolve().parents[2] / "lib/libgpuslice.so",  # in a wheel for one platform
     Path(__file__).resolve().parents[4] / "native/build/lib/libgpuslice.so",
 )
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 TRIES, LONGEST_PAUSE_S = 20, 0.3
 REFUSED, CANNOT_START, NOT_FOUND = 125, 126, 127
-"""Exit codes of `run` itself, as env(1) and timeout(1) have them: all others are the program's."""
+"""Exit codes of `run` itself, as in env(1) and timeout(1); all others are the program's."""
 
 
 class RunError(click.ClickException):
@@ -56,20 +56,20 @@ class RunError(click.ClickException):
 
 
 class CannotStartError(RunError):
-    """It is there, and cannot be executed."""
+    """The program exists and cannot be executed."""
 
     exit_code = CANNOT_START
 
 
 class NotFoundError(RunError):
-    """There is none of that name."""
+    """There is no program of that name."""
 
     exit_code = NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody wants to run with."""
+    """What a program is to be run with."""
 
     memory: str
     compute_percent: int | None
@@ -80,7 +80,7 @@ class Wish:
 
 @click.command(
     "run",
-    # What stands behind the program's name is the program's, also when it looks like an option of ours.
+    # Everything after the program's name belongs to the program, even if it looks like one of our options.
     context_settings={"allow_interspersed_args": False},
     options_metavar="--mem AMOUNT [OPTIONS] [--]",
 )
@@ -134,7 +134,7 @@ def command(program: tuple[str, ...], library: Path | None, base: Path, **wish: 
 
 
 def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Budgets) -> NoReturn:
-    """Becomes the program: its exit status, signals and terminal are its own."""
+    """Replaces this process by the program: exit status, signals and terminal are the program's."""
     check(wish, program)
     cards, member = machine_cards(), own_member(program)
     with budgets.locked() as why_not:
@@ -156,7 +156,9 @@ def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Bud
 
 
 def warn(name: str) -> None:
-    """It starts all the same: launchers are linked so, and what they start is limited."""
+    """The program is started all the same: launchers are often linked like this, and what they start is
+    limited.
+    """
     found = shutil.which(name)
     why = why_not_held(Path(found)) if found else ""
     if why:
@@ -164,7 +166,7 @@ def warn(name: str) -> None:
 
 
 def check(wish: Wish, program: Sequence[str]) -> None:
-    """What can be known to be wrong before anybody looks at a card."""
+    """Errors that can be found without looking at a card."""
     parse_memory(wish.memory)
     if shutil.which(program[0]) is None:
         if Path(program[0]).exists():
@@ -184,10 +186,11 @@ def check(wish: Wish, program: Sequence[str]) -> None:
 def given_budget(
     wish: Wish, cards: Sequence[DriverCard], budgets: Budgets, library: Path | None, member: Member
 ) -> tuple[Path, tuple[LimitsEntry, ...]]:
-    """A budget as wished, with the program in it: the group's if there is one, else a new one.
+    """A budget as requested, containing this program: the group's if there is one, otherwise a new one.
 
-    Without the lock others may choose at the same moment: who sees that it is too much takes theirs back and
-    chooses again, no matter who was first. One of two sees it for certain: both look after both have written.
+    Without the lock, others may choose at the same time: whoever finds the card overcommitted removes its own
+    budget and chooses again, no matter who was first. At least one of two is certain to find it, because both
+    look after both have written.
     """
     name = wish.group or f"{member.user}-{member.pid}"
     for _ in range(TRIES):
@@ -204,12 +207,12 @@ def given_budget(
         if is_member(folder, member, running) and not is_too_much:
             return folder, limits
         budgets.leave(folder, member)
-        time.sleep(random.uniform(0, LONGEST_PAUSE_S))  # so that not both choose together again
+        time.sleep(random.uniform(0, LONGEST_PAUSE_S))  # so that the two do not choose at the same time again
     raise BudgetError("others choose cards at the same moment, again and again: try once more")
 
 
 def of_the_group(wish: Wish, running: Sequence[Budget]) -> Iterator[Budget]:
-    """None where no group is named: a budget that is called like ours then is somebody else's bait."""
+    """None if no group is named: a budget with our name would then be somebody else's bait."""
     return (budget for budget in running if wish.group and budget.name == wish.group)
 
 
@@ -222,7 +225,7 @@ def is_member(folder: Path, member: Member, running: Sequence[Budget]) -> bool:
 def is_over_or_double(
     folder: Path, wish: Wish, cards: Sequence[DriverCard], running: Sequence[Budget]
 ) -> bool:
-    """Whether a budget made just now promises more than its cards have, or is the second of its group."""
+    """Whether a budget just created overcommits its cards, or is the second of its group."""
     taken = {limit.uuid for budget in running if budget.folder == folder for limit in budget.limits}
     over = any(room_bytes(card, running) < 0 for card in cards if card.uuid in taken)
     return over or any(budget.folder != folder for budget in of_the_group(wish, running))
@@ -277,10 +280,12 @@ def found_library() -> Path:
 
 
 def checked_library(path: Path) -> Path:
-    """The loader only warns of one that it cannot load, and starts the program without limits."""
+    """Checked because the loader only warns if it cannot load a library, and starts the program without
+    limits.
+    """
     if not path.is_file():
         raise BudgetError(f"--library: there is no file {path}")
-    found = path.resolve().parent / Path(LIBRARY).name  # budgets link the folder
+    found = path.resolve().parent / Path(LIBRARY).name  # budgets link to the folder
     if why := why_not_loaded(found):
         raise BudgetError(f"--library: {found} cannot limit a program: {why}")
     return found
@@ -291,7 +296,7 @@ def own_member(program: Sequence[str]) -> Member:
 
 
 def user_name() -> str:
-    """By the user id: the environment may say anything, and some users have no name."""
+    """From the user id: the environment may say anything, and some users have no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -299,7 +304,7 @@ def user_name() -> str:
 
 
 def program_environment(limits: Sequence[LimitsEntry], preload: Path) -> dict[str, str]:
-    """The library first, and no other card in sight."""
+    """With the preload library first, and only these cards visible."""
     others = os.environ.get("LD_PRELOAD", "")
     return os.environ | {
         "LD_PRELOAD": os.pathsep.join(filter(None, (str(preload), others))),

@@ -1,4 +1,4 @@
-"""``gpuslice simulate``: what a cluster could hold, with other nodes, more pods, another policy."""
+"""``gpuslice simulate``: what a cluster could hold with other nodes, more pods or another policy."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
         return
     from gpuslice.apps.cli.chart import chart, svg
 
-    try:  # last: a disk that is full takes the picture alone
+    try:  # last: a full disk costs only the chart
         plot.write_text(svg(chart(simulation)), encoding="utf-8")
     except OSError as error:
         raise GpusliceError(f"--plot: {plot} cannot be written: {words_of(error)}") from error

@@ -1,6 +1,6 @@
-"""What ``gpuslice simulate`` does: gather nodes and pods, change them as wished, place, tell.
+"""What ``gpuslice simulate`` does: collects nodes and pods, changes them as requested, places, reports.
 
-Imports NumPy, therefore it is imported only when the command is called.
+Imports NumPy, and is therefore imported only when the command is called.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from gpuslice.core.simulation.replay import filling_arrivals
 from gpuslice.core.simulation.trace import MOST_CARDS as MOST_CARDS_OF_A_NODE
 
 _ADDED = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})(?:x([1-9]\d{0,6}))?(?::(.+))?")
-MOST_CARDS = 1_000_000  # more than the largest clusters have; beyond it a typing error would run for hours
+MOST_CARDS = 1_000_000  # more than the largest clusters have; beyond it, a typing error would run for hours
 MOST_PODS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The nodes, empty, and the pods to begin with. `now`: how the cluster is, where there is one; its pods
-    are then those that have a place first."""
+    """The nodes, empty, and the initial pods. `now`: the cluster's present state, if there is a cluster; the
+    pods that already have a place then come first.
+    """
 
     name: str
     nodes: Sequence[FleetNode]
@@ -50,7 +51,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be different, and what to find out."""
+    """What to change, and what to find out."""
 
     add: Sequence[str]
     drop: Sequence[str]
@@ -62,7 +63,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is placed on what, in which order."""
+    """Which pods are placed on which nodes, in which order."""
 
     pods_name: str
     nodes: Sequence[FleetNode]
@@ -74,7 +75,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one policy."""
+    """The result of one policy."""
 
     outcome: Outcome
     needed: Needed | None
@@ -82,7 +83,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A plan and what came of it, by policy."""
+    """A plan and its results, by policy."""
 
     plan: Plan
     policies: dict[str, Result]
@@ -93,7 +94,7 @@ class Simulation:
 
     @property
     def card_units(self) -> float:
-        """Of a card of mean size."""
+        """Units of a card of mean size."""
         return sum(sum(node.size) for node in self.plan.nodes) / max(self.cards, 1)
 
     @property
@@ -102,7 +103,7 @@ class Simulation:
 
     @property
     def best(self) -> str:
-        """The policy that places most; of equal ones the default, else the first."""
+        """The policy that places most; among equals the default, otherwise the first."""
 
         def rank(name: str) -> tuple[int, bool]:
             return self.policies[name].outcome.allocated_units, name == DEFAULT_POLICY
@@ -111,7 +112,7 @@ class Simulation:
 
 
 def policy_names(text: str) -> list[str]:
-    """`all` of the extender's, or names with commas between; ValueError says which there are."""
+    """`all` of the extender's policies, or names separated by commas; ValueError lists the valid names."""
     known = [policy.name for policy in SIMULATED]
     names = [policy.name for policy in POLICIES] if text == "all" else text.split(",")
     for name in names:
@@ -120,7 +121,7 @@ def policy_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-# -- where it starts ---------------------------------------------------------------------------------------
+# -- the starting point ------------------------------------------------------------------------------------
 
 
 def from_files(pods: Path, nodes: Path | None) -> Start:
@@ -130,8 +131,9 @@ def from_files(pods: Path, nodes: Path | None) -> Start:
 
 
 def from_cluster(flags: Flags) -> Start:
-    """The nodes that share cards, and all living pods that ask for a part of one; nodes of claims and pods
-    that claim a part are among them, as if all were given out in one way."""
+    """The nodes that share cards, and all pods that are not finished and request a part of one; including
+    nodes of claims and pods with claims, as if all cards were given out in one way.
+    """
     client = client_of(flags)
     listed, pods = client.list(NODES), client.list(PODS)
     ledger = ledger_of(listed, pods, read_config_maps(client))
@@ -141,11 +143,11 @@ def from_cluster(flags: Flags) -> Start:
     return Start("the cluster's pods", nodes, [*placed, *waiting], now)
 
 
-# -- what is different -------------------------------------------------------------------------------------
+# -- the changes -------------------------------------------------------------------------------------------
 
 
 def plan(start: Start, wish: Wish) -> Plan:
-    """The changed nodes and the pods in the order of the seed; ValueError when nothing is left."""
+    """The changed nodes, and the pods in the order given by the seed; ValueError if nothing is left."""
     for name in wish.drop:
         if not any(fnmatchcase(node.name, name) for node in start.nodes):
             raise ValueError(f'--drop is "{name}", must be the name of a node; * stands for anything')
@@ -164,7 +166,7 @@ def plan(start: Start, wish: Wish) -> Plan:
     if grown > MOST_PODS:
         raise ValueError(f"--growth {wish.growth:g} makes {grown:.0f} pods: {MOST_PODS} are the most")
     if start.now is not None and wish.growth == 1:
-        pods = list(start.pods)  # as they are: only so can it be compared with how it is now
+        pods = list(start.pods)  # unchanged: otherwise it could not be compared with the present state
     else:
         pods = filling_arrivals(start.pods, units, wish.seed, wish.growth)
     if not pods:
@@ -173,7 +175,7 @@ def plan(start: Start, wish: Wish) -> Plan:
 
 
 def _added(text: str, others: Sequence[FleetNode]) -> list[FleetNode]:
-    """`4x8x80:A100`: four nodes of eight cards of 80 units; units and model as most others have them."""
+    """`4x8x80:A100`: four nodes of eight cards of 80 units; units and model default to the most common."""
     match = _ADDED.fullmatch(text)
     if match is None:
         raise ValueError(f'--add is "{text}", must be NODESxCARDS, NODESxCARDSxUNITS or either with :MODEL')
@@ -190,17 +192,17 @@ def _added(text: str, others: Sequence[FleetNode]) -> list[FleetNode]:
     return [like(others, f"added-{text}-{number}", size, model) for number in range(1, int(match[1]) + 1)]
 
 
-# -- what comes of it --------------------------------------------------------------------------------------
+# -- the results -------------------------------------------------------------------------------------------
 
 
 def steps(chosen: Plan) -> int:
-    """About how many replays there will be, for a progress bar."""
+    """The approximate number of replays, for a progress bar."""
     tries = 2 + int(log2(len(chosen.nodes))) if chosen.needed else 0
     return len(chosen.policies) * (1 + tries)
 
 
 def run(chosen: Plan, progress: Callable[[float], None]) -> Simulation:
-    """Place everything with each policy; `progress` hears how many replays are done, parts of one too."""
+    """Place everything with each policy; `progress` gets the number of replays done, with fractions."""
     each = steps(chosen) // len(chosen.policies)
 
     def of_policy(number: int, name: str) -> Result:

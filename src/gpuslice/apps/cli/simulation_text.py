@@ -27,7 +27,7 @@ MOST_LINES = 10  # of what does not fit, in a table
 
 
 def document(simulation: Simulation) -> dict[str, Any]:
-    """For programs; see the head of this file."""
+    """For programs; described at the top of this file."""
     chosen = simulation.plan
     head: dict[str, Any] = {
         "nodes": len(chosen.nodes),
@@ -75,13 +75,13 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 
 def table(simulation: Simulation) -> str:
-    """For people: what is asked, a line for each policy, then what does not fit with the best of them."""
+    """For people: what is requested, a line for each policy, then what does not fit with the best of them."""
     wanted = ("CARDS NEEDED",) if simulation.plan.needed else ()
     text = row("POLICY", "ALLOCATED", "PODS PLACED", "FREE CARDS", "FREE NODES", *wanted)
     now, of = simulation.plan.now, ""
     if now is not None:
         others = any(result.outcome.units != now.units for result in simulation.policies.values())
-        of = " of {0.units} units" if others else ""  # a part of other nodes is another amount
+        of = " of {0.units} units" if others else ""  # a part of other nodes is a different amount
         text += _line("(now)", now, of.format(now), *("" for _ in wanted))
     for name, result in simulation.policies.items():
         needed = []
@@ -97,7 +97,7 @@ def table(simulation: Simulation) -> str:
 
 
 def question(simulation: Simulation) -> str:
-    """What is asked for, and of how much."""
+    """What is requested, and from how much."""
     chosen = simulation.plan
     return (
         f"{counted(len(chosen.pods), 'pod')} for {_cards(simulation, simulation.asked_units)} cards, "
@@ -107,7 +107,7 @@ def question(simulation: Simulation) -> str:
 
 
 def asked_percent(simulation: Simulation) -> float:
-    """GPU that all pods ask for together, in % of the cluster."""
+    """GPU that all pods request together, in % of the cluster."""
     return 100 * simulation.asked_units / (simulation.cards * simulation.card_units)
 
 
@@ -123,7 +123,7 @@ def _line(name: str, outcome: Outcome, of: str, *needed: str) -> str:
 
 
 def _freed(simulation: Simulation) -> str:
-    """What placing all pods again with each policy would free, compared with the cluster as it is."""
+    """What placing all pods again with each policy would free, compared with the present state."""
     now = simulation.plan.now
     if now is None:
         return ""
@@ -138,7 +138,7 @@ def _freed(simulation: Simulation) -> str:
 
 
 def _joined(simulation: Simulation) -> str:
-    """How the cards of pods of several are joined, on nodes where that differs."""
+    """How well the cards of multi-card pods are connected, on nodes where that differs."""
     text = ""
     for name, result in simulation.policies.items():
         by = sorted(result.outcome.joined.items(), reverse=True)
@@ -168,7 +168,7 @@ def _not_fitting(simulation: Simulation) -> str:
 
 
 def asked(shape: Shape) -> str:
-    """What a shape wants of the cards, in words; of a pod without GPU, what else it wants."""
+    """What a shape requests, in words: cards, or for a pod without GPU, other resources."""
     if not shape.cards:
         return f"{shape.cpu_milli} milli CPU, {shape.memory_mib} MiB"
     words = [counted(shape.units, "unit") + (f" on each of {shape.cards} cards" if shape.cards > 1 else "")]

@@ -1,9 +1,8 @@
-"""Text in columns, laid out as Go's ``text/tabwriter`` does with the settings (0, 0, 2, ' ', 0).
+"""Text in columns, laid out as by Go's ``text/tabwriter`` with the settings (0, 0, 2, ' ', 0).
 
-That is what the tools print whose output ours must equal byte for byte, trailing spaces included. The rules,
-from the package's documentation: a tab *ends* a cell; cells that follow each other without a gap down one
-column make a block and get one width, the widest plus two; what stands behind the last tab of a line is in no
-column.
+The tools whose output ours must equal byte for byte, including trailing spaces, print with it. The rules,
+from the package's documentation: a tab *ends* a cell; consecutive cells in a column form a block with one
+width, the widest plus two; text after the last tab of a line is not part of a column.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ def aligned(text: str) -> str:
     lines = [line.split("\t") for line in text.split("\n")]
     widths: list[list[int]] = [[] for _ in lines]
     for column in range(max(map(len, lines)) - 1):
-        block: list[int] = []  # lines in a row that have this column: it has one width in all of them
+        block: list[int] = []  # consecutive lines that have this column: it has the same width in all of them
         for number in range(len(lines) + 1):
             if number < len(lines) and column < len(lines[number]) - 1:
                 block.append(number)
@@ -32,12 +31,12 @@ def aligned(text: str) -> str:
 
 
 def row(*cells: object) -> str:
-    """One line of cells, the last of them outside the columns."""
+    """One line of cells; the last one is not part of a column."""
     return "\t".join(map(str, cells)) + "\n"
 
 
 def closed_row(*cells: object) -> str:
-    """One line of cells, each ended by a tab."""
+    """One line of cells, each terminated by a tab."""
     return "".join(f"{cell}\t" for cell in cells) + "\n"
 
 
@@ -46,5 +45,5 @@ def dashes(count: int) -> str:
 
 
 def size(text: str) -> int:
-    """The length in bytes, by which the original tools draw their lines."""
+    """The length in bytes, which the original tools use for their rulers."""
     return len(text.encode())

@@ -15,7 +15,7 @@ from gpuslice.core.errors import GpusliceError
 
 
 class BothKindsError(GpusliceError):
-    """A node offers whole cards and parts of the same cards, so no figure about it is true."""
+    """A node offers both whole cards and parts of the same cards, so no figure about it is true."""
 
 
 @click.group("top", invoke_without_command=True)
@@ -87,7 +87,7 @@ def command(
         return
     found = source.read()
     nothing = bool(found.problems) and not found.cards
-    found = found.of_namespace(flags.namespace)  # as the live view has it
+    found = found.of_namespace(flags.namespace)  # as in the live view
     if output == "table" and flags.namespace and not (found.containers or nothing):
         complain(f"No container of namespace {flags.namespace} is measured.")
     if output != "table":
@@ -100,7 +100,7 @@ def command(
 
         show_once(found)
     if nothing:
-        raise SystemExit(1)  # what could be read is shown beside what went wrong
+        raise SystemExit(1)  # what could be read is shown together with what failed
 
 
 def explained(flags: Flags, name: str) -> str:

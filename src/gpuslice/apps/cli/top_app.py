@@ -1,6 +1,7 @@
 """The live view of ``gpuslice top``: cards above, containers below; sorted, filtered, or as a tree.
 
-Textual draws and reads the keyboard; what is shown is `top_print`'s. Imported only when a terminal is there.
+Textual draws and reads the keyboard; the content comes from `top_print`. Imported only if there is a
+terminal.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ LIGHT_COLOURS = (
     (0, 0, 0), (170, 28, 28), (30, 110, 30), (128, 82, 0), (30, 70, 180), (122, 62, 157), (0, 95, 130),
     (200, 200, 200),
 )  # fmt: skip
-"""ANSI's eight on a light ground: textual's own yellow can hardly be read there."""
+"""The eight ANSI colours on a light background, where textual's own yellow is hardly readable."""
 
 
 class HelpScreen(ModalScreen[None]):
-    """The keys, and what the figures and colours mean."""
+    """The keys, and the meaning of figures and colours."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "app.pop_screen", "Back")
@@ -84,7 +85,7 @@ class HelpScreen(ModalScreen[None]):
 
 
 class PodScreen(Screen[None]):
-    """One container: its figures, their curves, and what `explain` says of its pod."""
+    """One container: its figures, their history, and what `explain` says about its pod."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,backspace", "app.pop_screen", "Back")]
 
@@ -107,7 +108,7 @@ class PodScreen(Screen[None]):
             self._ask(self._explain)
 
     def refresh_usage(self, found: ClusterUsage) -> None:
-        """What it uses now; the last that was known where it is gone."""
+        """Show its current usage, or the last known if it is gone."""
         self._row = next((row for row in found.containers if key_of(row) == key_of(self._row)), self._row)
         self.query_one("#figures", Static).update(self._figures())
 
@@ -135,7 +136,7 @@ class PodScreen(Screen[None]):
 
 
 class TopApp(App[None]):
-    """Reads `source` every `every_s` in a thread; `explain` tells the story of NAMESPACE/POD, if it can."""
+    """Reads `source` every `every_s` in a thread; `explain`, if given, explains NAMESPACE/POD."""
 
     TITLE = "gpuslice top"
     ENABLE_COMMAND_PALETTE = False
@@ -195,7 +196,7 @@ class TopApp(App[None]):
         self._tree = False
         self._paused = False
 
-    # -- what is on the screen ------------------------------------------------------------------------
+    # -- the screen -----------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
         yield Static("reading the exporters …", id="headline", markup=False)
@@ -216,7 +217,7 @@ class TopApp(App[None]):
 
     @work(thread=True, exclusive=True, group="read")
     def read_now(self) -> None:
-        """What cannot be read for a while stays as it was, and that is said."""
+        """Read again; if that fails, the old figures stay on the screen, with a message."""
         try:
             found = self._source.read()
         except GpusliceError as error:
@@ -227,7 +228,7 @@ class TopApp(App[None]):
         self.call_from_thread(self.take, found)
 
     def take(self, found: ClusterUsage) -> None:
-        """Show another reading."""
+        """Show a new reading."""
         self._found, self._read_at = found, time.strftime("%H:%M:%S")
         self._show()
         if isinstance(self.screen, PodScreen):
@@ -272,7 +273,7 @@ class TopApp(App[None]):
     def _fill(
         self, table: DataTable[Text], rows: Sequence[Cells], columns: Sequence[str], width: int
     ) -> None:
-        """Rebuild the table, keeping the cursor and the view where they were."""
+        """Rebuild the table, keeping the cursor and the scroll position."""
         at, left, top = table.cursor_row, table.scroll_x, table.scroll_y
         sorted_by = self._sort if table.id == "containers" else ""
         mark = ("▲" if self._reverse else "▼") if sorted_by else ""
@@ -295,7 +296,7 @@ class TopApp(App[None]):
             table.scroll_to(left, top, animate=False)
 
     def _chosen(self) -> tuple[list[ContainerUsage], list[CardUsage]]:
-        """What namespace and filter leave, sorted."""
+        """The rows that namespace and filter leave, sorted."""
         models = {(card.node, card.gpu): card.model for card in self._found.cards}
         word = self._filter.lower()
 
@@ -326,7 +327,7 @@ class TopApp(App[None]):
     def _tree_rows(
         self, cards: Sequence[CardUsage], containers: Sequence[ContainerUsage]
     ) -> list[Cells | ContainerUsage]:
-        """A line for each node and each card, and under it who is there."""
+        """A line for each node and each card, and below it the containers that use it."""
         rows: list[Cells | ContainerUsage] = []
         empty = {name: Text("") for name in CONTAINER_COLUMNS}
         for node in dict.fromkeys(card.node for card in cards):
@@ -348,7 +349,7 @@ class TopApp(App[None]):
     # -- keys -----------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """On a page of its own only its own keys are shown and heard."""
+        """On a page of its own, only its own keys are shown and active."""
         return len(self.screen_stack) < 2 or action in {"pop_screen", "quit"}
 
     def action_help(self) -> None:
@@ -361,7 +362,7 @@ class TopApp(App[None]):
             self.push_screen(PodScreen(row, self._history, self._explain))
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter in a table comes as this."""
+        """Enter in a table arrives as this event."""
         if event.data_table.id == "containers":
             self.action_open()
 
@@ -412,7 +413,7 @@ class TopApp(App[None]):
         self.query_one("#containers", DataTable).focus()
 
     def action_clear(self) -> None:
-        """Takes filter and namespace away."""
+        """Clear filter and namespace."""
         box = self.query_one("#filter", Input)
         box.value, box.display, self._namespace = "", False, ""
         self.query_one("#containers", DataTable).focus()

@@ -1,6 +1,6 @@
-"""What ``gpuslice top`` shows: the columns, the figures in them, and the tables as they are printed once.
+"""What ``gpuslice top`` shows: the columns, their figures, and the tables that are printed once.
 
-The live view (`top_app`) shows the same columns; which of them a terminal has room for is decided here.
+The live view (`top_app`) shows the same columns; which of them fit a terminal is decided here.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CONTAINER_COLUMNS = (
     *("MEMORY", "OF LIMIT", "SM", "REFUSED", HISTORY),
 )
 NOT_NEEDED = ("MODEL", "CONTAINER", "POWER", "GIVEN OUT", HISTORY, "TEMP", "NODE")
-"""Columns that a narrow terminal goes without, the first of them first: figures are never cut."""
+"""Columns that a narrow terminal omits, the first of them first: figures are never cut off."""
 COMFORTABLE, LEAST = 24, 10
-"""So wide a column of names is before another column goes for it, and so narrow it may become."""
+"""Width of a column of names below which another column is omitted, and the least width."""
 NEARLY_FULL = 0.95
 HOT_CELSIUS = 85.0
 
@@ -48,14 +48,16 @@ def key_of(row: CardUsage | ContainerUsage) -> Key:
 
 @dataclass(slots=True)
 class History:
-    """The last figures of each row: 0…1 for its sparkline, and refusals, of which only new ones alarm."""
+    """The recent figures of each row: 0…1 for its sparkline, and refusals, of which only new ones are
+    highlighted.
+    """
 
     seen: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
     busy: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
     refused: dict[Key, deque[float]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT)))
 
     def take(self, found: ClusterUsage) -> None:
-        """Another reading. Rows that are gone are forgotten."""
+        """Add a reading. Rows that are gone are forgotten."""
         here = {*map(key_of, found.cards), *map(key_of, found.containers)}
         for figures in (self.seen, self.busy, self.refused):
             for key in figures.keys() - here:
@@ -68,7 +70,7 @@ class History:
             _append(self.refused[key_of(each)], each.refused)
 
     def newly_refused(self, key: Key) -> int:
-        """How often within the kept readings; a counter that restarted counts from there."""
+        """How many within the kept readings; a counter that was reset counts from there."""
         seen = self.refused.get(key) or (0.0,)
         return int(max(0.0, seen[-1] - seen[0]))
 
@@ -83,7 +85,7 @@ def sparkline(figures: Iterable[float]) -> str:
 
 
 def card_cells(row: CardUsage, history: History) -> Cells:
-    """Red: it does not answer. Yellow: it is nearly full, or hot. Nothing is coloured for what is past."""
+    """Red: it does not answer. Yellow: it is nearly full, or hot. Past events are not coloured."""
     used = ratio(row.used_bytes, row.total_bytes)
     hot = row.temperature_celsius is not None and row.temperature_celsius >= HOT_CELSIUS
     return {
@@ -100,7 +102,7 @@ def card_cells(row: CardUsage, history: History) -> Cells:
 
 
 def container_cells(row: ContainerUsage, history: History) -> Cells:
-    """Red: memory was refused within the last readings. Yellow: it has used nearly all of its limit."""
+    """Red: memory was refused within the last readings. Yellow: nearly all of its limit is used."""
     key, used = key_of(row), ratio(row.used_bytes, row.limit_bytes)
     new = history.newly_refused(key)
     refused = Text(f"{shown(row.refused, '')} (+{new})", "bold red") if new else Text(shown(row.refused, ""))
@@ -125,10 +127,10 @@ def _warning(is_on: bool) -> str:
 def widths_for(
     rows: Sequence[Cells], columns: Iterable[str], width: int, gap: int = GAP
 ) -> Mapping[str, int]:
-    """Column → how wide it is, of those that a terminal of `width` has room for; names are cut to it."""
+    """Column → width, for the columns that fit a terminal of `width`; names are cut to their column."""
     widths = {name: max(map(cell_len, (name, *(cells[name].plain for cells in rows)))) for name in columns}
     bars = widths[HISTORY]
-    widths[HISTORY] = len(HISTORY)  # of it, the newest part is as good
+    widths[HISTORY] = len(HISTORY)  # a history cut to its newest part still serves
 
     def total(longest_name: int) -> int:
         narrow = (min(wide, longest_name) if name in WORDS else wide for name, wide in widths.items())
@@ -138,7 +140,7 @@ def widths_for(
         if total(COMFORTABLE) > width:
             widths.pop(name, None)
     if total(LEAST) > width:
-        widths.pop("OF LIMIT", None)  # MEMORY has both of its figures
+        widths.pop("OF LIMIT", None)  # MEMORY shows both of its figures
     longest = max(widths.values())
     while total(longest) > width and longest > LEAST:
         longest -= 1
@@ -149,7 +151,7 @@ def widths_for(
 
 
 def fitted(cells: Cells, widths: Mapping[str, int]) -> list[Text]:
-    """The cells of one row for the columns that there are; of the history, the newest part."""
+    """The cells of one row for these columns; of the history, the newest part."""
     bars = cells[HISTORY]
     return [
         bars[-wide:] if name == HISTORY and len(bars) else _cut(cells[name], wide)
@@ -158,7 +160,7 @@ def fitted(cells: Cells, widths: Mapping[str, int]) -> list[Text]:
 
 
 def _cut(name: Text, width: int) -> Text:
-    """Its beginning and its end, which tells replicas and nodes apart."""
+    """Keeps its beginning and its end, which distinguish replicas and nodes."""
     if cell_len(name.plain) <= width:
         return name
     tail = width // 3
@@ -185,10 +187,10 @@ def headline(found: ClusterUsage, context: str = "") -> str:
 
 
 def show_once(found: ClusterUsage, console: Console | None = None) -> None:
-    """Cards above, containers below, what went wrong at the end."""
+    """Cards above, containers below, errors at the end."""
     console = console or Console()
     if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH, file=console.file)  # a file or a pipe has no size to be cut to
+        console = Console(width=PIPE_WIDTH, file=console.file)  # a file or a pipe has no width to cut to
     history = History()
     history.take(found)
     if found.cards or found.containers:
@@ -215,7 +217,7 @@ SORTS: Mapping[str, Callable[[ContainerUsage], tuple[float, ...]]] = {
     "SM": lambda row: (row.sm_ratio or 0,),
     "REFUSED": lambda row: (row.refused or 0,),
 }
-"""Columns of figures: the most comes first. All others are sorted by their words."""
+"""Columns of figures: sorted with the highest first. All others are sorted alphabetically."""
 
 
 def gib(amount: float | None) -> str:

@@ -31,7 +31,7 @@ class _Cards:
 
 
 def shared_summary(report: Report) -> str:
-    """``-s``: one line a node that shares cards."""
+    """``-s``: one line per node that shares cards."""
     columns = columns_of(report.shared)
     heads = [f"GPU{index}(Allocated/Total)" for index in range(columns)]
     rows = [closed_row(node.name, address(node), *card_cells(node, columns)) for node in report.shared]
@@ -43,7 +43,7 @@ def shared_summary(report: Report) -> str:
 
 
 def shared_details(report: Report) -> str:
-    """``-s -d``: a block a node that shares cards."""
+    """``-s -d``: a block per node that shares cards."""
     return aligned(
         node_blocks(report.shared, pending_column=False) + "\n\n" + _shared_tail(report, report.allocated)
     )
@@ -58,7 +58,7 @@ def _shared_tail(report: Report, allocated: int) -> str:
 
 
 def summary(report: Report) -> str:
-    """One line a node, with its cards counted whole."""
+    """One line per node, counting whole cards."""
     nodes = _nodes(report)
     shares, ails = bool(report.shared), any(node.unhealthy for node in nodes)
     heads = ["NAME", "IPADDRESS", "ROLE", "STATUS", "GPU(Total)", "GPU(Allocated)"]
@@ -89,7 +89,7 @@ def summary(report: Report) -> str:
 
 
 def details(report: Report) -> str:
-    """``-d``: a block a node with the pods that hold cards or parts of one."""
+    """``-d``: a block per node with the pods that hold cards or parts of one."""
     nodes = _nodes(report)
     ails = any(node.unhealthy for node in nodes)
     others = {node.facts.name: node for node in report.others}
@@ -103,9 +103,9 @@ def details(report: Report) -> str:
 
 
 def measured(report: Report, cards: Sequence[CardUsage]) -> str:
-    """``--metric``: a block a node with what its cards use now, in the columns of a current arena.
+    """``--metric``: a block per node with the current usage of its cards, in the columns of a current arena.
 
-    As there, the total is cut to whole GiB; unlike there, what is not known is ``-`` and not 0.
+    As there, the total is truncated to whole GiB; unlike there, unknown values are ``-``, not 0.
     """
     given_out = {
         (node.name, str(card.index)): card.allocated * report.unit_bytes

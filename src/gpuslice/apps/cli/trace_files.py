@@ -42,7 +42,9 @@ def _opened(path: Path) -> Iterator[TextIO]:
 
 
 def find_nodes(pods: Path, nodes: Path | None, *more: Path) -> Path:
-    """The node list that belongs to a pod list: as said, or beside it, or in one of `more` folders."""
+    """The node list that belongs to a pod list: the given one, or one beside it, or one in the `more`
+    folders.
+    """
     places = [nodes] if nodes else [folder / NODES_FILE for folder in (pods.parent, *more)]
     for path in places:
         if path.is_file():

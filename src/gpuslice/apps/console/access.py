@@ -1,4 +1,4 @@
-"""Who sees what: whose kubeconfig it is sees everything, a bearer token what the cluster lets it list."""
+"""Who sees what: the kubeconfig's owner sees everything, a bearer token what the cluster lets it list."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ AT_ONCE = 20
 
 @dataclass(slots=True)
 class Viewer:
-    """Who looks. `everything`: pods of all namespaces; `nodes`: may list nodes; else by namespace."""
+    """The user who is looking. `everything`: pods of all namespaces; `nodes`: may list nodes; else by
+    namespace.
+    """
 
     name: str
     everything: bool = True
@@ -29,14 +31,14 @@ class Viewer:
     namespaces: dict[str, bool] = field(default_factory=dict)
 
     def sees(self, namespace: str) -> bool:
-        """Pods of a namespace; the empty one is the cluster's own rows."""
+        """Whether it may see pods of a namespace; the empty one stands for the cluster's own rows."""
         if not namespace:
             return self.nodes
         return self.everything or self.namespaces.get(namespace, False)
 
     @property
     def fingerprint(self) -> str:
-        """Another one where another set is seen: what was sent before is not the whole then."""
+        """Changes with the set of what is seen: a document sent before the change is then incomplete."""
         if self.everything:
             return "a" if self.nodes else "p"
         seen = ",".join(sorted(name for name, allowed in self.namespaces.items() if allowed))
@@ -44,15 +46,15 @@ class Viewer:
 
 
 class Access(Protocol):
-    """Tells who asks."""
+    """Determines who sends a request."""
 
     async def viewer(self, request: HttpRequest, namespaces: Iterable[str]) -> Viewer | None:
-        """None for who must show a token first. KubeError when the API server does not answer."""
+        """None if a token is required first. KubeError if the API server does not answer."""
         ...
 
 
 class OnePerson:
-    """Anyone who knows the path is the person of the kubeconfig, who may list nodes or not."""
+    """Anyone who knows the path counts as the owner of the kubeconfig, who may or may not list nodes."""
 
     def __init__(self, may_list_nodes: Callable[[], bool]) -> None:
         self._may_list_nodes = may_list_nodes
@@ -69,7 +71,7 @@ class _Known:
 
 
 class TokenAccess:
-    """Asks TokenReview who it is, and SubjectAccessReview what that one may list."""
+    """Asks TokenReview who it is, and SubjectAccessReview what that user may list."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -81,7 +83,7 @@ class TokenAccess:
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             return None
-        key = hashlib.sha256(token.encode()).hexdigest()  # tokens themselves are not kept
+        key = hashlib.sha256(token.encode()).hexdigest()  # tokens themselves are not stored
         known = self._known.get(key)
         if known is None or self._clock() - known.since_s > LASTS_S:
             user = await user_of(self._client, token)

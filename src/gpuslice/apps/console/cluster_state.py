@@ -36,12 +36,13 @@ COUNTED = {
     "claims": ("count/resourceclaims.resource.k8s.io",),
     "devices": (f"{CLAIM_CLASS}.deviceclass.resource.k8s.io/devices",),
 }
-"""What a ResourceQuota may bound of shared cards, and by which names."""
+"""Resources of shared cards that a ResourceQuota may limit, by the names used for them."""
 NEEDED = ("nodes", "pods")
-"""Without these there is nothing to show; the others add to it where they may be read."""
+"""Without these there is nothing to show; the others add to it if they may be read."""
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 RUNNING = "Running"
-"""What a row without a phase is: nearly all are, and each word is sent for each of them."""
+"""The phase of a row without one: nearly all pods are running, and the word would be sent for each of them.
+"""
 AT_ONCE = 200
 
 _NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
@@ -49,9 +50,9 @@ _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4
 
 
 class ClusterState:
-    """Everything that is known of a cluster. `pods`: those that share cards or mean to, by namespace/name.
+    """Everything that is known about a cluster. `pods`: those that share cards or seem to, by namespace/name.
 
-    What claims have given out has a ledger of its own, in `claims`: see `ledger_of`.
+    What claims have given out has a separate ledger, in `claims`: see `ledger_of`.
     """
 
     def __init__(self, client: ObservedClient, rows: Rows, namespace: str = "") -> None:
@@ -63,10 +64,10 @@ class ClusterState:
         self.waiting: dict[str, Pod] = {}  # of these, those that are on no node or do not start there
         self.exporters: dict[str, objects.Pod] = {}  # by node
         self.plugins: dict[str, objects.Pod] = {}
-        self.work = asyncio.Event()  # something changed that may change an explanation
+        self.work = asyncio.Event()  # set when a change may affect an explanation
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._stale: set[str] = set()
-        self._claiming: dict[str, objects.Pod] = {}  # pods that have claims, whatever these are of
+        self._claiming: dict[str, objects.Pod] = {}  # pods that have claims of any kind
         self._followed = FollowedClaims(client, namespace)
         self._client = client
         self._interner = client.interner
@@ -76,11 +77,11 @@ class ClusterState:
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
         self._quotas = Reflector(client, QUOTAS, self._quota_changed, namespace=namespace)
-        self._services = (  # by name the vendor's; by label also ours under another name
+        self._services = (  # the vendor's by name; by label also ours under another name
             _kept(client, SERVICES, fields=f"metadata.name={EXTENDER}"),
             _kept(client, SERVICES, labels=f"component={EXTENDER}"),
         )
-        self._slices = (  # a slice has its service's labels, and the vendor's may have none
+        self._slices = (  # a slice has its service's labels; the vendor's may have none
             _kept(client, SLICES, labels="app=gpushare"),
             _kept(client, SLICES, labels=f"kubernetes.io/service-name={EXTENDER}"),
         )
@@ -101,7 +102,7 @@ class ClusterState:
 
     @property
     def synced(self) -> bool:
-        """Whether all has been read that may be."""
+        """Whether everything that may be read has been read."""
         return self._pods.synced.is_set() and (self._nodes.synced.is_set() or not self.may_list_nodes)
 
     @property
@@ -138,12 +139,12 @@ class ClusterState:
         return self._followed.synced
 
     def view(self, pod: objects.Pod) -> Pod | None:
-        """One of `pods` with what it asks for and holds, in whichever way."""
+        """One of `pods` with what it requests and holds, by either way."""
         claimed = self.claims.of(pod)
         return claimed.pod if claimed is not None else self.ledger.pods.get(pod.metadata.uid)
 
     def ledger_of(self, node: str) -> Ledger:
-        """The one that counts what is given out on this node."""
+        """The ledger that counts what is given out on this node."""
         return self.claims.ledger if self.claims.ledger.state(node) is not None else self.ledger
 
     # -- changes -------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ class ClusterState:
             self._followed.follow()
         elif view.finished or not (
             view.request or view.problem or any(map(_hint, resources_of(change.object)))
-        ):  # it asks for nothing that is ours, or nearly ours
+        ):  # it requests nothing of ours, nor anything similar
             self._forget(key)
             meta.labels = meta.annotations = meta.finalizers = None
             change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS
@@ -198,7 +199,7 @@ class ClusterState:
         self.work.set()
 
     async def _renew_claims(self) -> None:
-        """Claims, slices, nodes or pods changed: compute again who holds the cards of nodes with claims."""
+        """Claims, slices, nodes or pods changed: recompute who holds the cards of nodes with claims."""
         before = self.claims.nodes()
         self.claims = await self._followed.known(self.nodes.values(), self._claiming.values())
         for name in {*before, *self.claims.nodes()}:
@@ -207,9 +208,9 @@ class ClusterState:
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
             if self._claiming.get(key) is not pod:
-                continue  # it changed meanwhile, and this is done again
+                continue  # it changed in the meantime, so this runs again
             claimed = self.claims.of(pod)
-            if claimed is None:  # its claims are of something else
+            if claimed is None:  # its claims are for something else
                 self._forget(key)
             else:
                 self._show(key, pod, claimed.pod)
@@ -249,7 +250,7 @@ class ClusterState:
         found = unhealthy_view(change.object) if change.object is not None else None
         if found is None:
             if change.object is not None:
-                change.object.data = None  # of no interest, and may be large
+                change.object.data = None  # not needed, and may be large
             return
         name, cards, _ = found
         self._unhealthy[name] = frozenset() if change.kind is ChangeKind.DELETED else cards
@@ -277,7 +278,7 @@ class ClusterState:
     # -- rows of nodes -------------------------------------------------------------------------------------
 
     def _touch(self, name: str) -> None:
-        """A node's row is written once for all that changed on it in one step."""
+        """Write a node's row once for all changes to it in one step."""
         if name and not self._stale:
             asyncio.get_running_loop().call_soon(self._write_nodes)
         if name:
@@ -322,18 +323,18 @@ class ClusterState:
 
 
 def _kept(client: KubeClient, resource: Resource[dict[str, Any]], **scope: str) -> Reflector[dict[str, Any]]:
-    """A small collection of which only the present state matters."""
+    """A small collection of which only the current state matters."""
     return Reflector(client, resource, lambda _: None, **scope)  # type: ignore[arg-type]
 
 
 def _is_stuck(pod: objects.Pod) -> bool:
-    """On its node, and one of its containers waits there for something that may never come."""
+    """It is on its node, and one of its containers is waiting there for something that may never come."""
     states = [each.state or {} for each in pod.status.container_statuses or ()]
     return any((state.get("waiting") or {}).get("reason", "") not in STARTING for state in states)
 
 
 def _prune(pod: objects.Pod, interner: Interner) -> None:
-    """Leave what explains a pod: thousands are held."""
+    """Keep only what explains a pod: thousands are held in memory."""
     meta, status = pod.metadata, pod.status
     pod.spec.node_name = sys.intern(pod.spec.node_name)
     pod.spec.scheduler_name, status.phase = sys.intern(pod.spec.scheduler_name), sys.intern(status.phase)

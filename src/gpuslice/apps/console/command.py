@@ -1,4 +1,4 @@
-"""The command ``gpuslice console``. Its help imports the settings alone, not the process."""
+"""The command ``gpuslice console``. Its help imports only the settings, not the process."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""The JSON that the page asks for, cut to what a viewer may see.
+"""The JSON that the page requests, reduced to what a viewer may see.
 
-``api/v1/cluster``, the whole or what changed since::
+``api/v1/cluster``, the whole cluster or the changes since a version::
 
-    version     what to give as ``since`` next time
-    full        whether it is the whole: forget what you knew
+    version     what to pass as ``since`` next time
+    full        whether it is the whole: discard what you had
     cluster     name, viewer, mayListNodes, problems {what: why}, usage {readAt, problem, source}, now
     TABLE       rows that are new or changed; TABLE is one of rows.TABLES
     gone        {TABLE: [key]}
 
-With ``figures=later`` the whole comes without what is used, and the next answer at once with it: a page shows
-what each pod holds before that.
+With ``figures=later`` the whole is sent without usage, and the next answer follows at once with it: this way
+a page shows earlier what each pod holds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIGURES = ("cardUsage", "podUsage")
 
 
 class Known(NamedTuple):
-    """What a page knows: the numbers of the newest rows, of what is used and of all else."""
+    """What a page already has: the numbers of the newest rows, of usage and of everything else."""
 
     rows: int = 0
     figures: int = 0
@@ -42,14 +42,14 @@ NOTHING = Known()
 
 
 class ClusterDocuments:
-    """Makes the documents. A new epoch tells a page that this process has restarted."""
+    """Creates the documents. A new epoch tells a page that this process has restarted."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._epoch = secrets.token_hex(4)
 
     def known(self, since: str, viewer: Viewer) -> Known:
-        """What a page knows that gives `since`; nothing where it must read everything."""
+        """What a page that sends `since` already has; nothing if it must read everything."""
         epoch, _, rest = since.partition(".")
         *numbers, fingerprint = rest.split(".")
         if epoch != self._epoch or fingerprint != viewer.fingerprint or len(numbers) != 2:
@@ -61,7 +61,7 @@ class ClusterDocuments:
     def changes(
         self, known: Known, viewer: Viewer, cluster: Mapping[str, Any], *, figures: bool = True
     ) -> bytes:
-        """What is newer than what is `known`, with what is used or without."""
+        """What is newer than `known`, with or without usage."""
         rows, parts = self._rows, []
         now = Known(rows.number, rows.number if figures else 0)
         head = {
@@ -96,7 +96,9 @@ class ClusterDocuments:
 
 
 def without_strangers(value: Any, viewer: Viewer, namespaces: set[str]) -> Any:
-    """The same with the names of pods left out that `viewer` may not list, wherever a sentence has them."""
+    """The same value, without the names of pods that `viewer` may not list, wherever a sentence contains
+    them.
+    """
     if isinstance(value, str):
 
         def seen(match: re.Match[str]) -> str:

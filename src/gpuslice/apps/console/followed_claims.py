@@ -1,4 +1,4 @@
-"""Follows claims, the cards that they are of and their templates, once a node or pod has to do with any."""
+"""Follows claims, the cards that they concern and their templates, once a node or pod uses any."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpuslice.core.contract import CLAIM_DRIVER
 
 GATHER_S = 0.2
 REST = 4
-"""Between two looks at all claims it rests so many times as long as one took."""
+"""The pause between two passes over all claims, as a multiple of the time that a pass took."""
 
 
 class FollowedClaims:
-    """An API server before 1.34 knows no claims, so it is not asked for them unless something names them."""
+    """An API server before 1.34 knows no claims, so it is asked for them only if something names one."""
 
     def __init__(self, client: KubeClient, namespace: str = "") -> None:
         self._wanted = asyncio.Event()
@@ -35,7 +35,7 @@ class FollowedClaims:
         return self._claims.synced.is_set() and self._slices.synced.is_set()
 
     def follow(self) -> None:
-        """A node or pod that has to do with claims came, changed or went."""
+        """A node or pod that uses claims came, changed or went."""
         self._wanted.set()
         self._stale.set()
 
@@ -43,7 +43,7 @@ class FollowedClaims:
         self._stale.set()
 
     async def run(self, renew: Callable[[], Awaitable[None]]) -> None:
-        """Until cancelled; `renew` is called after changes."""
+        """Run until cancelled; `renew` is called after changes."""
         await self._wanted.wait()
         async with asyncio.TaskGroup() as tasks:
             for reflector in (self._claims, self._templates, self._slices):
@@ -57,7 +57,7 @@ class FollowedClaims:
                 await asyncio.sleep(REST * (time.monotonic() - began_s))
 
     async def known(self, nodes: Iterable[objects.Node], pods: Iterable[objects.Pod]) -> Claims:
-        """What they tell together, worked out beside the event loop; `pods`: those that have claims."""
+        """What all of them say together, computed outside the event loop; `pods`: those that have claims."""
         templates = list(self._templates.objects.values()) if self._templates.synced.is_set() else None
         claims, slices = list(self._claims.objects.values()), list(self._slices.objects.values())
         return await asyncio.to_thread(claims_of, list(nodes), list(pods), claims, slices, templates)

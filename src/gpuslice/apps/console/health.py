@@ -1,4 +1,4 @@
-"""What ``gpuslice doctor`` finds, of what the console watches anyway, and what Prometheus alerts of."""
+"""What ``gpuslice doctor`` finds in what the console watches anyway, and the alerts of Prometheus."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ HOLDS_S = 10.0
 
 
 class Health:
-    """The findings of some seconds ago at most; a large cluster is looked at on a thread."""
+    """The findings, at most a few seconds old; a large cluster is examined on a thread."""
 
     def __init__(self, state: ClusterState, node_label: str, prometheus: Prometheus | None = None) -> None:
         self._state = state
         self._prometheus = prometheus
         self._alerts: list[dict[str, Any]] = []
-        self._problem = ""  # why alerts are not known
+        self._problem = ""  # why alerts are unknown
         self._node_label = node_label
         self._looked_at = Facts()
         self._found: list[Finding] = []
-        self._groups: list[Group] = []  # of all that was found
+        self._groups: list[Group] = []  # of all findings
         self._at_s = 0.0
         self._looking = asyncio.Lock()
 
     async def document(self, viewer: Viewer) -> dict[str, Any]:
-        """Users without access to the whole cluster see findings about their own pods."""
+        """Users without access to the whole cluster see only findings about their own pods."""
         async with self._looking:
             if not (self._state.synced and self._state.may_list_nodes):
                 self._found, self._groups = [], []
@@ -68,7 +68,7 @@ class Health:
         }
 
     async def _read_alerts(self) -> None:
-        """What Prometheus alerts of just now; what it said before is not so any more where it is silent."""
+        """Prometheus' present alerts; if it does not answer, earlier ones are no longer valid."""
         if self._prometheus is None:
             return
         self._alerts, self._problem = [], ""

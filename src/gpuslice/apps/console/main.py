@@ -41,15 +41,15 @@ from gpuslice.core.errors import without_login
 from gpuslice.core.hosts import bracketed
 
 LONGEST_WAIT_S = 20.0
-"""So long a page that knows everything waits for news; proxies cut off what is silent for a minute."""
+"""How long a page that is up to date waits for news; proxies cut connections that are silent for a minute."""
 GATHER_S = 0.03
-"""What changes at the same time comes in one answer."""
+"""Changes within this time are sent in one answer."""
 FIRST_LIST_S = 15.0
 CALM_GC = (20_000, 50, 100)
 
 
 class Console:
-    """Everything of one console process."""
+    """Everything in one console process."""
 
     def __init__(self, settings: ConsoleSettings, transport: HttpTransport, cluster_name: str = "") -> None:
         self.settings = settings
@@ -78,7 +78,7 @@ class Console:
         self._what_if = WhatIf(self.state)
         self._viewers = 0
         self._answers: dict[str, int] = {}
-        # on one's own machine others have accounts too: the path is what keeps them out
+        # on one's own machine there are other accounts, too: the secret path keeps them out
         secret = f"/{secrets.token_urlsafe(18)}" if settings.access == "kubeconfig" else ""
         self.base_path = settings.base_path + secret
         self._access: Access = (
@@ -88,7 +88,7 @@ class Console:
         )
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[str], None] = lambda _: None) -> None:
-        """Serve until `stopped`; `listening` hears the address of the page."""
+        """Serve until `stopped`; `listening` gets the address of the page."""
         settings = self.settings
         pages = Pages(self.rows, self._access, self.base_path, local=settings.access == "kubeconfig")
         answers = {
@@ -114,7 +114,7 @@ class Console:
             await work_until(stopped, tasks)
 
     async def _settle(self) -> None:
-        """The cluster stays: no later collection need walk over it."""
+        """The cluster's objects are permanent: later garbage collections need not traverse them."""
         while not self.state.synced:
             await self.rows.newer_than(self.rows.number)
         gc.collect()
@@ -130,7 +130,7 @@ class Console:
     # -- answers -------------------------------------------------------------------------------------------
 
     async def _cluster(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
-        """At once where there is news, and for who knows nothing; else as soon as there is."""
+        """Answers at once if there is news, or if the page knows nothing; otherwise waits for news."""
         since, figures = only(request.query, ["since", "figures"])
         known, problems = self._documents.known(since, viewer), self._client.problems
         self._viewers += 1
@@ -161,7 +161,7 @@ class Console:
         return await packed(document, request)
 
     async def _news(self, number: int, problems: object) -> None:
-        """Until something is newer than `number`, or cannot be read any more, or can be again."""
+        """Wait until something is newer than `number`, becomes unreadable, or becomes readable again."""
         ends_s = asyncio.get_running_loop().time() + LONGEST_WAIT_S
         while asyncio.get_running_loop().time() < ends_s and self._client.problems is problems:
             try:
@@ -172,7 +172,9 @@ class Console:
             return
 
     async def _first_list(self) -> None:
-        """A page that opens while the cluster is read would show a part of it as if it were the whole."""
+        """Wait for the first list: a page opened earlier would show a part of the cluster as if it were all
+        of it.
+        """
         ends_s = asyncio.get_running_loop().time() + FIRST_LIST_S
         while not self.state.synced and asyncio.get_running_loop().time() < ends_s:
             if any(self._client.problems.get(name) for name in NEEDED):
@@ -195,7 +197,7 @@ class Console:
         return await packed(msgspec.json.encode(await self._health.document(viewer)), request)
 
     async def _advise(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
-        """Of the viewer's own pods; which cards could be emptied is for who sees all of them."""
+        """Covers the viewer's own pods; cards to empty are only for viewers who see all of them."""
         ledger, claims = self.state.ledger, self.state.claims.ledger
         containers = [each for pod in self.usage.containers.values() for each in pod]
         seen = [each for each in containers if viewer.sees(each.namespace)]
@@ -220,7 +222,7 @@ class Console:
         return await packed(msgspec.json.encode(document), request)
 
     async def _simulate(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
-        """For who may see the whole cluster: it counts everybody's pods."""
+        """Only for viewers who may see the whole cluster, as it counts everybody's pods."""
         whole = viewer.everything and viewer.nodes
         return await packed(msgspec.json.encode(await self._what_if.document() if whole else {}), request)
 
@@ -277,7 +279,7 @@ async def serve(settings: ConsoleSettings) -> None:
 
 
 def start(settings: ConsoleSettings) -> None:
-    """The process, until it is told to end."""
+    """Run the process until it is told to end."""
     configure_logs(settings.log_level)
     share_one_arena()
     run(serve(settings))

@@ -1,4 +1,4 @@
-"""The console's client of the API server: it knows what cannot be read, and makes smaller what is read."""
+"""The console's API client: it records what cannot be read, and deduplicates what is read."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MOST_INTERNED = 2000
 
 
 class Interner:
-    """Equal parts of objects, kept once: pods made of one template ask for the same, down to each string."""
+    """Stores equal parts of objects once: pods from one template are alike, down to each string."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Any] = {}
 
     def one(self, part: T) -> T:
-        """The first that was equal to `part`. Nobody may change it afterwards."""
+        """The first part that was equal to `part`. It must not be modified afterwards."""
         if len(self._known) > MOST_INTERNED:
-            self._known.clear()  # what is in use stays with its users
+            self._known.clear()  # parts in use stay with their users
         return cast(T, self._known.setdefault(msgspec.json.encode(part), part))
 
     def containers(self, pod: objects.Pod) -> None:
-        """Have what its containers are in common with all that are alike."""
+        """Replace what its containers have in common with equal ones by the shared objects."""
         for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
             container.image = ""
         pod.spec.containers = self.one(pod.spec.containers)
@@ -41,9 +41,9 @@ class Interner:
 
 
 class ObservedClient(KubeClient):
-    """Remembers of each collection why it cannot be read just now.
+    """Records for each collection why it cannot be read at present.
 
-    `forbidden`: those of them that whose rights the console has may not read at all.
+    `forbidden`: those that the identity of the console may not read at all.
     """
 
     problems: Mapping[str, str] = {}
@@ -54,7 +54,7 @@ class ObservedClient(KubeClient):
         self.interner = Interner()
 
     def received(self, page: Sequence[object]) -> None:
-        """Equal parts are shared before the next page comes: all of them at once are a third more."""
+        """Share equal parts before the next page arrives: all pages at once take a third more memory."""
         for each in page:
             if isinstance(each, objects.Pod):
                 self.interner.containers(each)
@@ -67,7 +67,7 @@ class ObservedClient(KubeClient):
             raise
 
     async def watch(self, resource: Resource[T], *args: Any, **kwargs: Any) -> AsyncGenerator[WatchEvent[T]]:
-        """The server says nothing while nothing changes: a watch that was not refused at once works."""
+        """The server sends nothing while nothing changes: a watch that was not refused immediately works."""
         works = asyncio.get_running_loop().call_later(WATCH_HOLDS_S, self._note, resource.plural, "")
         try:
             async for event in super().watch(resource, *args, **kwargs):

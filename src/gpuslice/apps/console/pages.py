@@ -1,4 +1,4 @@
-"""The routes of the console: its files, and the JSON that they ask for. Nothing but GET is answered."""
+"""The routes of the console: its files, and the JSON that they request. Only GET is answered."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ WORTH_A_THREAD_BYTES = 256 << 10
 FASTEST = 1
 
 ViewerHandler = Callable[[HttpRequest, Viewer], Awaitable[HttpResponse]]
-"""What is told to a viewer who is known."""
+"""Answers a request of an identified viewer."""
 
 
 class Pages:
-    """Who asks is found out first; `local`: only who speaks to this machine by its own name is answered."""
+    """Identifies the viewer first; `local`: answers only requests to this machine by its own name."""
 
     def __init__(self, rows: Rows, access: Access, base_path: str, *, local: bool) -> None:
         self._rows = rows
@@ -80,7 +80,7 @@ class Pages:
         return handle
 
     def _with_slash(self, request: HttpRequest) -> HttpResponse:
-        """What the page asks for is named from its folder on."""
+        """What the page requests is relative to its folder."""
         return self._refusal(request) or HttpResponse(b"", 308, headers={"Location": f"{self._base}/"})
 
     def _known(self, answer: ViewerHandler) -> Handler:
@@ -102,7 +102,9 @@ class Pages:
         return handle
 
     def _refusal(self, request: HttpRequest) -> HttpResponse | None:
-        """A page of somewhere else may have made its name lead here (DNS rebinding)."""
+        """Refuses names of other hosts: a foreign page may have pointed its name at this address (DNS
+        rebinding).
+        """
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname
         if self._local and host not in LOCAL_HOSTS:
             return text_answer("421: this page is served on this machine alone", 421)
@@ -110,7 +112,7 @@ class Pages:
 
 
 async def packed(body: bytes, request: HttpRequest) -> HttpResponse:
-    """JSON in the coding that the client takes; what is large is packed beside the event loop."""
+    """JSON in an encoding that the client accepts; large bodies are compressed outside the event loop."""
     headers = {"Vary": "Accept-Encoding"}
     if not accepts_gzip(request.headers.get("accept-encoding", "")) or len(body) < 1024:
         return HttpResponse(body, 200, JSON, headers)
@@ -121,7 +123,7 @@ async def packed(body: bytes, request: HttpRequest) -> HttpResponse:
 
 
 def only(query: dict[str, str], names: Iterable[str]) -> list[str]:
-    """The values of `names`; those that are missing are empty."""
+    """The values of `names`; missing ones are empty."""
     return [query.get(name, "") for name in names]
 
 

@@ -1,4 +1,4 @@
-"""One pod as its page shows it: what explains it, its way with times, and what it used."""
+"""One pod as its page shows it: its explanation, its steps with times, and its usage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_EVENTS = 100
 
 
 class PodPages:
-    """Makes the document of a pod. Its events are read when somebody looks; all else is known already."""
+    """Creates the document of a pod. Its events are read on request; everything else is known already."""
 
     def __init__(self, client: KubeClient, state: ClusterState, usage: UsageReader) -> None:
         self._client = client
@@ -30,13 +30,13 @@ class PodPages:
         self._usage = usage
 
     async def document(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """None where there is no pod of that name that shares cards."""
+        """None if there is no pod of that name that shares cards."""
         state, key = self._state, f"{namespace}/{name}"
         if key not in state.pods:
             return None
         events, events_problem = await self._events(namespace, name)
         history = await self._history(namespace, name)
-        found = state.pods.get(key)  # it may have left meanwhile
+        found = state.pods.get(key)  # it may have gone in the meantime
         view = state.view(found) if found is not None else None
         if found is None or view is None:
             return None
@@ -62,11 +62,11 @@ class PodPages:
         return {**document, "way": way(view, found), "history": history}
 
     async def _events(self, namespace: str, name: str) -> tuple[list[objects.Event], str]:
-        """What happened to it, and why that cannot be told."""
+        """The pod's events, and why they cannot be read."""
         fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
         try:
             listing = await self._client.list(EVENTS, namespace, fields=fields, page=MOST_EVENTS)
-        except KubeError as error:  # without them there is still all the rest
+        except KubeError as error:  # without them, everything else can still be shown
             return [], str(error)
         return listing.items or [], ""
 
@@ -94,9 +94,9 @@ class PodPages:
 
 
 def way(view: Pod, pod: objects.Pod) -> list[dict[str, Any]]:
-    """The steps from creation to running: which are done, and when, where that is known.
+    """The steps from creation to running: which are done, and when, if known.
 
-    Who was started ``again`` so often: the time is of the last start.
+    ``again``: how often it was restarted; the time is then that of the last start.
     """
     decided = (
         datetime.fromtimestamp(view.assume_time_ns / 1e9, UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""Rows of JSON that a page follows. Each bears the number of its last change: who knows N lacks the newer."""
+"""Rows of JSON that a page follows. Each has the number of its last change: a page at N lacks newer ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 TABLES = ("nodes", "pods", "waiting", "cardUsage", "podUsage", "quotas")
 LONGEST_MEMORY = 20_000
-"""So many rows that went are remembered; who was away longer reads everything again."""
+"""How many deleted rows are remembered; a page that was away longer reads everything again."""
 
 
 class Row(NamedTuple):
@@ -28,24 +28,24 @@ class Gone(NamedTuple):
 
 
 class Rows:
-    """All tables. Rows without a namespace belong to the cluster: a viewer sees them who may list nodes."""
+    """All tables. Rows without a namespace belong to the cluster: viewers who may list nodes see them."""
 
     def __init__(self) -> None:
-        self.number = 1  # 0 is what a page knows that knows nothing
+        self.number = 1  # 0 is the number of a page that has nothing
         self._tables: dict[str, dict[str, Row]] = {name: {} for name in TABLES}
-        self._namespaces: Counter[str] = Counter()  # rows of each
+        self._namespaces: Counter[str] = Counter()  # number of rows of each
         self._gone: deque[Gone] = deque(maxlen=LONGEST_MEMORY)
-        self._forgotten = 0  # the number of the newest that went and is not remembered
+        self._forgotten = 0  # the number of the newest deleted row that is no longer remembered
         self._changed = asyncio.Event()
 
     def put(self, table: str, key: str, document: Mapping[str, Any], namespace: str = "") -> None:
-        """Nothing happens where the row says so already."""
+        """Add or replace a row. Does nothing if the row is the same already."""
         rows, json = self._tables[table], msgspec.json.encode(document)
         known = rows.get(key)
         if known is not None and known.json == json:
             return
         if known is not None:
-            del rows[key]  # the newest stand last
+            del rows[key]  # the newest are last
             self._namespaces[known.namespace] -= 1
         self._namespaces[namespace] += 1
         rows[key] = Row(self._next(), namespace, json)
@@ -63,7 +63,7 @@ class Rows:
         return list(self._tables[table])
 
     def knows(self, number: int) -> bool:
-        """Whether what changed since `number` is remembered in full."""
+        """Whether all changes since `number` are still remembered."""
         return self._forgotten <= number <= self.number
 
     def changed(self, table: str, number: int) -> Iterator[Row]:
@@ -74,7 +74,7 @@ class Rows:
             yield row
 
     def gone(self, number: int) -> Iterator[Gone]:
-        """What went since `number`, the last first."""
+        """Rows deleted since `number`, the last first."""
         for each in reversed(self._gone):
             if each.number <= number:
                 return
@@ -85,7 +85,7 @@ class Rows:
         return self._namespaces.keys() - {""}
 
     async def newer_than(self, number: int) -> None:
-        """Returns when something changed since `number`."""
+        """Returns as soon as something has changed since `number`."""
         while self.number <= number:
             await self._changed.wait()
 

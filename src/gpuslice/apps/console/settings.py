@@ -1,4 +1,4 @@
-"""What can be set about the console."""
+"""The settings of the console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What containers used in the last hour, at steps of half a minute: a few bytes a step for each pod."""
+"""What containers used in the last hour, in steps of half a minute: a few bytes per step and pod."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNKNOWN_PERCENT = 0xFF
 
 
 class Point(NamedTuple):
-    """None is unknown. `refused`: how often memory was refused within the step."""
+    """None is unknown. `refused`: how often memory was refused during the step."""
 
     used_mib: int | None
     sm_percent: int | None
@@ -29,12 +29,12 @@ class Point(NamedTuple):
 class _Series:
     used_mib: array[int] = field(default_factory=lambda: array("I", [UNKNOWN]) * STEPS)
     sm_percent: array[int] = field(default_factory=lambda: array("B", [_UNKNOWN_PERCENT]) * STEPS)
-    refused: dict[int, int] = field(default_factory=dict)  # by slot; of most pods nothing ever is
-    last: int = 0  # the number of the step that was written last
+    refused: dict[int, int] = field(default_factory=dict)  # by slot; most pods have none
+    last: int = 0  # the number of the last step that was written
 
 
 class UsageHistory:
-    """A ring of steps; `step` begins the next, and pods that said nothing for an hour are forgotten then."""
+    """A ring of steps; `step` begins the next one and forgets pods without data for an hour."""
 
     def __init__(self) -> None:
         self._series: dict[str, _Series] = {}
@@ -53,7 +53,7 @@ class UsageHistory:
         return True
 
     def put(self, key: str, point: Point) -> None:
-        """In the current step; steps without data stay unknown."""
+        """Add to the current step; steps without data stay unknown."""
         series = self._series.get(key)
         if series is None:
             series = self._series[key] = _Series(last=self._step - 1)
@@ -88,11 +88,11 @@ class UsageHistory:
         return points
 
     def put_teams(self, now_s: float, amounts: Mapping[str, TeamHours]) -> None:
-        """What each namespace has at this step: of an hour, so much."""
+        """Record the amounts of each namespace at this step, as rates per hour."""
         self._teams.append((now_s, amounts))
 
     def team_hours(self) -> tuple[float, dict[str, TeamHours]]:
-        """Over how many seconds, and by namespace; a step lasts from the one before it."""
+        """Over how many seconds, and the totals by namespace; a step lasts since the previous one."""
         sums: dict[str, list[float | None]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         steps = list(self._teams)
         for (before_s, _), (at_s, amounts) in pairwise(steps):

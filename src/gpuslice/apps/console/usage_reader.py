@@ -1,4 +1,4 @@
-"""Reads what cards and containers use: from Prometheus, or from the exporters one after the other."""
+"""Reads what cards and containers use, from Prometheus or from the exporters one after the other."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ WANTED = "gpuslice_"
 GIB = 1 << 30
 NOT_YET_S = 0.2
 BREATH = 500
-"""After so many pods others get their turn."""
+"""After this many pods, yields to other tasks."""
 HOURS_HOLD_S, DAY_S = 60.0, 86400.0
 IDLE_SM = 0.01
-"""Below this share of the SMs a container does nothing."""
+"""Below this fraction of the SMs a container counts as idle."""
 
 
 class UsageByPod(Mapping[str, tuple[ContainerUsage, ...]]):
-    """Containers by ``namespace/name`` of their pod, each created when it is read."""
+    """Containers by ``namespace/name`` of their pod; each is created when it is read."""
 
     def __init__(self, containers: Sequence[ContainerUsage] = ()) -> None:
         self._containers = containers
@@ -64,7 +64,7 @@ class UsageByPod(Mapping[str, tuple[ContainerUsage, ...]]):
 
 
 class UsageReader:
-    """Keeps the newest usage of each pod, writes its rows, and remembers an hour."""
+    """Keeps the latest usage of each pod, writes its rows, and remembers an hour."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class UsageReader:
         self.problem = ""
         self.read_at_s: float | None = None
         self.containers = UsageByPod()
-        self._refused: dict[str, float] = {}  # in all, as of the last step
+        self._refused: dict[str, float] = {}  # in total, as of the last step
         self._hours: tuple[float, dict[str, TeamHours]] = (0.0, {})
         self._hours_at_s = 0.0
-        self.idle_at_s: dict[str, float] = {}  # since when a pod was seen to do nothing
+        self.idle_at_s: dict[str, float] = {}  # since when a pod has been idle
         self._state = state
         self._transport = transport
         self._direct = direct
@@ -91,7 +91,7 @@ class UsageReader:
         self._unanswered = Unanswered(AT_ONCE)
 
     async def run(self) -> None:
-        """Read again and again until cancelled."""
+        """Read repeatedly until cancelled."""
         loop_time = asyncio.get_running_loop().time  # not the time of day, which may be set
         while True:
             if not self._state.synced:
@@ -102,13 +102,12 @@ class UsageReader:
             await asyncio.sleep(max(1.0, due_s - loop_time()))
 
     async def read(self) -> None:
-        """Once; what does not answer keeps what was known of it out of the rows."""
+        """Read once; the rows of a source that does not answer are removed."""
         if self.prometheus is not None:
             try:
-                self._take_cards(await asyncio.to_thread(self.prometheus.cards))  # and forget them: all at
-                await self._take(
-                    await asyncio.to_thread(self.prometheus.containers), now_s()
-                )  # once are many
+                # cards are freed before containers are read: both at once take much memory
+                self._take_cards(await asyncio.to_thread(self.prometheus.cards))
+                await self._take(await asyncio.to_thread(self.prometheus.containers), now_s())
                 self.problem = ""
             except PrometheusError as error:
                 self.problem = str(error)
@@ -135,7 +134,7 @@ class UsageReader:
         await self._take(found.containers, now_s())
 
     async def team_hours(self) -> tuple[float, dict[str, TeamHours]]:
-        """Over how many seconds, and by namespace; of the last day where Prometheus knows it."""
+        """Over how many seconds, and by namespace; for the last day if Prometheus has it."""
         if self.prometheus is None:
             return self.history.team_hours()
         if not self._hours[1] or now_s() - self._hours_at_s > HOURS_HOLD_S:
@@ -161,7 +160,7 @@ class UsageReader:
             return None
 
     def _take_cards(self, found: Sequence[CardUsage]) -> None:
-        """Rows of what was found; those of others go, for what they say is not so any more."""
+        """Write rows for what was found; others are removed, as their values are no longer valid."""
         rows, cards = self._state.rows, dict[str, list[list[Any]]]()
         for card in found:
             figures = (card.used_bytes and card.used_bytes / MIB, card.utilization_ratio)
@@ -173,7 +172,7 @@ class UsageReader:
             rows.drop("cardUsage", name)
 
     async def _take(self, found: Sequence[ContainerUsage], at_s: float) -> None:
-        """The same of pods, and what is remembered of them: Prometheus remembers better."""
+        """The same for pods, and the history; Prometheus keeps a better one."""
         rows, stepped = self._state.rows, self.prometheus is None and self.history.step(at_s)
         self.containers = UsageByPod(found)
         self.read_at_s = at_s
@@ -226,7 +225,7 @@ class UsageReader:
         return row
 
     def suggestion(self, key: str) -> Suggestion | None:
-        """Another size for a pod of one container on one card, as `explain` suggests it."""
+        """A suggested size for a pod with one container on one card, as in `explain`."""
         found, containers = self._state.pods.get(key), self.containers.get(key, ())
         pod = self._state.view(found) if found is not None else None
         card = card_of(self._state.ledger_of(pod.node), pod) if pod is not None else None
@@ -243,7 +242,7 @@ class UsageReader:
 
 
 def _by_namespace(containers: Mapping[str, Sequence[ContainerUsage]]) -> dict[str, TeamHours]:
-    """What each namespace has now, in GiB and in cards kept busy."""
+    """The present amounts of each namespace, in GiB and in busy cards."""
     found: dict[str, list[ContainerUsage]] = {}
     for key, each in containers.items():
         found.setdefault(key.partition("/")[0], []).extend(each)
@@ -256,7 +255,7 @@ def _by_namespace(containers: Mapping[str, Sequence[ContainerUsage]]) -> dict[st
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """None where any is unknown: a partial sum would be taken for the whole."""
+    """None if any is unknown: a partial sum would look like the total."""
     total = 0.0
     for value in values:
         if value is None:

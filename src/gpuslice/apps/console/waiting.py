@@ -1,4 +1,4 @@
-"""Tells of each pod that waits why, in the words of ``gpuslice explain``."""
+"""Explains why each waiting pod waits, in the words of ``gpuslice explain``."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gpuslice.apps.diagnosis.pod_explanation import explained, kind_of, place_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 
 REST = 4
-"""Between two passes it rests so many times as long as one took, and no less than a second."""
+"""The pause between two passes, as a multiple of the time that a pass took, and at least a second."""
 
 
 class WaitingPods:
-    """Pods that ask for the same of the same are explained once: a queue is mostly of one kind."""
+    """Equal requests in equal circumstances are explained once: a queue consists mostly of equal pods."""
 
     def __init__(self, state: ClusterState, usage: Callable[[str], Sequence[ContainerUsage]]) -> None:
         self._state = state
-        self._usage = usage  # of a pod, by namespace/name
+        self._usage = usage  # by namespace/name of the pod
         self.pass_s = 0.0  # how long the last pass took
-        self._never: set[str] = set()  # those that fit nowhere
+        self._never: set[str] = set()  # those that fit on no node
 
     async def run(self) -> None:
-        """Explain again when something changed, until cancelled."""
+        """Explain again whenever something has changed, until cancelled."""
         while True:
             await self._state.work.wait()
             self._state.work.clear()
@@ -34,14 +34,14 @@ class WaitingPods:
             await asyncio.sleep(max(1.0, REST * self.pass_s))
 
     def counts(self) -> dict[str, int]:
-        """Pods by why they wait; all are there, if only as 0."""
+        """Number of pods by reason for waiting; all reasons are present, even with 0."""
         found = {"never fits": 0, "no room": 0, "not started": 0}
         for key, view in self._state.waiting.items():
             found["not started" if view.node else "never fits" if key in self._never else "no room"] += 1
         return found
 
     async def explain_all(self) -> None:
-        """Bring the rows of all waiting pods up to date, with a breath between two kinds of pods."""
+        """Update the rows of all waiting pods, yielding to other tasks between two kinds of pods."""
         state = self._state
         self._never &= state.waiting.keys()
         kinds: dict[bytes, list[str]] = {}
@@ -51,7 +51,7 @@ class WaitingPods:
         for keys in kinds.values():
             await asyncio.sleep(0)
             found = state.pods.get(keys[0])
-            if found is None:  # it left meanwhile, and there will be another pass
+            if found is None:  # it has gone in the meantime, and another pass follows
                 continue
             places = [place_of(node) for node in state.nodes.values()]
             usage = self._usage(keys[0]) if found.spec.node_name else ()

@@ -1,4 +1,4 @@
-"""What ``gpuslice simulate --from-cluster`` says about waiting pods: would placing all again help?"""
+"""What ``gpuslice simulate --from-cluster`` says about waiting pods: would placing everything again help?"""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from gpuslice.apps.console.cluster_state import ClusterState
 
-if TYPE_CHECKING:  # NumPy, which nothing else here needs, takes 16 MiB: it comes when somebody looks
+if TYPE_CHECKING:  # NumPy, which nothing else here needs, takes 16 MiB: it is imported on request
     from gpuslice.core.policy import FleetNode, Shape
 
 HOLDS_S = 60.0
 MOST_PODS = 2000
-"""Beyond this it would take minutes of a core: the command is named instead."""
+"""With more pods it would take minutes of CPU time: the page names the command instead."""
 
 
 class WhatIf:
-    """The answer of a minute ago at most, worked out on a thread when somebody looks."""
+    """The answer, at most a minute old, computed on a thread on request."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -28,7 +28,7 @@ class WhatIf:
         self._working = asyncio.Lock()
 
     async def document(self) -> dict[str, Any]:
-        """Empty where nothing waits; `tooMany` where it is not tried here."""
+        """Empty if nothing is waiting; `tooMany` if there are too many pods to compute it here."""
         async with self._working:
             number = self._state.rows.number
             if self._number != number and time.monotonic() - self._at_s >= HOLDS_S:

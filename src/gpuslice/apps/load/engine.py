@@ -1,4 +1,4 @@
-"""Keeps a card busy to a level: a part of each short period it works, for the rest it waits."""
+"""Keeps a card busy at a given level: it works for a part of each short period and waits for the rest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CannotGenerateError(GpusliceError):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What was done between two reports: the busy part of the time, and work a second where it is counted."""
+    """What was done between two reports: the fraction of time busy, and the work per second if counted."""
 
     busy_ratio: float
     gflops: float = 0.0
@@ -35,7 +35,7 @@ class Interval:
 
 
 class Engine:
-    """One kind of work on one card; copies between two need the other, `peer`."""
+    """One kind of work on one card; copies between two cards need the other one, `peer`."""
 
     def __init__(self, card: Cuda, work: Work, peer: Cuda | None = None) -> None:
         self._card = card
@@ -112,7 +112,7 @@ class Engine:
         self._buffer, self._buffer_bytes = self._sink, SINK_BYTES
         size = LONGEST_BUFFER_BYTES
         while self._kind == "memory" and self._buffer_bytes < size:
-            try:  # larger than the card's caches; less where there is a limit
+            try:  # larger than the card's caches; less if there is a limit
                 self._buffer, self._buffer_bytes = card.allocate(size), size
             except CudaError as error:
                 if error.code != cuda.OUT_OF_MEMORY or size <= COPY_BYTES:

@@ -1,4 +1,4 @@
-"""What each field id means as a load: the kernel, the words of the report, and what measures it."""
+"""What each field id means as a load: the kernel, the words in the report, and its metric."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One kind of load. `field` is its series; `exact`: it should show the level that was asked for."""
+    """One kind of load. `field`: its metric; `exact`: the metric should show the requested level."""
 
     number: int
     title: str
@@ -20,9 +20,9 @@ class Work:
 
 _PCIE, _NVLINK = "gpuslice_gpu_pcie_bytes_total", "gpuslice_gpu_nvlink_bytes_total"
 MOVING = frozenset({"to_host", "to_device", "to_peer", "from_peer"})
-"""Kinds of work that are counted in bytes."""
+"""Kinds of work that are measured in bytes."""
 BETWEEN_CARDS = frozenset({"to_peer", "from_peer"})
-"""Those that need a second card."""
+"""Kinds of work that need a second card."""
 
 WORKS = {
     work.number: work

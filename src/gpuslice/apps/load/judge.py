@@ -1,4 +1,4 @@
-"""Compares what was generated with what an exporter's page says of it."""
+"""Compares the generated load with what an exporter's page reports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ USED = "gpuslice_container_memory_used_bytes"
 REFUSED = "gpuslice_container_memory_refused_total"
 SM = "gpuslice_container_sm_utilization_ratio"
 CARD_MEMORY = "gpuslice_gpu_memory_used_bytes"
-OVERHEAD = 0.25  # headers on the wire, at most
+OVERHEAD = 0.25  # at most: headers on the wire
 CARD_BUSY = "gpuslice_gpu_utilization_ratio"
 
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Which container, and which card, the page is asked about. Without a pod it is the card alone."""
+    """Which container and which card to look for on the page. Without a pod, only the card."""
 
     uuid: str
     namespace: str = ""
@@ -32,7 +32,7 @@ class Who:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One comparison. `measured` is None when the page has no such series: then nothing was proven."""
+    """One comparison. `measured` is None if the page has no such series: then nothing was proven."""
 
     series: str
     generated: float
@@ -41,7 +41,7 @@ class Verdict:
 
 
 def judge_work(page: Page, who: Who, work: Work, busy_ratio: float, tolerance: float) -> list[Verdict]:
-    """The field's own series, where the card has it, and the busy time of the container or the card."""
+    """Compares the field's own series, if the card has it, and the busy time of the container or card."""
     found = []
     field = value_of(page, work.field, UUID=who.uuid)
     if field is not None:
@@ -60,9 +60,10 @@ def judge_work(page: Page, who: Who, work: Work, busy_ratio: float, tolerance: f
 def judge_traffic(
     before: Page, after: Page, who: Who, work: Work, moved_bytes: int, *, tolerance: float
 ) -> list[Verdict]:
-    """The card's own counter of bytes must have grown by what was moved; nothing where there is none.
+    """The card's own byte counter must have grown by what was moved; no verdict if there is none.
 
-    It counts headers too, which the payload does not, and the traffic of others: there is more room above.
+    The counter also includes headers, which the payload does not, and traffic of others: the tolerance is
+    larger upwards.
     """
     at = {"gpu_uuid": who.uuid, "direction": work.direction}
     first, last = value_of(before, work.moved, **at), value_of(after, work.moved, **at)
@@ -74,9 +75,9 @@ def judge_traffic(
 
 
 def judge_memory(page: Page, who: Who, held_bytes: int, seen_bytes: int, tolerance: float) -> list[Verdict]:
-    """`held_bytes` were allocated, `seen_bytes` are used as the driver tells this process: with its context.
+    """`held_bytes` were allocated; `seen_bytes` are in use according to the driver, including the context.
 
-    Under a limit the two sides must be the same figure; without one `seen_bytes` is the whole card's.
+    Under a limit both sides must agree exactly; without one, `seen_bytes` is the whole card's usage.
     """
     name = USED if who.pod else CARD_MEMORY
     used = value_of(page, name, **who.labels())
@@ -87,7 +88,7 @@ def judge_memory(page: Page, who: Who, held_bytes: int, seen_bytes: int, toleran
 
 
 def judge_refusal(page: Page, who: Who) -> list[Verdict]:
-    """A refusal of the interposer must have been counted."""
+    """A refusal by the interposer must have been counted."""
     refused = value_of(page, REFUSED, **who.labels())
     if not who.pod or refused is None:
         return []
@@ -95,7 +96,7 @@ def judge_refusal(page: Page, who: Who) -> list[Verdict]:
 
 
 def value_of(page: Page, name: str, **labels: str) -> float | None:
-    """The one value of these labels; None when there is none, the sum over containers when several."""
+    """The value for these labels; None if there is none, the sum over containers if there are several."""
     found = page.find(name, **labels)
     return sum(one.value for one in found) if found else None
 

@@ -1,7 +1,7 @@
-"""PTX of the kernels: each keeps one part of the card busy for a time and counts its rounds.
+"""PTX of the kernels: each keeps one part of the card busy for some time and counts its rounds.
 
-Parameters: how long in nanoseconds, where each warp adds its rounds, a buffer and its bytes. A simulated
-driver knows by the name that the first parameter is the time.
+Parameters: the duration in nanoseconds, where each warp adds its rounds, a buffer and its size in bytes. A
+simulated driver knows from the name that the first parameter is the duration.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ENTRY = "load_gpusim_busy_ns"
-ROUNDS = 16  # instructions between two looks at the clock
+ROUNDS = 16  # instructions between two reads of the clock
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`flops`: floating-point operations of one warp in one round; 0 where that says nothing."""
+    """`flops`: floating-point operations of one warp per round; 0 if that is not meaningful."""
 
     registers: str
     setup: str
@@ -71,7 +71,7 @@ AGAIN:
 
 
 def _arithmetic(kind: str, bits: int, start: str, operation: str, flops: int) -> Kernel:
-    """Four independent chains, so that the pipe and not its latency is the bound."""
+    """Four independent chains, so that throughput and not latency is the bound."""
     names = [f"%v{place}" for place in range(4)]
     return Kernel(
         registers=f".reg .{kind} %v<4>;",
@@ -83,7 +83,7 @@ def _arithmetic(kind: str, bits: int, start: str, operation: str, flops: int) ->
 
 
 def _keep(kind: str, bits: int, names: list[str]) -> str:
-    """A store that never happens, which the compiler cannot know: without it the work would be removed."""
+    """A store that never happens, which the compiler cannot know: without it, it would remove the work."""
     stores = "\n".join(f"@%never st.global.{kind} [%sink], {name};" for name in names)
     return f"setp.eq.u64 %never, %rounds, 0;\n{stores}"
 
@@ -134,7 +134,7 @@ _FP16 = _arithmetic("b32", 32, "0x3c003c00", "fma.rn.f16x2", 4)
 
 
 def kernel_for(kind: str, major: int) -> Kernel:
-    """The kernel of a kind of work on a card of compute capability `major`."""
+    """The kernel for a kind of work on a card of compute capability `major`."""
     if kind == "tensor":
         return _TENSOR_80 if major >= 8 else _TENSOR_70
     return {"busy": _FP32, "fp32": _FP32, "fp64": _FP64, "fp16": _FP16, "memory": _MEMORY}[kind]

@@ -1,4 +1,4 @@
-"""``gpuslice load``: a known load, in dcgmproftester's terms, and what an exporter makes of it."""
+"""``gpuslice load``: a known load, in dcgmproftester's terms, and how an exporter reports it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _ATTRIBUTES = {
     "GLOBAL_MEMORY_BUS_WIDTH": cuda.BUS_WIDTH,
     "MEMORY_CLOCK_RATE": cuda.MEMORY_CLOCK,
 }
-STOPPED = 130  # as shells say it of a program that Ctrl-C ended
+STOPPED = 130  # as shells report a program ended by Ctrl-C
 SETTLE_S = 3.0
-"""How long an exporter that samples once a second may need to show a change."""
+"""How long an exporter that samples once a second may take to show a change."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Report:
     held_bytes: int = 0
     refused_at_bytes: int | None = None
     refusal: str = ""
-    stopped: bool = False  # by a signal, before its time
+    stopped: bool = False  # ended early by a signal
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
@@ -111,13 +111,13 @@ def command(**given: Any) -> None:
 
     Ends with 1 when the exporter says something else than was done, with 130 after Ctrl-C.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a pod that is deleted: as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a deleted pod ends as with Ctrl-C
     order, report = order_of(given), Report()
     try:
         _run(order, _card(order.cards[0]), report)
     except (CudaError, CudaMissingError, CannotGenerateError, ScrapeError) as error:
         raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:  # what is held, the driver takes back when we end
+    except KeyboardInterrupt:  # the driver frees what is held when the process ends
         report.stopped = True
         order.say("Stopped.")
     if order.as_json:
@@ -178,7 +178,7 @@ def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) ->
     peer = None
     if work.kind in BETWEEN_CARDS and len(order.cards) > 1:
         peer = _beside(card, order.cards[1])
-    elif work.kind in BETWEEN_CARDS:  # the first that the card reaches, else any other
+    elif work.kind in BETWEEN_CARDS:  # the first that the card can reach, otherwise any other
         others = [_beside(card, ordinal) for ordinal in range(card.count()) if ordinal != card.ordinal]
         peer = next((other for other in others if card.reaches(other)), others[0] if others else None)
     engine = Engine(card, work, peer)
@@ -196,10 +196,10 @@ def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) ->
     if order.url:
         settled = engine.run(order.level, SETTLE_S)
         moved_bytes += settled.bytes_moved
-        page = fetch(order.url)  # its last sample is of this time
+        page = fetch(order.url)  # its last sample is from this time
         verdicts = judge_work(page, who, work, settled.busy_ratio, order.tolerance)
         if before is not None:
-            time.sleep(SETTLE_S)  # and this one of all of it
+            time.sleep(SETTLE_S)  # and this one covers all of it
             after = fetch(order.url)
             verdicts += judge_traffic(before, after, who, work, moved_bytes, tolerance=order.tolerance)
         _add_verdicts(order, report, verdicts)
@@ -220,7 +220,7 @@ def _beside(card: Cuda, ordinal: int) -> Cuda:
 
 
 def line(work: Work, interval: Interval, measured: float | None) -> str:
-    """One report, in the shape of dcgmproftester's lines; without `measured` it is of the load alone."""
+    """One report in the format of dcgmproftester's lines; without `measured`, of the load alone."""
     generated = f"{interval.busy_ratio:.3f}" if work.exact else "???"
     if interval.bytes_per_s:
         shown = "" if measured is None else f", dcgm {measured / MIB:.1f}"

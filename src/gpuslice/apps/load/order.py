@@ -1,4 +1,4 @@
-"""What a command line of ``gpuslice load`` asks for."""
+"""What a command line of ``gpuslice load`` requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the command line asks for."""
+    """What the command line requests."""
 
     works: tuple[Work, ...]
     cards: tuple[int, ...]
@@ -41,7 +41,7 @@ class Order:
 
 
 def order_of(given: dict[str, Any]) -> Order:
-    """The command line's words as values. Raises `click.BadParameter`."""
+    """The command line's options as values. Raises `click.BadParameter`."""
     environ = os.environ
     if not 0 <= given["level"] <= 100:
         raise click.BadParameter(f"level is {given['level']}, must be 0 to 100")
@@ -76,7 +76,7 @@ def order_of(given: dict[str, Any]) -> Order:
 
 
 def works_of(text: str, *, between_cards: bool) -> Iterator[Work]:
-    """The kinds of work that field ids, or "all", stand for. Raises `click.BadParameter`."""
+    """The kinds of work for field ids, or for "all". Raises `click.BadParameter`."""
     if text == "all":
         yield from (work for work in WORKS.values() if between_cards or work.kind not in BETWEEN_CARDS)
         return
@@ -89,7 +89,7 @@ def works_of(text: str, *, between_cards: bool) -> Iterator[Work]:
 
 
 def size_bytes(text: str) -> int:
-    """``4GiB``, ``512M`` or plain bytes; 0 for nothing."""
+    """``4GiB``, ``512M`` or plain bytes; 0 for an empty text."""
     if not text:
         return 0
     number = text.rstrip("iBKMGb ")

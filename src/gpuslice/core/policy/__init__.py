@@ -1,16 +1,16 @@
 """Placement policies: which node and which cards a pod gets.
 
-A policy ranks the rows of a `Fleet` for a `Shape`, and is told what happens to pods:
+A policy ranks the rows of a `Fleet` for a `Shape`, and is notified of what happens to pods:
 
-    fleet.put(FleetNode(...))          nodes and what is free of them, whenever that changes
+    fleet.put(FleetNode(...))          nodes and what is free on them, whenever that changes
     policy = make_policy(name, fleet)
     policy.arrived(shape)              once for each pod, when it is first seen
-    policy.choose(shape, rows)         the best of these rows, or None; `policy.keys(shape)` ranks all
-    policy.slots(shape, row)           the cards on it
-    fleet.take(row, slots, shape)      the caller holds it …
-    policy.placed(shape)               … and says so; `fleet.give_back` and `policy.departed` at its end
+    policy.choose(shape, rows)         the best of these rows, or None; `policy.keys(shape)` ranks all rows
+    policy.slots(shape, row)           the cards to use on that row
+    fleet.take(row, slots, shape)      the caller allocates them …
+    policy.placed(shape)               … and reports that; at the end `fleet.give_back` and `policy.departed`
 
-The same code serves the scheduler extender and the replays of traces.
+The same code serves the scheduler extender and the replay of traces.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def make_policy(
     *,
     renew_when_asked: bool = True,
 ) -> Policy:
-    """The policy of this name for a fleet; ValueError names those there are.
+    """Return the policy of this name for a fleet; ValueError lists the valid names.
 
-    `counts` tells a policy that looks at the workload how many pods of each shape to expect; without it
-    such a policy learns from the pods that arrive. With `renew_when_asked` False what was learned is taken
-    up by `Policy.tend`, so that no request waits for it.
+    `counts` tells a policy that takes the workload into account how many pods of each shape to expect;
+    without it such a policy learns from the pods that arrive. If `renew_when_asked` is False, `Policy.tend`
+    applies what was learned, so that no request has to wait for it.
     """
     if name == OpportunityCost.name:
         return OpportunityCost(fleet, counts, renew_when_asked=renew_when_asked)

@@ -1,8 +1,8 @@
 """Fragmentation gradient descent, "Beware of Fragmentation" (USENIX ATC '23): the policy to beat.
 
 The fragmentation of a node is the free GPU that a typical pod cannot use, averaged over the typical pods:
-all of it where the pod does not fit (pods without GPU never use any), otherwise what lies on cards too
-full for it. A pod goes where this grows least; scores are whole numbers of 0…100.
+all of it if the pod does not fit (pods without GPU never use any), otherwise what is left on cards too full
+for it. A pod goes where this grows least; scores are whole numbers of 0…100.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.learned_workload import LearnedWorkload
 from gpuslice.core.policy.ranking import Policy, RankCache, card_fits, keys_of
 
-POPULARITY = 0.95  # of all pods, that the typical ones stand for
+POPULARITY = 0.95  # of all pods: what the typical pods stand for
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """The typical pods that want GPU, one column each; equal (units, cards) share a piece.
+    """The typical pods that request GPU, one column each; equal (units, cards) share a piece.
 
-    `chance`: part of all typical pods. `allowed`: [model code, column]. `of_piece`: [column, piece], 1 where
-    the column asks for this piece. `units` and `cards`: of each piece.
+    `chance`: fraction of all typical pods. `allowed`: [model code, column]. `of_piece`: [column, piece], 1 if
+    the column requests this piece. `units` and `cards`: of each piece.
     """
 
     chance: Floats
@@ -38,7 +38,7 @@ class Typical:
 
 
 def typical_pods(counts: Mapping[Shape, float], fleet: Fleet) -> Typical:
-    """The most frequent shapes (memory left out) until 95 % of the pods are covered."""
+    """The most frequent shapes, ignoring memory, that together cover 95 % of the pods."""
     merged: dict[Shape, float] = {}
     for shape, count in counts.items():
         plain = Shape(shape.units, shape.cards, shape.cpu_milli, 0, shape.models)
@@ -67,12 +67,12 @@ def typical_pods(counts: Mapping[Shape, float], fleet: Fleet) -> Typical:
 
 
 class Fgd(Policy):
-    """Least growth of fragmentation; of the cards of a node the one where it grows least, then the first."""
+    """Least growth of fragmentation; within a node, the card where it grows least, the first among equals."""
 
     name: ClassVar[str] = "fgd"
 
     def __init__(self, fleet: Fleet, counts: Mapping[Shape, float] | None = None) -> None:
-        """`counts`: how many pods of each shape there are, when that is known; otherwise it is learned."""
+        """`counts`: the number of pods of each shape, if known; otherwise it is learned."""
         super().__init__(fleet)
         self._known = counts
         self._mix = LearnedWorkload()
@@ -92,7 +92,7 @@ class Fgd(Policy):
 
 
 class _Gradient:
-    """Ranks by the growth of fragmentation for some typical pods."""
+    """Ranks by the growth of fragmentation for a given set of typical pods."""
 
     def __init__(self, fleet: Fleet, typical: Typical) -> None:
         self.fleet = fleet
@@ -107,12 +107,12 @@ class _Gradient:
         if shape.cards != 1:
             after = self._fragmentation(_without(left, shape, fits), after_chances)
             return keys_of(-self._score(before - after), rows), np.full(len(rows), -1)
-        # cards with as much left as one before them in the same row that fits too: they would score the same
+        # skip cards with as much left as an earlier fitting card in the same row: they would score the same
         same = (left[:, :, None] == left[:, None, :]) & fits[:, None, :]
         same &= np.tri(left.shape[1], k=-1, dtype=np.bool_)
         flags: Flags = same.any(axis=2)
         line, slot = np.nonzero(fits & ~flags)
-        # fragmentation after `units` are taken from card `slot` of `line`, for each pair of these
+        # fragmentation after `units` are taken from card `slot` of `line`, for each such pair
         units = shape.units
         total, below, count = self._pieces(left)
         old = left[line, slot][:, None]
@@ -131,7 +131,7 @@ class _Gradient:
         return np.floor(score + ROUNDING).astype(np.int64)
 
     def _chances(self, rows: Rows, cpu_milli: int) -> Floats:
-        """[row, piece]: part of the typical pods that want this piece and find model and CPU."""
+        """[row, piece]: fraction of the typical pods that request this piece and that model and CPU admit."""
         typical, fleet = self._typical, self.fleet
         fits = typical.cpu_milli <= (fleet.cpu_left[rows] - cpu_milli)[:, None]
         fits &= typical.allowed[fleet.model[rows]]
@@ -139,12 +139,14 @@ class _Gradient:
         return chances
 
     def _fragmentation(self, left: Ints, chances: Floats) -> Floats:
-        """Free units that typical pods cannot use, of each row."""
+        """Free units of each row that typical pods cannot use."""
         total, below, count = self._pieces(left)
         return _expected(total, below, count >= self._typical.cards, chances)
 
     def _pieces(self, left: Ints) -> tuple[Ints, Ints, Ints]:
-        """Free units [row]; those on cards too full for a piece, and how many are not [row, piece]."""
+        """Free units [row]; those on cards too full for a piece, and the number of cards that are not [row,
+        piece].
+        """
         small = left[:, :, None] < self._typical.units
         below = (left[:, :, None] * small).sum(axis=1)
         return left.sum(axis=1), below, left.shape[1] - small.sum(axis=1)
@@ -157,7 +159,7 @@ def _expected(total: Ints, below: Ints, enough: Flags, chances: Floats) -> Float
 
 
 def _without(left: Ints, shape: Shape, fits: Flags) -> Ints:
-    """What is left after the pod took its cards, the fullest that fit first."""
+    """What is left after the pod took its cards: the fullest ones that fit, first."""
     if not shape.cards:
         return left
     order = np.argsort(np.where(fits, left, np.iinfo(np.int64).max), axis=1, kind="stable")
@@ -168,6 +170,6 @@ def _without(left: Ints, shape: Shape, fits: Flags) -> Ints:
 
 
 def mean_card_units(fleet: Fleet) -> float:
-    """Size of the mean card; 1 when there is none."""
+    """Mean card size in units; 1 if there are no cards."""
     cards = int(fleet.cards.sum())
     return float(fleet.size.sum()) / cards if cards else 1.0

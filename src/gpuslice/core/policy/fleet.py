@@ -1,6 +1,6 @@
-"""The cards of a whole cluster as arrays, one row a node, so that all nodes can be asked at once.
+"""The cards of a whole cluster as arrays, one row per node, so that all nodes can be evaluated at once.
 
-The fleet holds what is free and knows which rows changed since a reader last looked; it decides nothing.
+The fleet records what is free and which rows have changed since a reader last looked; it makes no decisions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 AnyInts: TypeAlias = npt.NDArray[np.signedinteger]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-RECENT = 32  # changes that are found without a look at every row
+RECENT = 32  # changes that can be found without scanning every row
 
 
 def _empty_ints() -> Ints:
@@ -36,18 +36,18 @@ def _empty_floats() -> Floats:
 
 
 def _no_cards() -> npt.NDArray[np.int32]:
-    return np.zeros((0, 1), dtype=np.int32)  # a slot at least, also where no node has a card
+    return np.zeros((0, 1), dtype=np.int32)  # at least one slot, even if no node has a card
 
 
 @dataclass(slots=True)
 class Fleet:
-    """Nodes × cards. Rows are never moved, a row that was dropped is used again by the next new node.
+    """Nodes × cards. Rows never move; a dropped row is reused for the next new node.
 
     `left`, `size`, `core_left`: [row, slot]; a slot without a usable card has size 0 and nothing left.
-    `slots`: how many of them are the node's; `cards`: how many have a usable card.
-    With `feed_limits` False CPU and memory are left to somebody else to refuse for: they only decide what a
-    node is worth. `stamp[row]` is the value of `clock` at the row's last change. `cards_version` counts the
-    changes of which cards there are, as opposed to what is free of them.
+    `slots`: how many slots belong to the node; `cards`: how many have a usable card. If `feed_limits` is
+    False, somebody else refuses pods for lack of CPU and memory: here they only affect what a node is worth.
+    `stamp[row]` is the value of `clock` at the row's last change. `cards_version` counts changes of which
+    cards exist, as opposed to what is free on them.
     """
 
     left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
@@ -66,22 +66,22 @@ class Fleet:
     cards_version: int = 0
     models: list[str] = field(default_factory=list)
     row_of: dict[str, int] = field(default_factory=dict)
-    links: dict[int, CardLinks] = field(default_factory=dict)  # of rows whose cards are not all alike
+    links: dict[int, CardLinks] = field(default_factory=dict)  # of rows whose cards differ
     _free_rows: list[int] = field(default_factory=list)
     _recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # rows as they changed
 
     @property
     def rows(self) -> int:
-        """How many rows the arrays have, used or not."""
+        """The number of rows in the arrays, used or not."""
         return len(self.stamp)
 
     @property
     def nodes_version(self) -> tuple[int, int]:
-        """Another one whenever nodes came or went: what rows mean may have changed then."""
+        """Changes whenever nodes come or go: rows may then mean other nodes."""
         return self.cards_version, len(self.row_of)
 
     def put(self, node: FleetNode) -> int:
-        """Add a node or bring its row up to date; returns the row. Nothing changes when nothing differs."""
+        """Add a node or update its row, and return the row. Does nothing if nothing differs."""
         missing = len(node.size) - self.left.shape[1]
         if missing > 0:
             for cards in ("left", "size", "compute_left"):
@@ -101,12 +101,12 @@ class Fleet:
         return row
 
     def drop(self, name: str) -> None:
-        """Forget a node; an unknown name is fine."""
+        """Forget a node; an unknown name is ignored."""
         row = self.row_of.pop(name, None)
         if row is None:
             return
         self.left[row] = self.size[row] = self.compute_left[row] = 0
-        self.cpu_left[row] = self.memory_left[row] = -1.0  # not even a pod without GPU fits
+        self.cpu_left[row] = self.memory_left[row] = -1.0  # then not even a pod without GPU fits
         self.cards[row] = 0
         self.cards_version += 1
         self._free_rows.append(row)
@@ -115,7 +115,7 @@ class Fleet:
         self._set_slots(row, 0)
 
     def take(self, row: int, slots: Sequence[int], shape: Shape) -> None:
-        """Give what `shape` asks to a pod on these cards of this node."""
+        """Give a pod what `shape` requests, on these cards of this node."""
         self._add(row, slots, shape, -1)
 
     def give_back(self, row: int, slots: Sequence[int], shape: Shape) -> None:
@@ -123,7 +123,7 @@ class Fleet:
         self._add(row, slots, shape, 1)
 
     def touch(self, row: int) -> None:
-        """Tell readers that a row changed."""
+        """Mark a row as changed for readers."""
         self.clock += 1
         self.stamp[row] = self.clock
         self._recent.append(row)
@@ -136,7 +136,7 @@ class Fleet:
         return np.array(sorted({self._recent[-number] for number in range(1, changes + 1)}), dtype=np.intp)
 
     def allowed(self, models: frozenset[str]) -> Flags | None:
-        """Per model code whether a pod with these models may use it; None when it may use all."""
+        """For each model code, whether a pod with these models may use it; None if it may use all."""
         if not models:
             return None
         return np.array([model in models for model in self.models], dtype=np.bool_)
@@ -186,7 +186,7 @@ class Fleet:
         self.touch(row)
 
     def _padded(self, amounts: Sequence[int]) -> list[int]:
-        """One for each slot of a row, as a list: an array costs more than a handful of numbers is worth."""
+        """One amount for each slot of a row, as a list: an array would cost more for so few numbers."""
         return [*amounts, *(0,) * (self.left.shape[1] - len(amounts))]
 
     def _lengthen(self, more: int) -> None:
@@ -201,7 +201,9 @@ class Fleet:
         self._free_rows = list(range(start + more - 1, start - 1, -1))
 
     def _set_slots(self, row: int, slots: int) -> None:
-        """A fleet twice as wide as any of its nodes is cut: each slot costs every row and every look."""
+        """Also shrinks a fleet twice as wide as any of its nodes: each slot costs time and memory in every
+        row.
+        """
         before, self.slots[row] = self.slots[row], slots
         width = self.left.shape[1]
         if slots < before == width and (widest := max(1, int(self.slots.max()))) <= width // 2:

@@ -1,14 +1,16 @@
-"""What a node still sells where CPU or memory runs out before the cards do, while a cluster fills up.
+"""What a node can still sell where CPU or memory runs out before the cards do, while a cluster fills up.
 
-The worth of `worth` lets each shape have a node's CPU to itself, so that two nodes with 12 cores left
-are worth as much as one with 24. That serves while cards are what runs out. Where CPU runs out, one who
-finds room takes it, and who that is depends on how the room is cut: on 24 cores a pod with many cores for
-its card takes them all, on 12 only those fit that want few. So a node is worth what arrivals make of it,
+The value in `node_value` gives each shape a node's CPU to itself, so that two nodes with 12 cores left are
+worth as much as one with 24. That works while cards run out first. If CPU runs out first, whichever pod finds
+room takes it, and which pods those are depends on how the room is divided: of 24 cores, a pod that needs many
+cores for its card takes them all; on 12, only pods that need few fit. So a node is worth what arriving pods
+make of it,
 
     W(c, v) = Σ_j n_j · (G_j + W(c - c_j, v - G_j)) / Σ_j n_j      over the shapes j with c_j ≤ c and G_j ≤ v
 
-with c the free amount of the scarce resource, v the value of the free cards, n_j how many of shape j come,
-those without GPU too, c_j and G_j what one takes. Found on a grid, from less to more CPU or memory.
+with c the free amount of the scarce resource, v the value of the free cards, n_j the number of arriving pods
+of shape j, including those without GPU, and c_j and G_j what one of them takes. W is computed on a grid,
+from less to more CPU or memory.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import numpy as np
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 
 HOST_STEPS, CARD_STEPS = 96, 32  # of the grid, up to the largest node
-FILLING_TURNOVER = 0.25  # a cluster fills up while fewer pods leave, for each that is placed
-LAST_PART = 0.125  # of the resource, on few nodes: with less there is little left to decide
+FILLING_TURNOVER = 0.25  # a cluster fills up while fewer pods than this leave for each that is placed
+LAST_PART = 0.125  # of the resource, on few nodes: with less than this left there is little to decide
 CPU, MEMORY = 0, 1
 
 
@@ -30,7 +32,7 @@ CPU, MEMORY = 0, 1
 class Scarce:
     """The resource that runs out before the cards do.
 
-    `asked`: how much of it is asked for by the time that all cards are, as part of what there is. `rows`: the
+    `asked`: how much of it is requested by the time all cards are, as a fraction of the total. `rows`: the
     nodes with cards, which have `total` of it.
     """
 
@@ -40,7 +42,7 @@ class Scarce:
     total: float
 
     def is_felt(self, fleet: Fleet) -> bool:
-        """Whether no more is left than the part of the demand that must go without in the end."""
+        """Whether no more is left than the part of the demand that cannot be met in the end."""
         left = (fleet.cpu_left, fleet.memory_left)[self.resource].take(self.rows)
         np.maximum(left, 0.0, out=left)
         return float(left.sum()) <= self.total * max(1.0 - 1.0 / self.asked, LAST_PART)
@@ -48,20 +50,20 @@ class Scarce:
 
 @dataclass(frozen=True, slots=True)
 class HostValue:
-    """The table of W, looked up between its steps.
+    """The table of W, interpolated between its steps.
 
-    `per_other`: how much of the scarce resource goes with one unit of the other; None where nothing of that
-    is asked for.
+    `per_other`: how much of the scarce resource goes with one unit of the other; None if none of that is
+    requested.
     """
 
-    table: Floats  # [host step, card step], the last of each twice
+    table: Floats  # [host step, card step], the last of each repeated
     scarce: int
     host_step: float
     card_step: float
     per_other: float | None
 
     def of(self, value: Floats, cpu_milli: Floats, memory_mib: Floats) -> Floats:
-        """W of nodes with free cards of this value and this much free CPU and memory, in cards."""
+        """W in cards, of nodes with free cards of this value and this much free CPU and memory."""
         own, other = (cpu_milli, memory_mib) if self.scarce == CPU else (memory_mib, cpu_milli)
         if self.per_other is not None:
             own = np.minimum(own, other * self.per_other)
@@ -81,7 +83,7 @@ class HostValue:
 
 
 def _step(amount: Floats, most: int) -> tuple[Ints, Floats]:
-    """The whole steps in an amount, and the part of a step that is left."""
+    """The whole steps in an amount, and the fraction of a step that remains."""
     np.clip(amount, 0.0, most, out=amount)
     step = amount.astype(np.int64)
     amount -= step
@@ -89,7 +91,7 @@ def _step(amount: Floats, most: int) -> tuple[Ints, Floats]:
 
 
 def scarce(fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turnover: float) -> Scarce | None:
-    """What of CPU and memory runs out first under a mix; None where cards do, or where pods come and go."""
+    """Whether CPU or memory runs out first under a mix; None if cards do, or if pods come and go."""
     demand = sum(count * shape.total_units for shape, count in counts.items()) / mean_units
     supply = float(fleet.size.sum()) / mean_units
     if turnover >= FILLING_TURNOVER or demand <= 0.0 or supply <= 0.0:
@@ -106,7 +108,7 @@ def scarce(fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], turno
 
 
 def host_value(fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], scarce: Scarce) -> HostValue:
-    """W for a mix under which a resource is scarce."""
+    """W for a mix in which a resource is scarce."""
     wanted = [(shape, count) for shape, count in counts.items() if count > 0]
     count = np.array([count for _, count in wanted])
     cards = np.array([shape.total_units / mean_units for shape, _ in wanted])
@@ -122,10 +124,10 @@ def host_value(fleet: Fleet, mean_units: float, counts: Mapping[Shape, float], s
 
 
 def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:
-    """[host step, card step] W in card steps, for pods that take `host` and `cards` steps each.
+    """W in card steps, as [host step, card step], for pods that take `host` and `cards` steps each.
 
-    What falls between two steps is split among them, so that the pods of a shape take in all what they ask
-    for. Pods that take less than a host step come several at once, as many as make a step of cards.
+    Amounts between two steps are split between them, so that the pods of a shape together take all they
+    request. Pods that take less than a host step arrive several at once, as many as make up a step of cards.
     """
     several = np.where((host < 1.0) & (cards < 1.0), 1.0 / np.maximum(np.maximum(host, cards), 1e-6), 1.0)
     grid = _Grid.of(count / several, np.maximum(host * several, 1.0), cards * several)
@@ -134,7 +136,7 @@ def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:
     back, reachable = np.maximum(shift, 0), (shift >= 0) & grid.with_card
     lines = np.arange(len(grid.taken))[:, None]
     for step in range(1, HOST_STEPS + 1):
-        before = table[step - 1 :: -1]  # when 1, 2 … `step` host steps were taken
+        before = table[step - 1 :: -1]  # after 1, 2 … `step` host steps were taken
         after = ((grid.count[:, 1 : step + 1] @ before)[lines, back] * reachable).sum(axis=0)
         after += grid.plain[1 : step + 1] @ before + grid.sold[:, step]
         fitting = grid.fitting[:, step]
@@ -144,10 +146,10 @@ def worth_table(count: Floats, host: Floats, cards: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Pods sorted by the steps they take. `count`: [taken, host step] of those with GPU, `plain` of others.
+    """Pods sorted by the steps they take. `count`: [taken, host step] of pods with GPU, `plain` of others.
 
-    `fitting`, `sold`: [card step, host step] how many fit into so much, and the GPU that these take in all.
-    `with_card`: [card step] whether there is any; less than a step of cards is taken for none.
+    `fitting`, `sold`: [card step, host step] how many fit into that much, and the GPU that they take in
+    total. `with_card`: [card step] whether there are any; less than one card step counts as none.
     """
 
     taken: Ints
@@ -177,13 +179,13 @@ class _Grid:
 
 
 def _both_steps(amount: Floats) -> tuple[tuple[Ints, Floats], tuple[Ints, Floats]]:
-    """The steps below and above an amount, each with the part that falls to it."""
+    """The steps below and above an amount, each with its fraction of the amount."""
     below = np.floor(amount + 1e-9).astype(np.int64)
     above = np.clip(amount - below, 0.0, 1.0)
     return (below, 1.0 - above), (below + 1, above)
 
 
 def _up_to(amount: Floats) -> Floats:
-    """Of the pods that take no more of either."""
+    """Cumulated over pods that take at most as much of either."""
     summed: Floats = amount.cumsum(axis=0).cumsum(axis=1)[: CARD_STEPS + 1, : HOST_STEPS + 1]
     return summed

@@ -1,4 +1,4 @@
-"""Which cards a cluster has: the sizes they are priced in, and the kinds of nodes they are on."""
+"""The cards of a cluster: the sizes by which they are priced, and the kinds of nodes that hold them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 
-MOST_PARTS = 1000  # cards of more units are looked at in thousandths
-MOST_SIZES = 12  # of cards that are priced apart; further ones are taken for the nearest
+MOST_PARTS = 1000  # larger cards are divided into thousandths
+MOST_SIZES = 12  # of cards, priced separately; a card of any further size is treated as the nearest of these
 
 
 @dataclass(frozen=True, slots=True)
 class CardClass:
-    """Cards of one size: `parts` they are looked at in, where their values start in the table."""
+    """Cards of one size: the number of `parts` they are divided into, and where their values start in the
+    table.
+    """
 
     size: int
     parts: int
     start: int
 
     def pieces(self, units: int) -> int:
-        """Parts that a request takes, to the nearest, but as many of it fit as do in truth.
+        """Parts that a request takes, rounded to the nearest, as long as as many of it fit as really do.
 
-        Rounded up, what fills a card exactly would not: three of a third, or 0.333 + 0.267 + 0.4.
+        Rounding up would break requests that fill a card exactly: three thirds, or 0.333 + 0.267 + 0.4.
         """
         parts = (2 * units * self.parts + self.size) // (2 * self.size)
         if 0 < units <= self.size:
@@ -34,7 +36,7 @@ class CardClass:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Nodes with the same cards: `sizes` of one node's, in units; `cards` of all of them in mean cards.
+    """Nodes with the same cards: `sizes` of one node's, in units; `cards` of all of them, in mean cards.
 
     `cpu_milli`, `memory_mib`: of the largest of them.
     """
@@ -48,9 +50,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which cards there are, as arrays over [row, slot] and rows; changes only with `Fleet.cards_version`.
+    """The cards that exist, as arrays over [row, slot] and rows; changes only with `Fleet.cards_version`.
 
-    A card's value is found at `start + left · parts // size`. `kind` numbers the `kinds` of nodes.
+    A card's value is found at `start + left · parts // size`. `kind` is each node's index in `kinds`.
     """
 
     classes: tuple[CardClass, ...]
@@ -61,27 +63,29 @@ class Layout:
     kinds: tuple[Kind, ...]
     mean_units: float
     version: int
-    by_unit: bool  # each card is looked at in as many parts as it has units
+    by_unit: bool  # each card is divided into as many parts as it has units
 
     def cards_of(self, rows: Rows) -> Ints:
-        """[line, slot] Where the cards of `rows` stand in arrays over [row, slot] made one line."""
+        """[line, slot] The positions of the cards of `rows` in flattened [row, slot] arrays."""
         width = self.size.shape[1]
         cards: Ints = rows[:, None] * width + np.arange(width)
         return cards
 
     def place(self, at: Ints, left: Ints) -> Ints:
-        """Where in the table the value of `left` units is, on the cards that stand `at` (see `cards_of`)."""
+        """Position in the table of the value of `left` units on the cards at `at` (see `cards_of`)."""
         parts = left if self.by_unit else left * self.parts.take(at) // self.size.take(at)
         return self.start.take(at) + parts
 
     def pieces_of_parts(self, units: int) -> Floats:
-        """[place in the table] How many pieces of so many units the free part of a card can be cut into."""
+        """[place in the table] How many pieces of this many units the free part of a card can be cut into."""
         return np.concatenate(
             [np.arange(card.parts + 1.0) // max(card.pieces(units), 1) for card in self.classes]
         )
 
     def allowed(self, shapes: Sequence[Shape]) -> Flags:
-        """[kind, shape] Whether cards of these nodes are large enough and of a model that it may use."""
+        """[kind, shape] Whether the cards of these nodes are large enough and of a model that the shape may
+        use.
+        """
         largest = np.array([max(kind.sizes, default=0) for kind in self.kinds])[:, None]
         allowed: Flags = largest >= np.array([max(shape.units, 1) for shape in shapes], dtype=np.int64)
         for column, shape in enumerate(shapes):
@@ -90,7 +94,7 @@ class Layout:
         return allowed
 
     def pieces(self, shapes: Sequence[Shape]) -> Floats:
-        """[kind, shape] The same for all cards of an empty node; 0 where these are too few for such a pod."""
+        """[kind, shape] The same for all cards of an empty node; 0 if it has too few for such a pod."""
         width = max((len(kind.sizes) for kind in self.kinds), default=0)
         sizes = np.zeros((len(self.kinds), width, 1), dtype=np.int64)
         for line, kind in enumerate(self.kinds):
@@ -101,7 +105,7 @@ class Layout:
         return pieces
 
     def hosted(self, cpu_milli: Floats, memory_mib: Floats) -> Floats:
-        """[kind, request] How many times an empty node has what is asked of CPU and memory."""
+        """[kind, request] How many times the CPU and memory of an empty node cover the request."""
         cpu = np.array([kind.cpu_milli for kind in self.kinds])[:, None] / cpu_milli
         memory = np.array([kind.memory_mib for kind in self.kinds])[:, None] / memory_mib
         hosted: Floats = np.minimum(cpu, memory)
@@ -109,7 +113,7 @@ class Layout:
 
 
 def layout_of(fleet: Fleet) -> Layout:
-    """Sort the cards of a fleet into classes and its nodes into kinds."""
+    """Sort the cards of a fleet into classes, and its nodes into kinds."""
     present = fleet.size > 0
     sizes, numbers = np.unique(fleet.size[present], return_counts=True)
     mean = float((sizes * numbers).sum() / numbers.sum()) if len(sizes) else 1.0

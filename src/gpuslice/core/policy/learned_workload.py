@@ -1,8 +1,8 @@
-"""The workload, learned from the pods that arrive, and a prior for the time before.
+"""The workload as learned from the pods that arrive, and a prior for the time before that.
 
-The prior is 30 pods, fading with them as old arrivals do: of 100, 45 want one whole card, 45 a share of
-10 … 90 % (five of each), four 2, three 4 and three 8 cards. Each asks for 0.7 × what the cluster has of
-CPU and memory a card: a cluster is usually bought so that cards run out before these do.
+The prior is 30 pods and fades as old arrivals do: of 100 pods, 45 request one whole card, 45 a share of 10 …
+90 % (five of each), four 2, three 4 and three 8 cards. Each requests 0.7 × the cluster's CPU and memory per
+card: a cluster is usually bought so that cards run out first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from gpuslice.core.policy.fleet import Fleet, Floats, Shape
 
 PRIOR_PODS = 30.0
-PRIOR_HOST_SHARE = 0.7  # of the CPU and memory that the cluster has for a card
+PRIOR_HOST_SHARE = 0.7  # of the cluster's CPU and memory per card
 PRIOR_CARDS = {1: 45.0, 2: 4.0, 4: 3.0, 8: 3.0}
 PRIOR_SHARE = 5.0  # for each tenth of a card
 HALF_LIFE_ARRIVALS = 20_000
@@ -24,7 +24,7 @@ RENEW_FIRST, RENEW_PART, RENEW_LAST = 50, 0.1, 500
 
 
 class LearnedWorkload:
-    """Counts of the shapes that arrived, refused ones too, halved every 20,000 arrivals."""
+    """Counts of the shapes that arrived, including refused ones; halved every 20,000 arrivals."""
 
     def __init__(self) -> None:
         self._counts: dict[Shape, float] = {}
@@ -34,7 +34,9 @@ class LearnedWorkload:
 
     @property
     def due(self) -> bool:
-        """At the start, and after as many arrivals again as 10 % of those seen, within 50 and 500."""
+        """True at the start, and again after as many arrivals as 10 % of those seen, at least 50, at most
+        500.
+        """
         return self._seen >= self._next
 
     @property
@@ -51,7 +53,7 @@ class LearnedWorkload:
             self._counts = {each: count / 2 for each, count in self._counts.items() if count >= 0.25}
 
     def renew(self, fleet: Fleet) -> dict[Shape, float]:
-        """The counts with the prior for this fleet in them; the next renewal is due some arrivals later."""
+        """The counts, including the prior for this fleet; the next renewal is due some arrivals later."""
         self._next = self._seen + int(min(RENEW_LAST, max(RENEW_FIRST, RENEW_PART * self._seen)))
         counts = defaultdict(float, self._counts)
         for shape, part in prior(fleet).items():
@@ -60,7 +62,9 @@ class LearnedWorkload:
 
 
 def prior(fleet: Fleet) -> dict[Shape, float]:
-    """The expected pods before any was seen, as parts of 1; for each size of card as many as there are."""
+    """The pods expected before any was seen, as fractions of 1; card sizes are weighted by how many there
+    are.
+    """
     parts: dict[Shape, float] = defaultdict(float)
     sizes, numbers = np.unique(fleet.size[fleet.size > 0], return_counts=True)
     cpu, memory = _prior_request(fleet.cpu_milli, fleet), _prior_request(fleet.memory_mib, fleet)
@@ -76,7 +80,7 @@ def prior(fleet: Fleet) -> dict[Shape, float]:
 
 
 def _prior_request(amount: Floats, fleet: Fleet) -> float:
-    """What a pod of one card asks of a resource; 0 where the nodes' amounts are not known."""
+    """What a pod of one card requests of a resource; 0 if the nodes' amounts are unknown."""
     known = fleet.cards > 0
     total = float(amount[known].sum())
     return PRIOR_HOST_SHARE * total / int(fleet.cards.sum()) if isfinite(total) and known.any() else 0.0

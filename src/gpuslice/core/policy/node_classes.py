@@ -1,7 +1,7 @@
-"""Which nodes are in the same state: what a pod would cost on one of them, it costs on all of them.
+"""Finds nodes that are in the same state: what a pod costs on one of them, it costs on all of them.
 
-A large cluster has many nodes and few states, as long as whole nodes and whole cards come and go. To find
-them again for each shape costs ten times what the prices of the states do, so they are kept up to date.
+A large cluster has many nodes but few states, as long as whole nodes and whole cards come and go. Finding the
+states again for each shape would cost ten times as much as pricing them, so they are kept up to date.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import numpy as np
 
 from gpuslice.core.policy.fleet import Fleet, Ints, Rows
 
-MOST_STATES = 2  # for each row: there are at most as many as rows, the others are of the past
+MOST_STATES = 2  # per row: at most one state per row is current, the others are past ones
 
 
 class NodeClasses:
-    """The state of each row of a fleet as a number, renewed where the fleet changed since."""
+    """The state of each row of a fleet as a number, updated for rows that have changed."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._numbers: dict[bytes, int] = {}  # by all that can make a difference
+        self._numbers: dict[bytes, int] = {}  # by everything that can make a difference
         self._number = np.zeros(0, dtype=np.int64)  # of each row
         self._clock = -1
         self._width = 0
 
     @property
     def states(self) -> int:
-        """How many are known, those of the past among them."""
+        """The number of known states, including past ones."""
         return len(self._numbers)
 
     def distinct(self, rows: Rows) -> tuple[Rows, Ints]:
-        """Some of `rows`, each in a state of its own, and for every row which of these is in the same."""
+        """Some of `rows`, each in a different state, and for every row which of these is in its state."""
         self._renew()
         numbers = self._number.take(rows)
         lines = np.full(len(self._numbers), -1)

@@ -1,12 +1,12 @@
-"""What a node is worth: the GPU that can still be sold on it, given the workload of pods to expect.
+"""What a node is worth: the GPU that can still be sold on it, given the expected workload.
 
     U(node) = Σ_j w_j · room_j
 
-over the shapes j of the workload, all amounts in cards (of mean size). `room_j` is what shape j finds: at
-most what its free cards are worth (V, where a part of a card counts by its price), at most what CPU and
-memory still serve, and in whole slots where it asks for several cards. `w_j` is its part of the demand, more
-where few cards may serve it. Where CPU or memory runs out before the cards do, `host_value` says what a node
-is worth instead.
+over the shapes j of the workload, with all amounts in cards of mean size. `room_j` is the room for shape j:
+at most the value of the free cards (V, where a part of a card counts by its price), at most what CPU and
+memory can still serve, and in whole slots if the shape requests several cards. `w_j` is its fraction of the
+demand, higher where few cards may serve it. Where CPU or memory runs out before the cards do, `host_value`
+says what a node is worth instead.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from gpuslice.core.policy.host_value import HostValue
 from gpuslice.core.policy.layout import Layout
 from gpuslice.core.policy.slot_price import SlotDemand
 
-COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are looked at
+COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are considered
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
-NEWS_PART = 0.2  # of what a new workload says about packing; the rest stays, as do the pods packed so far
-LARGE_DEARER = 0.3  # more for a whole card, in proportion for a part of one: see `PackedValue`
-NEAR_SLOT = 0.6  # what a slot still to be freed is worth, for each card that keeps it from being one
-WHOLE_FREE = 0.05  # of the room for one whole card, by wholly free cards; the rest by value
-WHOLE_FREE_TURNOVER = 0.5  # the same of that rest, where as many pods leave as come
+NEWS_PART = 0.2  # of what a new workload says about packing; the rest stays, as do the pods already packed
+LARGE_DEARER = 0.3  # more for a whole card, proportionally for a part of one: see `PackedValue`
+NEAR_SLOT = 0.6  # value of a slot that is not free yet, for each card that is still missing
+WHOLE_FREE = 0.05  # of the room for one whole card: by wholly free cards; the rest by value
+WHOLE_FREE_TURNOVER = 0.5  # the same of that rest, if as many pods leave as come
 ROUNDING = 1e-9
-BLOCK_ROWS = 128  # looked at in one go, so that what is between stays in the processor's cache
+BLOCK_ROWS = 128  # evaluated at a time, so that intermediate results stay in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Shapes side by side. `weight`: [kind, shape]. A node with `cpu` CPU serves `cpu · cards_per_cpu` cards.
 
-    `value`, `pieces`, `wide` are lines of the table: what the free part of a card is worth to the shape, into
-    how many pieces of what the shape asks of a card it can be cut, whether into any. For shares and single
-    cards room is `by_value · value + by_free · pieces` at most, [kind, shape]. For several cards it comes in
-    slots of `cards` pieces on as many cards, that count `gpu` together. `most`: [kind, shape] how many pieces
-    an empty node has.
+    `value`, `pieces`, `wide` are lines of the table: what the free part of a card is worth to the shape, how
+    many pieces of what the shape requests per card can be cut from it, and whether any can. For shares and
+    single cards, room is at most `by_value · value + by_free · pieces`, [kind, shape]. For several cards it
+    comes in slots of `cards` pieces on as many cards, which together count `gpu`. `most`: [kind, shape] how
+    many pieces an empty node has.
     """
 
     weight: Floats
@@ -67,26 +67,26 @@ VALUES = 2
 class States:
     """Nodes in some state, one line each.
 
-    `amounts`: [quantity, line] free CPU, free memory, and from `VALUES` on what the free parts of the cards
-    sum up to, by each line of the table.
+    `amounts`: [quantity, line] free CPU, free memory, and from `VALUES` on the sums over the free parts of
+    the cards, by each line of the table.
     """
 
     rows: Rows
     amounts: Floats
 
     def part(self, lines: slice | Rows) -> States:
-        """Some of these."""
+        """A subset of these states."""
         return States(self.rows[lines], self.amounts[:, lines])
 
     def followed_by(self, others: States) -> States:
-        """These and then those, to be looked at in one go."""
+        """These states followed by others, to be evaluated together."""
         return States(
             np.concatenate([self.rows, others.rows]), np.concatenate([self.amounts, others.amounts], axis=1)
         )
 
 
 class NodeValue:
-    """Values of free parts of cards and of nodes under one workload; never changes."""
+    """Values of free parts of cards and of nodes under one workload; immutable."""
 
     def __init__(self, model: DemandModel, slot_prices: Floats) -> None:
         self.layout = model.layout
@@ -101,7 +101,7 @@ class NodeValue:
         self._weight = np.concatenate([parts.weight, slots.weight], axis=1)
 
     def of(self, states: States) -> Floats:
-        """U of nodes in a given state, in cards."""
+        """U, in cards, of nodes in the given states."""
         if self._host_value is not None:
             cpu_milli, memory_mib, value = states.amounts[: VALUES + 1]
             return self._host_value.of(value, cpu_milli, memory_mib)
@@ -111,13 +111,13 @@ class NodeValue:
         return np.concatenate([self._of_block(states.part(slice(at, at + BLOCK_ROWS))) for at in starts])
 
     def _of_block(self, states: States) -> Floats:
-        """Room for each shape, the shares and single cards first and then those of several, by its weight."""
+        """Room for each shape times its weight: first for shares and single cards, then for several."""
         cpu_milli, memory_mib = states.amounts[:VALUES]
         value = states.amounts[VALUES:]
         kind, parts = self.layout.kind.take(states.rows), len(self._parts)
-        room: Floats = cpu_milli[:, None] * self._per_cpu  # cards that free CPU and memory serve
+        room: Floats = cpu_milli[:, None] * self._per_cpu  # cards that free CPU and memory can serve
         np.minimum(room, memory_mib[:, None] * self._per_memory, out=room)
-        np.maximum(room, 0.0, out=room)  # what others use of a node may be more than we know of
+        np.maximum(room, 0.0, out=room)  # others may use more of a node than we know of
         pick = slice(0, 1) if self._one_kind else kind
         on_cards: Floats = _of_lines(value, self._parts.value) * self._parts.by_value[pick]
         on_cards += _of_lines(value, self._parts.pieces) * self._parts.by_free[pick]
@@ -128,9 +128,10 @@ class NodeValue:
         return worth
 
     def _slot_room(self, value: Floats, hosted: Floats, kind: Ints) -> Floats:
-        """Whole slots for each shape of several cards, with the chances of such as come free next.
+        """Whole slots for each shape of several cards, plus the chance of those that may become free next.
 
-        A piece without the CPU or memory for it is none: who takes these of a node breaks a slot, too.
+        A piece without the CPU or memory for it does not count: a pod that takes these from a node breaks a
+        slot, too.
         """
         columns = self._slots
         pieces = np.minimum(_of_lines(value, columns.pieces), hosted * (columns.cards / columns.gpu))
@@ -139,7 +140,7 @@ class NodeValue:
             np.minimum(pieces, wide, out=pieces, where=wide < columns.cards)
         np.floor(pieces + ROUNDING, out=pieces)
         slots: Floats = np.floor(pieces / columns.cards + ROUNDING)
-        if self._turnover:  # a slot not yet free counts less for each piece it still lacks
+        if self._turnover:  # a slot that is not free yet counts less for each missing piece
             asked = (slots + 1.0) * columns.cards
             possible = asked <= columns.most.take(kind, axis=0)
             slots += self._turnover * (NEAR_SLOT ** (asked - pieces) * possible)
@@ -148,7 +149,7 @@ class NodeValue:
 
 
 def _of_lines(value: Floats, lines: Ints) -> Floats:
-    """[node, shape] What the free parts of a node's cards sum up to, by each shape's line of the table."""
+    """[node, shape] The sum over the free parts of a node's cards, by each shape's line of the table."""
     same = len(lines) and (lines == lines[0]).all()
     of_each: Floats = value[lines[0]][:, None] if same else value.take(lines, axis=0).T
     return of_each
@@ -156,10 +157,10 @@ def _of_lines(value: Floats, lines: Ints) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The mix as demand: shapes that cover most of it, largest first, with their part q of all GPU.
+    """The mix as demand: the shapes that cover most of it, largest first, with their fraction q of all GPU.
 
-    `seen`: part of the pods that are not the prior's. `several_seen`: how much GPU those of them that want
-    several cards ask for, as part of what the prior's do, at most 1.
+    `seen`: fraction of the pods that do not come from the prior. `several_seen`: the GPU requested by those
+    of them that request several cards, relative to the prior's, at most 1.
     """
 
     counts: Mapping[Shape, float]
@@ -169,9 +170,9 @@ class Demand:
 
 
 def demand_of(counts: Mapping[Shape, float], seen: Mapping[Shape, float] | None = None) -> Demand:
-    """Leave out pods without GPU, keep the shapes of largest demand until 98 % are covered.
+    """Leave out pods without GPU, and keep the shapes of largest demand until 98 % are covered.
 
-    `seen`: those of `counts` that are not the prior's; without it all of them.
+    `seen`: the part of `counts` that does not come from the prior; by default all of them.
     """
     wanted = {shape: count for shape, count in counts.items() if shape.cards and count > 0}
     total = sum(count * shape.total_units for shape, count in wanted.items())
@@ -203,14 +204,16 @@ def _units_of_several(counts: Mapping[Shape, float]) -> float:
 class PackedValue:
     """What free parts of one class of cards are worth when packed well, under a workload that keeps changing.
 
-    Prices jump from one corner of a linear program to another when the workload changes a little; pods packed
-    by the old prices stay. So new prices are taken up bit by bit, at first as far as pods were seen. Before
-    that every part is worth what it is of a card: of the prior's optimal prices those that favour no size.
+    Prices jump from one vertex of a linear program to another when the workload changes a little, while pods
+    packed by the old prices stay. Therefore new prices are applied gradually, at first in proportion to the
+    pods seen. Before any are seen, each part is worth its fraction of a card: of the prior's optimal prices,
+    those that favour no size.
 
-    Where several prices explain the demand equally well, or nearly so, the dearer pieces are to be the large
-    ones. With about as many of 51 as of 34 hundredths, half a card for each would do as well as a whole one
-    for the larger and nothing for the smaller. But then two of 34 go together as gladly as one beside one of
-    51, and the third of a card that they leave is lost for good; what is kept for the larger is not.
+    If several prices explain the demand equally well, or nearly so, large pieces are given the higher ones.
+    With about as many pieces of 0.51 as of 0.34 cards, half a card for each would be as optimal as a whole
+    card for the larger and nothing for the smaller. But then two of 0.34 would be put together as readily as
+    one beside a 0.51, and the third of a card that they leave is lost for good; what is kept for the larger
+    piece is not.
     """
 
     def __init__(self, parts: int) -> None:
@@ -218,7 +221,9 @@ class PackedValue:
         self._worth: Floats | None = None
 
     def renew(self, pieces: Floats, seen: float) -> Floats:
-        """Value of 0 … parts, as part of a card; `pieces[size]` are asked for, a part of them `seen`."""
+        """Values of 0 … parts, as fractions of a card, for `pieces[size]` in demand, of which the fraction
+        `seen` was seen.
+        """
         asked = pieces * (1.0 + LARGE_DEARER * np.arange(len(pieces)) / self._cutter.length)
         prices = self._cutter.prices({int(size): float(asked[size]) for size in np.flatnonzero(asked)})
         worth = np.minimum(1.0, value_of_space(self._cutter.length, prices))
@@ -233,12 +238,11 @@ PackedValues = dict[int, PackedValue]
 
 
 def card_values(layout: Layout, demand: Demand, stock: PackedValues) -> Floats:
-    """The table of what free parts of cards are worth, in mean cards, one stretch for each class."""
+    """The table of the values of free parts of cards, in mean cards; one section for each class."""
     tables = []
     for card in layout.classes:
         packed = stock.setdefault(card.size, PackedValue(card.parts))
-        # v(x), x = 0 … parts: 0.7 × its worth when packed well + 0.3 × what the next pod alone can use of
-        # it
+        # v(x), x = 0 … parts: 0.7 × its value when packed well + 0.3 × what the next pod alone can use of it
         share = {shape: count for shape, count in demand.counts.items() if 0 < shape.units < card.size}
         pieces = np.zeros(card.parts + 1)
         for shape, count in share.items():
@@ -258,8 +262,9 @@ def card_values(layout: Layout, demand: Demand, stock: PackedValues) -> Floats:
 def banded(layout: Layout, values: Floats) -> Floats:
     """[band, place in the table] Values for requests larger than the largest 0, 1 … of the classes.
 
-    Such a request has no use for a part that a smaller card could be: else it makes what is left beside it on
-    its cards as dear as whole ones, and pods that would fill that break smaller cards instead.
+    Such a request cannot use a part that would fit on a smaller card. Otherwise it would make what remains
+    beside it on its cards as valuable as whole cards, and pods that could fill that would break smaller cards
+    instead.
     """
     sizes = [card.size for card in layout.classes]
     units = np.concatenate([np.arange(card.parts + 1) * (card.size / card.parts) for card in layout.classes])
@@ -268,9 +273,9 @@ def banded(layout: Layout, values: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class DemandModel:
-    """The demand laid over the kinds of nodes there are: weights of all shapes, slots not yet priced.
+    """The demand applied to the existing kinds of nodes: weights of all shapes; slots are not priced yet.
 
-    `turnover`: departures for each pod placed, 0 while a cluster fills up, 1 where as many go as come.
+    `turnover`: departures for each pod placed; 0 while a cluster fills up, 1 if as many leave as come.
     `host`: what nodes are worth where CPU or memory runs out.
     """
 
@@ -286,8 +291,9 @@ class DemandModel:
 def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnover: float) -> DemandModel:
     """Weigh the kept shapes for each kind of node.
 
-    A shape that may use few cards weighs as much more there: where each model is asked for as often as there
-    are cards of it, all nodes are worth the same, and pods that may use any do not fill up the rare ones.
+    A shape that may use only some of the cards weighs proportionally more there: if each model is requested
+    in proportion to its cards, all nodes are worth the same, and pods that may use any model do not fill up
+    the rare ones.
     """
     shapes = [shape for shape, _ in demand.kept]
     part = np.array([part for _, part in demand.kept])
@@ -314,7 +320,7 @@ def demand_model_of(layout: Layout, demand: Demand, stock: PackedValues, turnove
 def _columns(
     shapes: list[Shape], weight: Floats, most: Floats, layout: Layout, table: list[Floats], *, turnover: float
 ) -> Columns:
-    """The shapes of some weight; what must be known of cards for them is added to the `table`."""
+    """The shapes with some weight; the lines of the table that they need are added to `table`."""
     used = np.flatnonzero(weight.any(axis=0))
     chosen = [shapes[column] for column in used]
     smaller = [card.size for card in layout.classes[:-1]]
@@ -324,8 +330,8 @@ def _columns(
     cpu_milli = np.array([max(shape.cpu_milli, 1) for shape in chosen], dtype=np.float64)
     memory_mib = np.array([max(shape.memory_mib, 1) for shape in chosen], dtype=np.float64)
     whole = units == np.array([max(kind.sizes, default=0) for kind in layout.kinds])[:, None]
-    # where pods come and go, holes do not become whole cards by being filled; those of a model that few have
-    # are kept for the pods bound to it all the same, or others would fill them up
+    # where pods come and go, filling holes does not turn them into whole cards; still, those of a rare model
+    # are kept for the pods bound to it, or others would fill them up
     comes_free = turnover * np.array([not shape.models for shape in chosen], dtype=np.float64)
     by_value = np.where(whole, (1.0 - WHOLE_FREE) * (1.0 - WHOLE_FREE_TURNOVER * comes_free), 1.0)
     lines = [
@@ -349,14 +355,14 @@ def _columns(
 
 
 def _lines_of(shape: Shape, layout: Layout, table: list[Floats]) -> tuple[int, int]:
-    """The lines of the table that tell how many pieces a card has for this shape, and whether any."""
+    """The lines of the table for how many pieces of this shape a card has, and for whether it has any."""
     pieces = layout.pieces_of_parts(shape.units)
     line = _line_of(pieces, table)
     return line, _line_of(np.minimum(pieces, 1.0), table) if shape.cards > 1 else line
 
 
 def _line_of(line: Floats, table: list[Floats]) -> int:
-    """Where this line is in the table, added to it where it is not."""
+    """The position of this line in the table; it is added if missing."""
     for number, known in enumerate(table):
         if np.array_equal(known, line):
             return number

@@ -1,7 +1,7 @@
-"""The policy `opportunity-cost`: a pod goes where the GPU that can still be sold drops least.
+"""The policy `opportunity-cost`: a pod goes where it reduces the GPU that can still be sold the least.
 
-See `node_value` for what a node is worth and `learned_workload` for how the pods to expect are learned. Pods
-of several cards need whole nodes kept before the first of them is refused: see `slot_price`.
+See `node_value` for what a node is worth, and `learned_workload` for how the expected pods are learned. For
+pods of several cards, whole nodes must be kept before the first of them is refused: see `slot_price`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from gpuslice.core.policy.packing import fullest_card
 from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
 from gpuslice.core.policy.slot_price import Turnover
 
-STEP = 0.02  # cards; costs closer than this are equal
-TIE_FREE_NODE = 0.0001  # a card of free GPU on the node after the pod
-TIE_FREE_CARD = 0.001  # a card's part left on the pod's own card
+STEP = 0.02  # cards; costs closer together than this count as equal
+TIE_FREE_NODE = 0.0001  # per card of free GPU on the node after the pod
+TIE_FREE_CARD = 0.001  # per card left free on the pod's own card
 ROUNDING = 1e-9
-LOOK_PART = 0.01  # of the cards: after as many arrivals it is seen whether slots became short
-SAME_SLOT_PRICE = 0.1  # of it; less of a change is not worth ranking all nodes again
+LOOK_PART = 0.01  # of the cards: after as many arrivals, check whether slots have become short
+SAME_SLOT_PRICE = 0.1  # of it: a smaller change is not worth ranking all nodes again
 MANY_ROWS = 256  # from here on it pays to look for nodes in the same state
 LARGEST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Some nodes as the cost sees them: their state, and [line, slot] what their cards have.
+    """Nodes as the cost function sees them: their state, and [line, slot] the state of their cards.
 
-    `at`: where a card stands in arrays over [row, slot] made one line.
+    `at`: the positions of the cards in flattened [row, slot] arrays.
     """
 
     states: States
@@ -62,10 +62,10 @@ class OpportunityCost(Policy):
     def __init__(
         self, fleet: Fleet, counts: Mapping[Shape, float] | None = None, *, renew_when_asked: bool = True
     ) -> None:
-        """`counts`: how many pods of each shape there are, when that is known; otherwise it is learned.
+        """`counts`: the number of pods of each shape, if known; otherwise it is learned.
 
-        A new mix makes every rank void. With `renew_when_asked` the next request pays for that; without,
-        the ranks in force stay until `tend` has computed the new ones piece by piece.
+        A new mix invalidates all ranks. With `renew_when_asked` the next request pays for that; without it,
+        the current ranks stay in force until `tend` has computed the new ones piece by piece.
         """
         super().__init__(fleet)
         self.turnover = Turnover()
@@ -75,11 +75,11 @@ class OpportunityCost(Policy):
         self._classes = NodeClasses(fleet)
         self._stock: PackedValues = {}
         self._demand_model: DemandModel | None = None
-        self._scarce: Scarce | None = None  # what runs out before the cards, until it is felt
+        self._scarce: Scarce | None = None  # what runs out before the cards, until that takes effect
         self._cache: RankCache | None = None
         self._renewal: Iterator[None] | None = None
         self._slot_prices = np.zeros(0)  # in force
-        self._since_look, self._look_every = 0, 0.0  # arrivals: slots may go faster than a workload changes
+        self._since_look, self._look_every = 0, 0.0  # arrivals: slots may run out before a workload changes
         self._slots_changed = False
 
     def arrived(self, shape: Shape) -> None:
@@ -113,14 +113,14 @@ class OpportunityCost(Policy):
                 return False
             self._renewal = self._renew_beside(self._cache.shapes())
         elif self._demand_model is None or self._cards_changed(self._demand_model):
-            self._renewal = None  # begun for other cards, and rows; the next request begins again
+            self._renewal = None  # it was begun for other cards and rows; the next request starts again
             return False
         if next(self._renewal, self) is self:
             self._renewal = None
         return True
 
     def _renew_beside(self, shapes: list[Shape]) -> Iterator[None]:
-        """Take up a new workload and rank all shapes under it, then let the new ranks take over."""
+        """Apply a new workload: rank all shapes under it, then switch to the new ranks."""
         renewed = self._renewed()
         yield
         for shape in shapes:
@@ -133,14 +133,14 @@ class OpportunityCost(Policy):
 
     @property
     def _is_scarce_now(self) -> bool:
-        """Looked at with every pod: the whole time that is left may be shorter than to the next workload."""
+        """Checked with every pod: what is left may not last until the next workload."""
         return self._scarce is not None and self._scarce.is_felt(self.fleet)
 
     def _cards_changed(self, model: DemandModel) -> bool:
         return model.layout.version != self.fleet.cards_version
 
     def _renewed(self) -> RankCache:
-        """No ranks yet, under the workload as it is now."""
+        """An empty rank cache, under the current workload."""
         model = self._demand_model
         if model is None or self._workload.due or self._is_scarce_now or self._cards_changed(model):
             learned = self._workload.renew(self.fleet)
@@ -169,7 +169,7 @@ class Pricing:
         self.fleet = fleet
         self.worth = worth
         self._classes = classes
-        self._before = np.zeros(fleet.rows)  # U of each row, and the fleet's clock when it was looked at
+        self._before = np.zeros(fleet.rows)  # U of each row, and the fleet's clock when it was computed
         self._before_at = np.full(fleet.rows, -1)
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
@@ -178,7 +178,9 @@ class Pricing:
         return keys_small_first(step, rows, self.fleet.cards.take(rows)), slot
 
     def cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
-        """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card for it."""
+        """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card to use
+        there.
+        """
         if len(rows) < MANY_ROWS:
             return self._cost(shape, rows)
         first, like = self._classes.distinct(rows)
@@ -204,7 +206,7 @@ class Pricing:
         worth = self.worth.of(nodes.states.part(stale).followed_by(after))
         self._before[rows[stale]] = worth[: len(stale)]
         self._before_at[rows[stale]] = self.fleet.clock
-        # what parts placements that are worth the same: less is left on the node, and on the pod's card
+        # tie-breakers: prefer less left on the node, and on the pod's card
         mean_units = self.worth.layout.mean_units
         tie = TIE_FREE_NODE * (nodes.total - shape.total_units / mean_units)
         if shape.cards == 1:
@@ -223,7 +225,7 @@ class Pricing:
         return _Nodes(States(rows, amounts), left.sum(axis=1) / layout.mean_units, at, left, values)
 
     def _after(self, shape: Shape, nodes: _Nodes, cards: Ints) -> States:
-        """The nodes when they have given what the shape asks of `cards`: places in what is [line, slot]."""
+        """The nodes after giving what the shape requests of `cards`: indices into the [line, slot] arrays."""
         layout, at = self.worth.layout, nodes.at.take(cards)
         place = layout.place(at, nodes.left.take(cards) - shape.units)
         amounts = nodes.states.amounts.copy()

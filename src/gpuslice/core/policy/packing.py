@@ -1,7 +1,7 @@
-"""The policies that look at the node alone: `binpack`, `spread`, `bestfit`.
+"""The policies that look only at the nodes: `binpack`, `spread`, `bestfit`.
 
 `binpack` and `bestfit` are GPU packing and best fit of "Beware of Fragmentation" (USENIX ATC '23), with
-scores cut to whole numbers of 0…100 as kube-scheduler does.
+scores truncated to whole numbers of 0…100 as in kube-scheduler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST = np.iinfo(np.int32).max
 
 
 class NodePolicy(Policy):
-    """A policy that ranks by what the fleet holds and nothing else."""
+    """A policy that ranks only by what the fleet holds."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet)
@@ -34,18 +34,18 @@ class NodePolicy(Policy):
 
 
 class Binpack(NodePolicy):
-    """Used cards before free cards of used nodes before free nodes; then what leaves least free."""
+    """Used cards before free cards of used nodes before free nodes; then whichever leaves least free."""
 
     name: ClassVar[str] = "binpack"
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         if not shape.cards:
             return keys_of(np.zeros(len(rows), dtype=np.int64), rows), np.full(len(rows), -1)
-        left = self.fleet.left[rows].astype(np.int64)  # a hundred times it is more than 32 bits hold
+        left = self.fleet.left[rows].astype(np.int64)  # times a hundred, it would overflow 32 bits
         size = self.fleet.size[rows]
         fits = card_fits(self.fleet, shape, rows)
         order = np.argsort(np.where(fits, left, LARGEST), axis=1, kind="stable")[:, : shape.cards]
-        # of each card that would be used, what is free
+        # free units of each card that would be used
         percent = np.take_along_axis(left * 100 // np.maximum(size, 1), order, axis=1)
         to_open, free = (percent == 100).sum(axis=1), ((left == size) & (size > 0)).sum(axis=1)
         used = np.maximum(FULL_SCORE - percent.sum(axis=1) // 10, FULL_SCORE // 2)
@@ -57,7 +57,7 @@ class Binpack(NodePolicy):
 
 
 class Spread(NodePolicy):
-    """The node with the largest part of its GPU free, and there the card with most left."""
+    """The node with the largest fraction of its GPU free, and there the card with most left."""
 
     name: ClassVar[str] = "spread"
 
@@ -75,7 +75,7 @@ class Spread(NodePolicy):
 
 
 class BestFit(NodePolicy):
-    """The node with least CPU and GPU left after the pod, both as parts of the largest node."""
+    """The node with least CPU and GPU left after the pod, both as fractions of the largest node."""
 
     name: ClassVar[str] = "bestfit"
 

@@ -1,4 +1,4 @@
-"""Every policy ranks the nodes for a shape; this keeps the ranks and renews only those of changed nodes."""
+"""Every policy ranks the nodes for a shape; this module caches the ranks and updates only changed nodes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LOST_SHIFT = 60  # of a key: above every score, which has 27 bits and a sign
 CACHE_BYTES = 24 << 20  # of all ranks that one policy keeps
 BYTES_PER_ROW = 16
 LEAST_SHAPES = 8
-ROWS_AT_A_TIME = 1024  # ranked beside the requests, so that none waits long
+ROWS_AT_A_TIME = 1024  # ranked at a time between requests, so that none waits long
 
 
 class Ranker(Protocol):
-    """Computes ranks; the answer may depend on nothing but the fleet and what the ranker was made with."""
+    """Computes ranks, which may depend only on the fleet and on what the ranker was created with."""
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
-        """Key and slot of each of `rows`, on all of which the shape fits. The smallest key is the best.
+        """Key and slot for each of `rows`, on all of which the shape fits. The smallest key is the best.
 
-        The slot is the card of a one-card pod and means nothing for others.
+        The slot is the card of a one-card pod and has no meaning for others.
         """
 
 
@@ -44,7 +44,7 @@ class Ranks:
 
 
 class RankCache:
-    """Ranks of the shapes asked for last, each renewed where the fleet changed since."""
+    """Ranks of the most recently requested shapes, each updated where the fleet has changed since."""
 
     def __init__(
         self, fleet: Fleet, ranker: Ranker, most_bytes: int = CACHE_BYTES, *, joins: bool = True
@@ -56,7 +56,7 @@ class RankCache:
         self._ranks: OrderedDict[Shape, Ranks] = OrderedDict()
 
     def ranks(self, shape: Shape) -> Ranks:
-        """The ranks as of now."""
+        """The current ranks."""
         ranks = self._ranks.get(shape)
         if ranks is None or len(ranks.keys) != self.fleet.rows:
             ranks = self._new(shape)
@@ -68,15 +68,15 @@ class RankCache:
         return ranks
 
     def prepare(self, shape: Shape) -> Iterator[None]:
-        """Rank a shape that is not known yet, some rows at a time; pauses between."""
+        """Rank a shape that is not known yet, a few rows at a time; yields in between."""
         ranks = self._new(shape)
-        ranks.clock = self.fleet.clock  # rows that change from now on are renewed when it is asked for
+        ranks.clock = self.fleet.clock  # rows that change from now on are updated when it is requested
         for start in range(0, len(ranks.keys), ROWS_AT_A_TIME):
             self._renew(ranks, shape, np.arange(start, min(start + ROWS_AT_A_TIME, len(ranks.keys))))
             yield
 
     def shapes(self) -> list[Shape]:
-        """What ranks are kept for, those asked for last at the end."""
+        """The shapes whose ranks are kept, the most recently requested last."""
         return list(self._ranks)
 
     def _new(self, shape: Shape) -> Ranks:
@@ -98,22 +98,22 @@ class RankCache:
 class Policy(ABC):
     """Decides which node and which cards a pod gets.
 
-    The caller tells what happens (`arrived`, `placed`, `departed`, each once for a pod) and
-    changes the fleet; a policy never does. All answers depend on the fleet and on what was heard, so they
-    are the same for the same history.
+    The caller reports events (`arrived`, `placed`, `departed`, each once per pod) and changes the fleet; a
+    policy never changes it. All answers depend only on the fleet and on the events, so the same history gives
+    the same answers.
     """
 
     name: ClassVar[str]
-    joins: ClassVar[bool] = True  # pods of several cards get those that belong together
+    joins: ClassVar[bool] = True  # pods of several cards get cards that are well connected
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
 
     @abstractmethod
     def cache(self) -> RankCache:
-        """The ranks in force now."""
+        """The ranks currently in force."""
 
-    # What follows is told to all policies; those that look at the nodes alone have no use for it.
+    # All policies receive the following events; those that look only at the nodes ignore them.
 
     def arrived(self, shape: Shape) -> None:  # noqa: B027
         """A pod was seen for the first time."""
@@ -125,7 +125,7 @@ class Policy(ABC):
         """A pod that held cards is gone."""
 
     def tend(self) -> bool:
-        """Do a small piece of what is due beside the requests; says whether more is due."""
+        """Do a small piece of pending work between requests; returns whether there is more."""
         return False
 
     def keys(self, shape: Shape) -> Ints:
@@ -133,7 +133,7 @@ class Policy(ABC):
         return self.cache().ranks(shape).keys
 
     def choose(self, shape: Shape, rows: Rows | None = None) -> int | None:
-        """The best row of the fleet, or of `rows`; None when the shape fits on none."""
+        """The best row of the fleet, or of `rows`; None if the shape fits on none."""
         keys = self.keys(shape)
         if rows is not None:
             keys = keys[rows]
@@ -145,14 +145,14 @@ class Policy(ABC):
         return best if rows is None else int(rows[best])
 
     def slots(self, shape: Shape, row: int) -> tuple[int, ...]:
-        """The cards of `row` for this shape, in index order; ValueError when it does not fit."""
+        """The cards of `row` for this shape, in index order; ValueError if it does not fit."""
         slots = self.fitting_slots(shape, row)
         if slots is None:
             raise ValueError(f"{shape} does not fit on row {row}")
         return slots
 
     def fitting_slots(self, shape: Shape, row: int) -> tuple[int, ...] | None:
-        """The same; None when it does not fit."""
+        """The same; None if it does not fit."""
         ranks = self.cache().ranks(shape)
         if ranks.keys[row] == NEVER:
             return None
@@ -163,21 +163,23 @@ class Policy(ABC):
         return self.several(shape, row)
 
     def several(self, shape: Shape, row: int) -> tuple[int, ...]:
-        """The cards for a pod of several: of those that have enough the best joined, then the fullest, then
-        the lowest numbers."""
+        """The cards for a pod of several: among those with enough room the best connected, then the fullest,
+        then the lowest numbers.
+        """
         fits = np.flatnonzero(card_fits(self.fleet, shape, np.array([row]))[0])
         order = np.argsort(self.fleet.left[row, fits], kind="stable")
         return self.best_joined(shape, row, fits[order])
 
     def best_joined(self, shape: Shape, row: int, slots: Rows) -> tuple[int, ...]:
-        """Of these cards, the best first, those that belong together."""
+        """Of these cards, best first, those that are best connected."""
         links = self.fleet.links.get(row, ()) if self.joins else ()
         return tuple(sorted(closest(links, slots.tolist(), shape.cards)))
 
 
 def far_apart(fleet: Fleet, shape: Shape, rows: Rows) -> Ints:
-    """What to add to the keys of nodes on which a pod of several cards gets cards less well joined than on
-    the same node when it is empty: more than any policy's score can differ by."""
+    """What to add to the keys of nodes on which a pod of several cards would get less well connected cards
+    than on the same node when empty: more than any two scores of a policy can differ by.
+    """
     added = np.zeros(len(rows), dtype=np.int64)
     fits = card_fits(fleet, shape, rows)
     for at, row in enumerate(rows.tolist()):
@@ -203,7 +205,7 @@ def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:
 
 
 def card_fits(fleet: Fleet, shape: Shape, rows: Rows) -> Flags:
-    """Which cards [row, slot] have what the shape asks of one."""
+    """Which cards [row, slot] have what the shape requests per card."""
     fits: Flags = fleet.left.take(rows, axis=0) >= max(shape.units, 1)
     if shape.compute_percent:
         fits &= fleet.compute_left.take(rows, axis=0) >= shape.compute_percent
@@ -211,10 +213,10 @@ def card_fits(fleet: Fleet, shape: Shape, rows: Rows) -> Flags:
 
 
 def keys_of(score: Ints, rows: Rows) -> Ints:
-    """Keys of whole-number costs, the lower the better; the first row wins among equals."""
+    """Keys from whole-number costs, the lower the better; the first row wins among equals."""
     return (score << TIE_BITS) + rows
 
 
 def keys_small_first(score: Ints, rows: Rows, cards: Ints) -> Ints:
-    """Keys of whole-number costs; among equals nodes with fewer cards win, then the first row."""
+    """Keys from whole-number costs; among equals nodes with fewer cards win, then the first row."""
     return (score << TIE_BITS) + (cards << CARDS_SHIFT) + rows

@@ -1,4 +1,4 @@
-"""What a kept slot for a pod of several cards is worth: more where slots are short or pods come and go."""
+"""What a slot kept for a pod of several cards is worth: more if slots are short or pods come and go."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Shape
 from gpuslice.core.policy.layout import Layout
 
-AMPLE, SHORT = 0.5, 0.75  # of the slots there are will be asked for before the cluster is full
-LEAST_SLOT_PRICE = 0.02  # of all slots together where they are ample; 1, all of their cards, where short
-UNSEEN_SLOT_PRICE = 0.008  # in its place until pods of several cards are seen
+AMPLE, SHORT = 0.5, 0.75  # fraction of the existing slots that will be requested before the cluster is full
+LEAST_SLOT_PRICE = 0.02  # of all slots together if they are ample; 1, all of their cards, if they are short
+UNSEEN_SLOT_PRICE = 0.008  # used instead until pods of several cards are seen
 MOST_SLOT_PRICE = 8.0  # × the slots' demand
 TURNOVER_HALF_LIFE_ARRIVALS = 2_000
 
 
 class Turnover:
-    """How many pods leave for each that is placed, of late."""
+    """How many pods left recently for each that was placed."""
 
     def __init__(self) -> None:
         self._arrivals = 0
@@ -39,7 +39,7 @@ class Turnover:
 
     @property
     def part(self) -> float:
-        """0 while a cluster fills up, 1 where as many pods leave as come."""
+        """0 while a cluster fills up, 1 if as many pods leave as come."""
         return min(1.0, self._departed / self._placed) if self._placed else 0.0
 
 
@@ -47,9 +47,9 @@ class Turnover:
 class SlotDemand:
     """The shapes of several cards.
 
-    `part`: of all GPU that is asked for; `weight`: of all these shapes together, each at its best kind.
-    `holds`: [kind, shape] whether an empty node holds such a pod. `seen`: how much they asked for, as part
-    of what the prior's do, at most 1.
+    `part`: of all GPU requested; `weight`: of all these shapes together, each at its best kind. `holds`:
+    [kind, shape] whether an empty node holds such a pod. `seen`: how much GPU they requested, relative to the
+    prior's, at most 1.
     """
 
     shapes: Sequence[Shape]
@@ -59,11 +59,11 @@ class SlotDemand:
     seen: float
 
     def prices(self, fleet: Fleet, layout: Layout, turnover: float) -> Floats:
-        """[shape] By what its demand for slots is multiplied.
+        """[shape] The factor by which its demand for slots is multiplied.
 
-        Where pods come and go, nodes are kept whole before slots are short: broken ones seldom come free.
-        Ample slots cost less until such pods were seen: where only shares come, to keep nodes whole for those
-        of the prior puts shares together that leave holes for good.
+        If pods come and go, nodes are kept whole before slots are short: broken ones seldom become free.
+        Ample slots cost less until such pods are seen: if only shares arrive, keeping nodes whole for the
+        prior's pods would put shares together that leave holes for good.
         """
         short = (self.scarcity(fleet, layout) - AMPLE) / (SHORT - AMPLE)
         least = max(UNSEEN_SLOT_PRICE, LEAST_SLOT_PRICE * self.seen)
@@ -72,9 +72,9 @@ class SlotDemand:
         return prices
 
     def scarcity(self, fleet: Fleet, layout: Layout) -> Floats:
-        """[shape] How much of the slots there are will be asked for until the cluster is full.
+        """[shape] How much of the existing slots will be requested until the cluster is full.
 
-        As much will be asked for as is free, and larger pods take from the slots of smaller ones.
+        The future demand is as large as what is free, and larger pods take from the slots of smaller ones.
         """
         free = np.bincount(layout.kind, fleet.left.sum(axis=1), len(layout.kinds)) / layout.mean_units
         scarcity, reachable = np.zeros(len(self.shapes)), free @ self.holds

@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 class Cuda:
-    """The first visible card with its primary context made."""
+    """The first visible card, with its primary context created."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -21,13 +21,13 @@ class Cuda:
         self._check("cuCtxSetCurrent", context)
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes, as the driver tells them."""
+        """Free and total bytes, as the driver reports them."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._check("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     def allocate(self, size: int) -> None:
-        """Take `size` bytes for good."""
+        """Allocate `size` bytes permanently."""
         pointer = ctypes.c_uint64()
         self._check("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
 

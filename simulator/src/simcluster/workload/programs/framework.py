@@ -1,7 +1,7 @@
-"""Stands for the frameworks of the examples: of the card that it sees it takes the part that it is told to.
+"""Stands for the frameworks of the examples: takes the part of the visible card that it is told to take.
 
-The part is vLLM's --gpu-memory-utilization, else half. It answers every path on --port (8000) of its pod's
-own loopback address, as a server does once its model is loaded.
+The part is vLLM's --gpu-memory-utilization, otherwise half. It answers every path on --port (8000) of its
+pod's own loopback address, as a server does once its model is loaded.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import os
 
 from cuda import MIB, Cuda  # its neighbour in /app
 
-CONTEXT_MIB = 400  # what a framework takes beside its pool
+CONTEXT_MIB = 400  # what a framework takes in addition to its pool
 
 
 class Ready(http.server.BaseHTTPRequestHandler):
@@ -23,7 +23,7 @@ class Ready(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"ok\n")
 
     def log_message(self, *_: object) -> None:
-        """Nothing: probes ask every few seconds."""
+        """No output: probes arrive every few seconds."""
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import signal
 from cuda import MIB, Cuda
 
 KEPT_MIB = 300
-LIBRARIES_MIB = 112  # cuBLAS and cuDNN, as much as the published table shows beside the pool
+LIBRARIES_MIB = 112  # cuBLAS and cuDNN: as much as the published table shows in addition to the pool
 
 
 def main() -> None:
