@@ -42,7 +42,9 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
 {
     bool rests = work.pause_ns >= GS_LONGEST_PAUSE_NS / 10 * 9; /* a mean approaches this value but never reaches it */
     uint64_t still_wants = rests ? 0 : 2 * work.pause_ns > STILL_WANTS_NS ? 2 * work.pause_ns : STILL_WANTS_NS;
-    uint64_t longer = work.awaited && work.ns / 4 > still_wants ? work.ns / 4 : still_wants; /* its end will be published */
+    /* The end of awaited work will be published, once the card has served it between the turns of others. */
+    uint64_t served = work.ns / 4 > 2 * GS_TURN_NS ? work.ns / 4 : 2 * GS_TURN_NS;
+    uint64_t longer = work.awaited ? served : still_wants;
     uint64_t until = work.ns ? now_ns + work.ns + longer : work.ran.to_ns + still_wants;
     if (waits && until < now_ns + WAITING_FOR_NS)
         until = now_ns + WAITING_FOR_NS;
