@@ -132,13 +132,14 @@ struct gs_contention {
 uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
                           const struct gs_contention *met, const struct gs_stream *stream, uint64_t key);
 
-/* Programs that wait for each kernel leave the card idle while their next launch is being decided on. Therefore the
- * decision whether another short kernel may follow is made while a kernel runs; if it may, the accounting is done after
- * that launch. */
+/* Whether the batch's only launch is all that is in flight. */
 static inline bool gs_queue_is_alone(const struct gs_queue *queue, const struct gs_batch *batch)
 {
     return queue->count == 1 && batch->launches == 1;
 }
+/* Programs that wait for each kernel leave the card idle while their next launch is being decided on. Therefore the
+ * decision whether another short kernel may follow is made while a kernel runs; if it may, the accounting is done after
+ * that launch. */
 void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, const struct gs_share *share,
                          const struct gs_contention *met, const struct gs_stream *stream, uint64_t key);
 /* Whether all work in flight has ended, in about the expected time. Otherwise accounting is not postponed: the program
