@@ -168,7 +168,7 @@ def error_of_status(
 
 
 def no_answer(body: bytes, what: str) -> UnavailableError:
-    """The exception for a 2xx whose body is no object: a proxy answered, perhaps without asking the server."""
+    """For a 2xx whose body is no object: a proxy answered, and the server may not have been asked."""
     said = _words(body[:500].decode(errors="replace").strip()) or "nothing"
     return UnavailableError(f"{what}: the server answered no object of its API but: {said}")
 
