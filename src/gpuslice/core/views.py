@@ -106,14 +106,12 @@ Limits = tuple[str, str | None, tuple[tuple[str, object], ...]]
 
 
 def _limits(containers: Sequence[ContainerLike]) -> tuple[Limits, ...]:
-    return tuple([(each.name, each.restart_policy, _ours(each.resources)) for each in containers])
-
-
-def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
-    limits = resources.limits if resources is not None else None
-    if not limits:
-        return ()
-    return tuple([(name, limits[name]) for name in AMOUNT_NAMES if name in limits])
+    found: list[Limits] = []
+    for each in containers:
+        limits = each.resources.limits if each.resources is not None else None
+        ours = tuple([(name, limits[name]) for name in AMOUNT_NAMES if name in limits]) if limits else ()
+        found.append((each.name, each.restart_policy, ours))
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)  # the pods of a cluster are similar, and share results
