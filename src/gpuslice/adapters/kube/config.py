@@ -28,12 +28,7 @@ from gpuslice.adapters.kube.credentials import (
     checked_header,
 )
 from gpuslice.adapters.kube.errors import ConfigError
-from gpuslice.adapters.kube.kubeconfig import (
-    Cluster,
-    Merged,
-    User,
-    merge,
-)
+from gpuslice.adapters.kube.kubeconfig import Cluster, Merged, User, merge
 from gpuslice.core.errors import shown, words_of
 from gpuslice.core.hosts import bracketed
 

@@ -247,9 +247,8 @@ def tls_context(tls: Tls, secret: Secret) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=tls.authority or None)
     except ssl.SSLError as error:
         raise ConfigError(f"the cluster's certificate-authority is not a PEM certificate: {error}") from error
-    context.verify_flags &= (
-        ~ssl.VERIFY_X509_STRICT
-    )  # many clusters' own authorities lack the key usage it wants
+    # many clusters' own authorities lack the key usage that it wants
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if tls.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

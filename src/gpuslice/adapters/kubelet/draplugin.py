@@ -101,10 +101,7 @@ class _Registration:
         self.registered = False
         self.registrations = 0
         self._info = dra.PluginInfo(
-            type="DRAPlugin",
-            name=address.name,
-            endpoint=str(address.socket),
-            supported_versions=SUPPORTED,
+            type="DRAPlugin", name=address.name, endpoint=str(address.socket), supported_versions=SUPPORTED
         )
 
     async def _get_info(self, _: dra.InfoRequest) -> dra.PluginInfo:

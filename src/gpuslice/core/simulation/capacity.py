@@ -115,10 +115,7 @@ def empty(node: FleetNode) -> FleetNode:
 
 
 def cards_needed(
-    nodes: Sequence[FleetNode],
-    pods: Sequence[Shape],
-    policy: str,
-    progress: Progress = lambda _: None,
+    nodes: Sequence[FleetNode], pods: Sequence[Shape], policy: str, progress: Progress = lambda _: None
 ) -> Needed | None:
     """The smallest cluster of this mix of nodes that holds the pods; None when there is no such cluster.
 
