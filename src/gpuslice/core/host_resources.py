@@ -43,30 +43,36 @@ class HostResources(msgspec.Struct, frozen=True, gc=False):
 NO_HOST_RESOURCES = HostResources()
 
 
-class AmountsLike(Protocol):
+class ResourcesLike(Protocol):
+    @property
+    def limits(self) -> Mapping[str, object] | None: ...
     @property
     def requests(self) -> Mapping[str, str | int | float] | None: ...
 
 
-class ContainerAmountsLike(Protocol):
+class ContainerLike(Protocol):
     @property
-    def resources(self) -> AmountsLike | None: ...
+    def name(self) -> str: ...
+    @property
+    def resources(self) -> ResourcesLike | None: ...
     @property
     def restart_policy(self) -> str | None: ...
 
 
-class PodAmountsLike(Protocol):
+class PodSpecLike(Protocol):
+    """A pod spec, decoded by any adapter, with at least these fields."""
+
     @property
-    def containers(self) -> Sequence[ContainerAmountsLike]: ...
+    def containers(self) -> Sequence[ContainerLike]: ...
     @property
-    def init_containers(self) -> Sequence[ContainerAmountsLike] | None: ...
+    def init_containers(self) -> Sequence[ContainerLike] | None: ...
     @property
-    def resources(self) -> AmountsLike | None: ...
+    def resources(self) -> ResourcesLike | None: ...
     @property
     def overhead(self) -> Mapping[str, str | int | float] | None: ...
 
 
-def pod_host_resources(spec: PodAmountsLike) -> HostResources:
+def pod_host_resources(spec: PodSpecLike) -> HostResources:
     """What a pod asks for, as kube-scheduler counts it (``PodRequests`` of k8s.io/component-helpers).
 
     A request of the whole pod wins over the sum of its containers; its runtime class may add some overhead.
@@ -133,7 +139,7 @@ class HostUsage:
         return HostResources(cpu, memory)
 
 
-def _asked(container: ContainerAmountsLike) -> HostResources:
+def _asked(container: ContainerLike) -> HostResources:
     requests = container.resources.requests if container.resources is not None else None
     if not requests:
         return NO_HOST_RESOURCES
