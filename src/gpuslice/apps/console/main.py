@@ -13,7 +13,7 @@ import click
 import msgspec
 
 import gpuslice
-from gpuslice.adapters.kube.config import Connection, connect
+from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.malloc import share_one_arena
 from gpuslice.adapters.web.app import Probes, make_app
@@ -253,18 +253,14 @@ class Console:
         return [*found, answers]
 
 
-def connection_of(settings: ConsoleSettings) -> Connection:
-    return connect(
+async def serve(settings: ConsoleSettings) -> None:
+    connection = connect(
         os.environ,
         kubeconfig=settings.kubeconfig,
         context=settings.context,
         namespace=settings.namespace,
         interactive=settings.access == "kubeconfig",
     )
-
-
-async def serve(settings: ConsoleSettings) -> None:
-    connection = connection_of(settings)
 
     def listening(address: str) -> None:
         if settings.access == "kubeconfig":

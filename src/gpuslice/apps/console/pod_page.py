@@ -34,7 +34,13 @@ class PodPages:
         state, key = self._state, f"{namespace}/{name}"
         if key not in state.pods:
             return None
-        events, events_problem = await self._events(namespace, name)
+        events, events_problem = list[objects.Event](), ""
+        fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
+        try:
+            listing = await self._client.list(EVENTS, namespace, fields=fields, page=MOST_EVENTS)
+            events = listing.items or []
+        except KubeError as error:  # without them, everything else can still be shown
+            events_problem = str(error)
         history = await self._history(namespace, name)
         found = state.pods.get(key)  # it may have gone in the meantime
         view = state.view(found) if found is not None else None
@@ -60,15 +66,6 @@ class PodPages:
         if (card := card_of(state.ledger_of(view.node), view)) is not None:
             document["card"] = {"units": card.units, "memoryMiB": card.memory_mib, "model": card.model}
         return {**document, "way": way(view, found), "history": history}
-
-    async def _events(self, namespace: str, name: str) -> tuple[list[objects.Event], str]:
-        """The pod's events, and why they cannot be read."""
-        fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
-        try:
-            listing = await self._client.list(EVENTS, namespace, fields=fields, page=MOST_EVENTS)
-        except KubeError as error:  # without them, everything else can still be shown
-            return [], str(error)
-        return listing.items or [], ""
 
     async def _history(self, namespace: str, name: str) -> dict[str, Any]:
         usage = self._usage

@@ -15,6 +15,7 @@ from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
 from gpuslice.apps.console.cluster_state import ClusterState, now_s
 from gpuslice.apps.console.usage_history import Point, UsageHistory
+from gpuslice.apps.diagnosis.advice import suggestion_of
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
 from gpuslice.apps.diagnosis.usage import (
     CardUsage,
@@ -25,9 +26,8 @@ from gpuslice.apps.diagnosis.usage import (
     proxied_path,
     usage_of,
 )
-from gpuslice.core.advice import card_of
 from gpuslice.core.hosts import bracketed
-from gpuslice.core.sizing import Suggestion, suggested_size
+from gpuslice.core.sizing import Suggestion
 from gpuslice.core.units import MIB
 
 _log = logging.getLogger(__name__)
@@ -225,20 +225,12 @@ class UsageReader:
         return row
 
     def suggestion(self, key: str) -> Suggestion | None:
-        """A suggested size for a pod with one container on one card, as in `explain`."""
-        found, containers = self._state.pods.get(key), self.containers.get(key, ())
+        """A better size for a pod, as in `explain`."""
+        found = self._state.pods.get(key)
         pod = self._state.view(found) if found is not None else None
-        card = card_of(self._state.ledger_of(pod.node), pod) if pod is not None else None
-        if pod is None or card is None or len(containers) != 1 or containers[0].peak_bytes is None:
+        if pod is None:
             return None
-        assert pod.placement is not None
-        return suggested_size(
-            units=pod.placement.slices[0].units,
-            card_units=card.units,
-            card_mib=card.memory_mib,
-            peak_mib=containers[0].peak_bytes / MIB,
-            refused=bool(containers[0].refused),
-        )
+        return suggestion_of(self._state.ledger_of(pod.node), pod, self.containers.get(key, ()))
 
 
 def _by_namespace(containers: Mapping[str, Sequence[ContainerUsage]]) -> dict[str, TeamHours]:
