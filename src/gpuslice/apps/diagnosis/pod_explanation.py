@@ -90,7 +90,7 @@ def explained(
         found.status.phase,
         found.spec.scheduler_name,
         _last(events, view),
-        found.status.reason or next(filter(None, map(_waits_for, found.status.container_statuses or ())), ""),
+        found.status.reason or next(filter(None, map(waits_for, found.status.container_statuses or ())), ""),
         ends=tuple(_ends(found)),
         usage=tuple(usage),
         claims=claimed.names if claimed else (),
@@ -272,7 +272,7 @@ def _about_size(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> I
         )
 
 
-def _waits_for(container: objects.ContainerStatus) -> str:
+def waits_for(container: objects.ContainerStatus) -> str:
     """Why a container does not run, as in kubectl's STATUS; "" if it runs or is about to."""
     reason = container.waiting_reason
     return "" if reason in ("ContainerCreating", "PodInitializing") else reason
@@ -292,7 +292,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             why = f" ({printable(ended['reason'])})" if ended.get("reason") else ""
             at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
             parts.append(f"last ended with exit code {ended.get('exitCode', '?')}{why}{at}")
-        if _waits_for(each):
+        if waits_for(each):
             shown = waiting.get("message", "").partition(" restarting failed ")[0]  # its name is above
             message = f": {printable(shown)}" if shown else ""
             parts.append(f"is waiting: {printable(waiting['reason'])}{message}")
