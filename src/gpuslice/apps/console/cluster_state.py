@@ -233,10 +233,8 @@ class ClusterState:
             self.rows.drop("cardUsage", name)
         else:
             status, interner = change.object.status, self._interner
-            status.capacity, status.allocatable = (
-                interner.one(status.capacity),
-                interner.one(status.allocatable),
-            )
+            status.capacity = interner.one(status.capacity)
+            status.allocatable = interner.one(status.allocatable)
             self.nodes[name] = change.object
             self.ledger.apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
             self._touch(name)

@@ -82,9 +82,8 @@ FIRST_LEASE_S = 1.0  # so that, if possible, the first list is already made as l
 LOOK_AGAIN_S = 1.0
 RESOLVE_EVERY_S = 15.0
 TEND_EVERY_S = 0.05
-CONNECTIONS = (
-    MOST_AT_ONCE + LIMITS.at_once + 8
-)  # to the API server: no bind waits for another's, nor a nomination
+CONNECTIONS = MOST_AT_ONCE + LIMITS.at_once + 8
+"""To the API server: no bind waits for another's, nor a nomination."""
 
 
 class Extender:
