@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -380,7 +379,3 @@ def _pod_row(view: Pod, pod: objects.Pod) -> dict[str, Any]:
     if reason := next(filter(None, map(waits_for, statuses)), pod.status.reason):
         row["reason"] = reason
     return row
-
-
-def now_s() -> float:
-    return datetime.now(UTC).timestamp()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import EVENTS
-from gpuslice.apps.console.cluster_state import ClusterState, now_s
+from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_reader import UsageReader
 from gpuslice.apps.diagnosis.pod_document import pod_document
 from gpuslice.apps.diagnosis.pod_explanation import explained, place_of
@@ -71,7 +72,7 @@ class PodPages:
         usage = self._usage
         if usage.prometheus is not None:
             try:
-                found = await asyncio.to_thread(usage.prometheus.history, namespace, name, now_s())
+                found = await asyncio.to_thread(usage.prometheus.history, namespace, name, time.time())
                 used = [None if each is None else round(each / (1 << 20)) for each in found["used"]]
                 sm = [None if each is None else round(each * 100) for each in found["sm"]]
                 refused = [round(each or 0) for each in found["refused"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import intern
 from typing import Any
@@ -13,7 +14,7 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
-from gpuslice.apps.console.cluster_state import ClusterState, now_s
+from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_history import Point, UsageHistory
 from gpuslice.apps.diagnosis.advice import suggestion_of
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
@@ -107,7 +108,7 @@ class UsageReader:
             try:
                 # cards are freed before containers are read: both at once take much memory
                 self._take_cards(await asyncio.to_thread(self.prometheus.cards))
-                await self._take(await asyncio.to_thread(self.prometheus.containers), now_s())
+                await self._take(await asyncio.to_thread(self.prometheus.containers), time.time())
                 self.problem = ""
             except PrometheusError as error:
                 self.problem = str(error)
@@ -131,15 +132,15 @@ class UsageReader:
             self.problem = self._unanswered.left(left)
         found = usage_of(page for page in pages if page is not None)
         self._take_cards(found.cards)
-        await self._take(found.containers, now_s())
+        await self._take(found.containers, time.time())
 
     async def team_hours(self) -> tuple[float, dict[str, TeamHours]]:
         """Over how many seconds, and by namespace; for the last day if Prometheus has it."""
         if self.prometheus is None:
             return self.history.team_hours()
-        if not self._hours[1] or now_s() - self._hours_at_s > HOURS_HOLD_S:
+        if not self._hours[1] or time.time() - self._hours_at_s > HOURS_HOLD_S:
             self._hours = (DAY_S, await asyncio.to_thread(self.prometheus.team_hours))
-            self._hours_at_s = now_s()
+            self._hours_at_s = time.time()
         return self._hours
 
     async def _page(self, exporter: objects.Pod) -> Page | None:
