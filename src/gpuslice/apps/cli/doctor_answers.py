@@ -43,7 +43,10 @@ def answers(facts: Facts, urls: Sequence[str]) -> Iterator[Finding]:
 
 
 def _place(url: str) -> tuple[str, str] | None:
-    name, _, rest = (urlsplit(url).hostname or "").partition(".")
+    try:
+        name, _, rest = (urlsplit(url).hostname or "").partition(".")
+    except ValueError:  # of brackets that are no address
+        return None
     namespace, _, kind = rest.partition(".")
     return (namespace, name) if kind == "svc" or kind.startswith("svc.") else None
 
