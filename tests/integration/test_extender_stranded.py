@@ -92,7 +92,7 @@ def test_no_more_of_them_are_remembered_than_a_bound() -> None:
 
 
 def test_before_kubernetes_1_29_who_was_asked_about_in_vain_is_woken_after_a_take_over() -> None:
-    """kube-scheduler, 1.27 or older, found nobody to ask about b, and leaves it alone until a node's labels change.
+    """kube-scheduler 1.27 found nobody to ask about b, and leaves it alone until a node's labels change.
 
     In an upgrade it may be 1.27 while the API server is 1.28.
     """
