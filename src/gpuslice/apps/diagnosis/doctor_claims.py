@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpuslice.adapters.kube.objects import Node
@@ -16,6 +17,8 @@ from gpuslice.core.words import counted
 CLAIMS_QPS = 100
 """Requests a second by kube-controller-manager for claims: upstream measures from 75 on."""
 MOST_NAMED = 3
+CLAIMS_SINCE = 34
+"""The minor version from which kubelet knows the claims that we use (``resource.k8s.io/v1``)."""
 
 
 def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
@@ -35,6 +38,14 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
                 f"{'holds' if len(holders) == 1 else 'hold'} parts of its cards there",
                 f"kubectl drain {node.metadata.name}, or let them end; or take label {LABEL_MODE} away again",
             )
+        elif kubelet := _kubelet_before_claims(node):
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"is to give its cards out by claims, which its kubelet {kubelet} does not know",
+                f"upgrade its kubelet to Kubernetes 1.{CLAIMS_SINCE} or later, or take label {LABEL_MODE} "
+                "away again",
+            )
         elif found := problem_of_plugin(facts, node):
             what, fix = found
             yield Finding(Level.ERROR, where, f"is labelled {LABEL_MODE}=claims and {what}", fix)
@@ -45,6 +56,13 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
                 "is to give its cards out by claims and its agent publishes none",
                 "delete the agent's pod there, so that it reads the label; else see its /readyz and its log",
             )
+
+
+def _kubelet_before_claims(node: Node) -> str:
+    """The version of a kubelet that is too old for claims, as during an upgrade of the cluster; else ""."""
+    version: str = (node.status.node_info or {}).get("kubeletVersion", "")
+    found = re.match(r"v1\.(\d+)", version)
+    return version if found and int(found[1]) < CLAIMS_SINCE else ""
 
 
 def both_kinds(facts: Facts) -> Iterator[Finding]:

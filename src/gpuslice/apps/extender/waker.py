@@ -28,7 +28,9 @@ from gpuslice.core.model import Placement
 
 _log = logging.getLogger(__name__)
 
-HEEDS_ANNOTATIONS = 30  # minor version from which kube-scheduler notices annotations
+HEEDS_ANNOTATIONS = 31
+"""From this minor version of the API server on, kube-scheduler notices annotations. 1.30 does, but while a
+cluster is upgraded, kube-scheduler may be one version older than the API server."""
 NODES_AT_ONCE = 16  # at most, if one node is not enough
 RETRY_EVERY_S = 5.0  # what could not be written, or was not ours to write while another replica led
 
@@ -43,7 +45,7 @@ class Waker:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.kubernetes = 0  # the cluster's minor version; 0 if unknown, which counts as new
+        self.kubernetes = 0  # the API server's minor version; 0 if unknown, which counts as new
         self._client = client
         self._leadership = leadership
         self._sleep = sleep
