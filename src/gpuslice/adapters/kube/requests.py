@@ -14,7 +14,6 @@ import msgspec
 
 from gpuslice.adapters.kube.errors import (
     UNREADABLE,
-    ConflictError,
     InvalidError,
     KubeError,
     decode_status,
@@ -192,13 +191,6 @@ def guarded_operations(
         {"op": "replace", "path": f"/metadata/{name}", "value": value} for name, value in guards.items()
     ]
     return [*checks, *operations]
-
-
-def as_conflict(error: KubeError) -> KubeError:
-    """A uid that differs in a patch: kube-apiserver answers that metadata.uid cannot be changed."""
-    if isinstance(error, InvalidError) and error.status.names_field("metadata.uid"):
-        return ConflictError(str(error), error.status)
-    return error
 
 
 def binding(
