@@ -245,7 +245,7 @@ class KubeClient:
         response = await self._transport.request(
             ApiRequest(request.method, request.path, query, headers, request.body)
         )
-        requests.expect_success(response, request)
+        requests.expect_object(response, request)
         return response
 
     async def _decoded(self, kind: type[T], request: ApiRequest) -> T:

@@ -185,7 +185,7 @@ class SyncClient:
         path = resource.path(namespace, name)
         request = requests.deletion(path, "", "", grace_s=None, propagation="Background", dry_run=False)
         with contextlib.suppress(NotFoundError):
-            requests.expect_success(self._transport.request(request), request)
+            requests.expect_object(self._transport.request(request), request)
 
     def _decoded(self, resource: Resource[T], request: ApiRequest) -> T:
         return requests.decode(resource.type, self._transport.request(request), request)

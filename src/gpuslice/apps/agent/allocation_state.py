@@ -142,7 +142,7 @@ class AllocationState:
         """kubelet's device assignments as they were some time after `asked_at_s`."""
         since = {ids: grant.receiver for ids, grant in self._granted.items() if grant.at_s > asked_at_s}
         self.assignments = still_true(assignments, since)
-        self._forgotten.assignments_read(self.assignments, asked_at_s, self._clock(), self._pod_of)
+        self._forgotten.assignments_read(self.assignments, asked_at_s, self._pod_of)
         listed = frozenset[str]().union(*(each.ids for each in self.assignments))
 
         def still_tentative(grant: TentativeGrant) -> bool:
@@ -267,18 +267,23 @@ class AllocationState:
         """Containers that may be running without kubelet listing them."""
         ended = {(grant.uid, grant.container) for grant in self.tentative}  # since kubelet asked again
         ended |= {(uid, name) for uid, pod in self._pods.items() for name in pod.completed}
-        found = []
-        for each in self._forgotten.containers:
-            if pod := self._pod_of(each):
-                found.append(replace(each, uid=pod.uid))
-            elif not each.uid:  # its pod is not known yet
-                found.append(each)
+        pods = [(each, self._pod_of(each)) for each in self._forgotten.containers]
+        # a container without a uid is one whose pod is not known yet
+        found = [replace(each, uid=pod.uid) if pod else each for each, pod in pods if pod or not each.uid]
         return tuple(each for each in found if each.name not in ended)
 
     def _pod_of(self, container: RunningContainer) -> Pod | None:
         """By its uid, otherwise by its name, if it is alive."""
         named = None if container.uid else self._pod_named(container.assignment.pod_key)
         return self.living(named.view.uid if named else container.uid)
+
+    def of_unknown_pods(self) -> list[RunningContainer]:
+        """Containers that may be running without kubelet listing them, and whose pods are not known."""
+        return [each for each in self._forgotten.containers if not each.uid and self._pod_of(each) is None]
+
+    def pod_is_gone(self, of: RunningContainer) -> None:
+        self._forgotten.pod_is_gone(of)
+        self.changed.set()
 
     def forgotten(self) -> tuple[RunningContainer, ...]:
         """Those of which that is certain."""
@@ -387,13 +392,10 @@ class AllocationState:
                 tier = pod.tier(container.name, self.rules, allow_cgpu_disable=allow_cgpu_disable)
                 yield pod, container.name, tier
 
-    def alive(self, uid: str) -> bool:
-        """Whether the pod still exists and its containers may run."""
-        pod = self._pods.get(uid)
-        return pod is not None and not pod.view.finished
-
     def living(self, uid: str) -> Pod | None:
-        return self._pods[uid].view if self.alive(uid) else None
+        """The pod if it exists and its containers may run."""
+        pod = self._pods.get(uid)
+        return pod.view if pod is not None and not pod.view.finished else None
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
         """Where pods are, except pods whose name kubelet still lists with the devices of an earlier pod."""

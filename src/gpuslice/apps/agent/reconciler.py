@@ -82,6 +82,7 @@ class Reconciler:
         while True:
             with contextlib.suppress(PodResourcesError):
                 await self.read()
+                await self._look_for_unknown_pods()
                 await self.write()
                 self._report_unserved()
             with contextlib.suppress(TimeoutError):
@@ -104,6 +105,13 @@ class Reconciler:
             _log.info("kubelet's device assignments are read")
         self.problem = ""
         self._state.assignments_read(assignments, asked_at_s)
+
+    async def _look_for_unknown_pods(self) -> None:
+        """Find out which pods of running containers are gone. The watch will show those that are not."""
+        for each in self._state.of_unknown_pods():
+            with contextlib.suppress(KubeError):
+                if not await self._writer.lives(each.assignment.namespace, each.assignment.pod):
+                    self._state.pod_is_gone(each)
 
     # -- annotations ----------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Sweeper:
         if self._folders.unidentified(owner) and not owner.pod:
             return  # its unknown container may be running: it stays until the machine restarts
         last = name == self._folders.current(owner.ids)
-        if self._state.alive(owner.uid):  # used by its pod; of several folders for the same ids, the last is
+        if self._state.living(owner.uid):  # used by its pod; of several folders for the same ids, the last is
             ids = self._state.listed_ids(owner.uid, owner.container)
             used = ids is None or (ids == frozenset(owner.ids) and last)
         else:  # or by the container that has its ids now, or by one that only kubelet knew

@@ -116,6 +116,8 @@ class ClaimService:
     def _devices(self) -> Devices:
         if not self._state.rules.claims or self._obstacle():
             return []
+        if self.publisher.withdrawn and not self.server.registered:
+            return []  # a kubelet that knows no claims would start their pods without a card and a limit
         pool = Pool(
             self._state.node.name,
             self._state.node.cards,
