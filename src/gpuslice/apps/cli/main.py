@@ -191,8 +191,7 @@ def run(
             help_option_names=["-h", "--help"],
             standalone_mode=False,  # otherwise an interrupt would print "Aborted!" and exit with 1
         )
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         end_quietly_on_interrupt()
     except click.ClickException as error:
         error.show()
