@@ -78,6 +78,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.boot = "first"
+        self.uuids = (uuid(0), uuid(1))  # of the cards that the driver has, in its order
         self.library = folder / "libgpuslice.so"
         folder.mkdir()
         self.library.write_bytes(b"the library")
@@ -87,7 +88,8 @@ class Machine:
         """A new process; the API server answers with `claims`, then nothing."""
         folders = Folders(self.folder / "root", boot=self.boot)
         folders.library.install(str(self.library))
-        state = AllocationState(Node(NODE, (Card(0, uuid(0), 16130, 15), Card(1, uuid(1), 16130, 15))))
+        cards = tuple(Card(index, each, 16130, 15) for index, each in enumerate(self.uuids))
+        state = AllocationState(Node(NODE, cards))
         state.rules = Rules(NodeMode.CLAIMS, divides_compute=True)
         return ClaimDriver(
             KubeClient(ScriptedTransport(*claims, *claims)),
@@ -100,9 +102,9 @@ class Machine:
             unhealthy=dict,
         )
 
-    async def prepare(self) -> pb.NodePrepareResourceResponse:
-        request = pb.NodePrepareResourcesRequest(claims=[CLAIM])
-        return (await self.driver(document()).node_prepare_resources(request)).claims[UID]
+    async def prepare(self, claim: Any = None, uid: str = UID) -> pb.NodePrepareResourceResponse:
+        request = pb.NodePrepareResourcesRequest(claims=[pb.Claim(namespace="default", name="c", uid=uid)])
+        return (await self.driver(claim or document()).node_prepare_resources(request)).claims[uid]
 
     async def unprepare(self) -> pb.NodeUnprepareResourceResponse:
         request = pb.NodeUnprepareResourcesRequest(claims=[CLAIM])
@@ -127,15 +129,15 @@ class Machine:
         assert all(read_region(each / "var" / "region") is None for each in folders)
 
 
-def document() -> Any:
-    """A claim of two requests, one of them of two cards."""
-    results = [
+def document(uid: str = UID, *results: Any) -> Any:
+    """A claim; of two requests, one of them of two cards, unless `results` are given."""
+    results = results or (
         result("4Gi", request="a"),
         result("2Gi", request="b", share="s2"),
         result("2Gi", card=1, request="b", share="s3"),
-    ]
-    status = {"allocation": {"devices": {"results": results}}}
-    return answer({"metadata": {"name": "c", "namespace": "default", "uid": UID}, "status": status})
+    )
+    status = {"allocation": {"devices": {"results": list(results)}}}
+    return answer({"metadata": {"name": "c", "namespace": "default", "uid": uid}, "status": status})
 
 
 async def changes(machine: Machine, step: Any) -> int:
@@ -215,3 +217,18 @@ async def test_what_a_crash_left_half_prepared_is_cleared_away(tmp_path: Path) -
         await die(machine, machine.prepare, number)
         await machine.driver(gone).forget_vanished()
         assert machine.left() == [], number
+
+
+async def test_a_claim_stays_on_its_card_whatever_index_that_has_after_a_reload_of_the_driver(
+    tmp_path: Path,
+) -> None:
+    """The first card is lost: the second, of which a claim holds 2 units, is gpu-0 now."""
+    machine = Machine(tmp_path / "machine")
+    await machine.prepare()
+    machine.uuids = (uuid(1), uuid(2))
+    error = (await machine.prepare()).error
+    assert error.startswith(f"claim default/c was prepared on card {uuid(0)}, and gpu-0 is {uuid(1)} since ")
+    other = UID.replace("1", "9")
+    too_much = await machine.prepare(document(other, result("14Gi")), other)
+    assert "card 0 of node n1 has 15 units, and prepared claims with this one would hold 16" in too_much.error
+    assert not (await machine.prepare(document(other, result("13Gi")), other)).error

@@ -150,19 +150,19 @@ class ClaimDriver(DraService):
         """The claim's allocation, after putting in place all that its containers need."""
         found = await self._client.get(RESOURCE_CLAIMS, claim.name, claim.namespace)
         allocation = self._allocation(claim, found)
+        uuids = {card.index: card.uuid for card in self._state.node.cards}
         if self.prepared.in_place(allocation):
+            record = self.prepared.get(allocation.uid)
+            for index, uuid in record.uuids.items() if record else ():
+                if uuids[index] != uuid:
+                    raise UnpreparedError(
+                        f"claim {allocation.key} was prepared on card {uuid}, and gpu-{index} is "
+                        f"{uuids[index]} since the driver was reloaded: delete the claim's pods, and the claim"
+                    )
             return allocation
         if obstacle := self._obstacle():
             raise UnpreparedError(obstacle)
-        # the allocator counts by itself: cards or units may have changed since
-        others = [each.allocation for each in self.prepared.all() if each.uid != allocation.uid]
-        held = units_held([*others, allocation])
-        for card in self._state.node.cards:
-            if held.get(card.index, 0) > card.units:
-                raise UnpreparedError(
-                    f"card {card.index} of node {self._state.node.name} has {card.units} units, and prepared "
-                    f"claims with this one would hold {held[card.index]}; it is prepared once others end"
-                )
+        self._check_room(allocation)
         users = await self._users(found)
         # a container has the limits of one request of one claim: of two, the last would be in force for both
         own = folder_name(allocation.uid, "")
@@ -180,10 +180,26 @@ class ClaimDriver(DraService):
                     f"for all that it needs"
                 )
         edits = [self._edits(allocation, name, users) for name in allocation.by_request()]
-        self.prepared.write(allocation, edits)
+        self.prepared.write(allocation, edits, uuids)
         self.changed.set()
         _log.info("claim prepared", extra={"claim": allocation.key, "slices": len(allocation.slices)})
         return allocation
+
+    def _check_room(self, allocation: ClaimAllocation) -> None:
+        """The allocator counts by itself; this check catches cards or units that changed since."""
+        held: Counter[str] = Counter()  # by uuid: since a claim was prepared its index may be another card's
+        for record in self.prepared.all():
+            if record.uid != allocation.uid:
+                for index, units in units_held([record.allocation]).items():
+                    held[record.uuids[index]] += units
+        asked = units_held([allocation])
+        for card in self._state.node.cards:
+            would_hold = held[card.uuid] + asked.get(card.index, 0)
+            if would_hold > card.units:
+                raise UnpreparedError(
+                    f"card {card.index} of node {self._state.node.name} has {card.units} units, and prepared "
+                    f"claims with this one would hold {would_hold}; it is prepared once others end"
+                )
 
     def _allocation(self, claim: pb.Claim, found: ResourceClaim) -> ClaimAllocation:
         if found.metadata.uid != claim.uid or not valid_uid(claim.uid):

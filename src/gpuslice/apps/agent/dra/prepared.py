@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -33,13 +33,17 @@ class PreparedSlice(msgspec.Struct, frozen=True):
 
 
 class PreparedClaim(msgspec.Struct, frozen=True):
-    """A record. `boot`: the run of the machine in which the claim was prepared."""
+    """A record. `boot`: the run of the machine in which the claim was prepared; `uuids`: its cards, by index.
+
+    A reload of the driver may give a card's index to another card.
+    """
 
     uid: str
     namespace: str
     name: str
     boot: str
     slices: list[PreparedSlice]
+    uuids: dict[int, str]
 
     @property
     def allocation(self) -> ClaimAllocation:
@@ -123,8 +127,13 @@ class PreparedClaims:
             folder_name(allocation.uid, request) in folders for request in held
         )
 
-    def write(self, allocation: ClaimAllocation, edits: Iterable[CdiEdits]) -> None:
-        """Write the CDI file, then the record: from then on the claim is prepared. Raises OSError."""
+    def write(
+        self, allocation: ClaimAllocation, edits: Iterable[CdiEdits], uuids: Mapping[int, str]
+    ) -> None:
+        """Write the CDI file, then the record: from then on the claim is prepared. Raises OSError.
+
+        `uuids`: of the node's cards, by index.
+        """
         uid = allocation.uid
         self._cdi.mkdir(parents=True, exist_ok=True)
         document = {
@@ -155,7 +164,8 @@ class PreparedClaims:
             )
             for each in allocation.slices
         ]
-        record = PreparedClaim(uid, allocation.namespace, allocation.name, self.boot, slices)
+        of_cards = {each.card: uuids[each.card] for each in allocation.slices}
+        record = PreparedClaim(uid, allocation.namespace, allocation.name, self.boot, slices, of_cards)
         self.begin()
         replace_file(self._folder / f"{uid}.json", msgspec.json.encode(record), 0o600, lasting=True)
         self.all()
