@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
 from gpuslice.apps.diagnosis.other_pods import resources_of
-from gpuslice.apps.diagnosis.pod_explanation import place_of
+from gpuslice.apps.diagnosis.pod_explanation import place_of, waits_for
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIMED, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
@@ -39,7 +38,6 @@ COUNTED = {
 """Resources of shared cards that a ResourceQuota may limit, by the names used for them."""
 NEEDED = ("nodes", "pods")
 """Without these there is nothing to show; the others add to it if they may be read."""
-STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 RUNNING = "Running"
 """The phase of a row without one: nearly all pods are running, and the word would be sent for each of them.
 """
@@ -234,10 +232,8 @@ class ClusterState:
             self.rows.drop("cardUsage", name)
         else:
             status, interner = change.object.status, self._interner
-            status.capacity, status.allocatable = (
-                interner.one(status.capacity),
-                interner.one(status.allocatable),
-            )
+            status.capacity = interner.one(status.capacity)
+            status.allocatable = interner.one(status.allocatable)
             self.nodes[name] = change.object
             self.ledger.apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
             self._touch(name)
@@ -329,8 +325,7 @@ def _kept(client: KubeClient, resource: Resource[dict[str, Any]], **scope: str) 
 
 def _is_stuck(pod: objects.Pod) -> bool:
     """It is on its node, and one of its containers is waiting there for something that may never come."""
-    states = [each.state or {} for each in pod.status.container_statuses or ()]
-    return any((state.get("waiting") or {}).get("reason", "") not in STARTING for state in states)
+    return any(map(waits_for, pod.status.container_statuses or ()))
 
 
 def _prune(pod: objects.Pod, interner: Interner) -> None:
@@ -381,12 +376,6 @@ def _pod_row(view: Pod, pod: objects.Pod) -> dict[str, Any]:
     statuses = pod.status.container_statuses or ()
     if restarts := sum(each.restart_count for each in statuses):
         row["restarts"] = restarts
-    reasons = [((each.state or {}).get("waiting") or {}).get("reason", "") for each in statuses]
-    reason = next((each for each in reasons if each not in STARTING), pod.status.reason)
-    if reason:
+    if reason := next(filter(None, map(waits_for, statuses)), pod.status.reason):
         row["reason"] = reason
     return row
-
-
-def now_s() -> float:
-    return datetime.now(UTC).timestamp()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import PODS, RESOURCE_SLICES
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, Facts, Finding, Level
+from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, Facts, Finding, Level, option_of
 from gpuslice.apps.diagnosis.doctor_plugins import problem_of_plugin
 from gpuslice.core.claim_views import cards_of_claims
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_MODE
@@ -127,13 +127,7 @@ def claims_made_slowly(facts: Facts) -> Iterator[Finding]:
     if not any(map(facts.is_of_claims, facts.nodes)) or not facts.knows(PODS, "kube-system"):
         return
     for pod in facts.managers:
-        arguments = [
-            argument
-            for container in pod["spec"]["containers"]
-            for argument in (*(container.get("command") or ()), *(container.get("args") or ()))
-        ]
-        flag = "--kube-api-qps="
-        said = next((each.removeprefix(flag) for each in arguments if each.startswith(flag)), "20")
+        said = option_of(pod, "kube-api-qps") or "20"
         if said.replace(".", "", 1).isdigit() and float(said) < CLAIMS_QPS:
             yield Finding(
                 Level.NOTE,

@@ -126,26 +126,21 @@ class Waker:
         """Write all that differs. Raises `KubeError` for a node that failed, after all others."""
         refused: KubeError | None = None
         for node in [*(self._wanted | self._shown | self._unshown)]:
+            if node not in self._unshown and self._wanted.get(node) == self._shown.get(node):
+                continue
             try:
-                await self._write_node(node)
+                if (
+                    node in self._unshown
+                ):  # it ended before it was written: kube-scheduler notices its removal
+                    await self._show(node, self._unshown[node])
+                    self._unshown.pop(node, None)
+                await self._show(node, self._wanted.get(node, ""))
+                for value in ("", None) if self.by_labels else ():
+                    await self._patch(node, {"labels": {NODE_OUT_OF_USE: value}})
             except KubeError as error:
                 refused = error
         if refused is not None:
             raise refused
-
-    async def _write_node(self, node: str) -> None:
-        """What has ended before it was written is shown first, since kube-scheduler notices its removal."""
-        if node in self._unshown:
-            await self._show(node, self._unshown[node])
-            self._unshown.pop(node, None)
-            await self._show(node, self._wanted.get(node, ""))
-        elif self._wanted.get(node) != self._shown.get(node):
-            await self._show(node, self._wanted.get(node, ""))
-        else:
-            return
-        if self.by_labels:
-            for value in ("", None):
-                await self._patch(node, {"labels": {NODE_OUT_OF_USE: value}})
 
     async def _show(self, node: str, text: str) -> None:
         await self._patch(node, {"annotations": {NODE_OUT_OF_USE: text or None}})
