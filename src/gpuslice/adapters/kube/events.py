@@ -85,17 +85,15 @@ class EventRecorder:
     async def run(self) -> None:
         """Write what was added, for ever."""
         while True:
-            about, reason, message, kind = await self._waiting.get()
-            await self.create_event(about, reason, message, type=kind)
+            await self.create_event(*await self._waiting.get())
 
     async def write_waiting(self) -> None:
         """Write what was added so far."""
         while not self._waiting.empty():
-            about, reason, message, kind = self._waiting.get_nowait()
-            await self.create_event(about, reason, message, type=kind)
+            await self.create_event(*self._waiting.get_nowait())
 
     async def create_event(
-        self, about: ObjectReference, reason: str, message: str, *, type: str = "Normal"
+        self, about: ObjectReference, reason: str, message: str, type: str = "Normal"
     ) -> None:
         """Tell `message` about an object. `type` is Normal or Warning, `reason` one CamelCase word."""
         if not self._allowed(about):

@@ -7,6 +7,7 @@ is updated separately, by `pod_changed` and `assignments_read`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from gpuslice.apps.agent.repair import (
 from gpuslice.apps.agent.repair_order import RepairOrder, withdrawal
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of, still_true
-from gpuslice.core.grant import placement_of_devices
+from gpuslice.core.grant import CardLimit, GrantError, container_grant, placement_of_devices
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
 
@@ -214,9 +215,7 @@ class AllocationState:
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
         """Ids for the container that kubelet probably asks for; none that a forgotten one still uses."""
-        in_use = {
-            identifier: each.uid for each in self.maybe_forgotten() for identifier in each.assignment.ids
-        }
+        in_use = {one: each.uid for each in self.maybe_forgotten() for one in each.assignment.ids}
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
     def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
@@ -225,14 +224,9 @@ class AllocationState:
         recipient = recipient_of(
             ids, waiting, self.tentative, listed, self.node, unplaced=self.places_unplaced
         )
-        if isinstance(recipient, Recipient):
-            return self.crowded(ids, recipient.uid) or recipient
-        return recipient
-
-    def pod_units(self, recipient: Recipient) -> int | None:
-        """The units of the whole pod; None if the pod is not known."""
-        pod = self._pods.get(recipient.uid)
-        return pod.view.request.units if pod and pod.view.request else None
+        if isinstance(recipient, Refusal):
+            return recipient
+        return self.crowded(ids, recipient.uid) or recipient
 
     def holder(self, ids: frozenset[str]) -> Holder | None:
         """The container that `ids` belong to, by kubelet's assignments, otherwise by what was granted."""
@@ -374,6 +368,13 @@ class AllocationState:
         pod = self.living(uid)
         mine = (pod.key if pod else None, container)
         return next((one.ids for one in self.assignments or () if (one.pod_key, one.container) == mine), None)
+
+    def limits(self, uid: str, container: str) -> dict[str, CardLimit] | None:
+        """By card uuid, the limits by the ids that kubelet lists; None if it lists none, or not ours."""
+        if (ids := self.listed_ids(uid, container)) is not None:
+            with contextlib.suppress(GrantError):
+                return {limit.card.uuid: limit for limit in container_grant(ids, self.node).limits}
+        return None
 
     def holders(self) -> list[str]:
         """Pods of this node that hold slices of its cards."""

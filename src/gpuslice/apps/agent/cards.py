@@ -248,8 +248,12 @@ class CardMonitor:
             return
         try:
             present = await self._writer.unhealthy()
-            if self._recorded is None:
-                await self._take_over(present)
+            if self._recorded is None:  # an earlier agent's faults still count: a restart repairs nothing
+                recorded, now_s = recorded_faults(present), time.monotonic()
+                until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
+                fault = Fault("recorded before the agent's start", until_s)
+                found = {card.uuid: fault for card in self.cards if card.index in recorded}
+                await self._set(replace(self.health, faults={**found, **self.health.faults}))
                 known = [_out_of_use(index, reason) for index, reason in self.reasons().items()]
                 self._untold.extend(each for each in known if each not in self._untold)
             reasons, faulty = self.reasons(), self.health.faulty()
@@ -265,18 +269,6 @@ class CardMonitor:
         while self._untold:
             event = self._untold.popleft()
             self._writer.node_event(event.reason, event.message, warning=event.warning)
-
-    async def _take_over(self, present: dict[str, str] | None) -> None:
-        """A fault that an earlier agent recorded still counts: its restart has repaired nothing."""
-        recorded = recorded_faults(present)
-        now_s = time.monotonic()
-        until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
-        found = {
-            card.uuid: Fault("recorded before the agent's start", until_s)
-            for card in self.cards
-            if card.index in recorded
-        }
-        await self._set(replace(self.health, faults={**found, **self.health.faults}))
 
 
 def _listed(known: Iterable[Card], answering: Mapping[str, Card]) -> list[Card]:

@@ -141,7 +141,7 @@ class Reconciler:
             else:
                 self._state.answered(repair)
                 if found is not None:
-                    self._counters.repaired("written")
+                    self._counters.repaired["written"] += 1
                     if repair.of_cards:
                         self._corrected[pod.uid] = None
                         while len(self._corrected) > REMEMBERED_CORRECTIONS:
@@ -149,13 +149,13 @@ class Reconciler:
         except KubeError as error:
             if not (unanswered or (isinstance(error, UnavailableError) and error.outcome_unknown)):
                 self._state.answered(repair)
-            self._counters.repaired("failed")
+            self._counters.repaired["failed"] += 1
             _log.warning(
                 "annotations not written, will try again", extra={"pod": pod.key, "error": str(error)}
             )
             return False
         if found is None:
-            self._counters.repaired("gone")
+            self._counters.repaired["gone"] += 1
             return False
         self._state.written(found)
         return True

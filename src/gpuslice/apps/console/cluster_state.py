@@ -47,6 +47,26 @@ _NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
 _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
 
 
+class Followed:
+    """A small collection of which only the current state matters, selected in several ways."""
+
+    def __init__(
+        self, client: KubeClient, resource: Resource[dict[str, Any]], *selectors: dict[str, str]
+    ) -> None:
+        self.plural = resource.plural
+        self.reflectors = [
+            Reflector(client, resource, lambda _: None, **each)  # type: ignore[arg-type]
+            for each in selectors
+        ]
+
+    @property
+    def synced(self) -> bool:
+        return all(each.synced.is_set() for each in self.reflectors)
+
+    def objects(self) -> list[dict[str, Any]]:
+        return list({key: found for each in self.reflectors for key, found in each.objects.items()}.values())
+
+
 class ClusterState:
     """Everything that is known about a cluster. `pods`: those that share cards or seem to, by namespace/name.
 
@@ -75,24 +95,21 @@ class ClusterState:
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
         self._quotas = Reflector(client, QUOTAS, self._quota_changed, namespace=namespace)
-        self._services = (  # the vendor's by name; by label also ours under another name
-            _kept(client, SERVICES, fields=f"metadata.name={EXTENDER}"),
-            _kept(client, SERVICES, labels=f"component={EXTENDER}"),
+        self.services = Followed(  # the vendor's by name; by label also ours under another name
+            client, SERVICES, {"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"}
         )
-        self._slices = (  # a slice has its service's labels; the vendor's may have none
-            _kept(client, SLICES, labels="app=gpushare"),
-            _kept(client, SLICES, labels=f"kubernetes.io/service-name={EXTENDER}"),
+        self.slices = Followed(  # a slice has its service's labels; the vendor's may have none
+            client, SLICES, {"labels": "app=gpushare"}, {"labels": f"kubernetes.io/service-name={EXTENDER}"}
         )
-        self.hooks = [_kept(client, kind) for kind in HOOKS]
+        self.hooks = [Followed(client, kind, {}) for kind in HOOKS]
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
         reflectors: dict[str, Reflector[Any]] = {
             "nodes": self._nodes, "pods": self._pods, "configmaps": self._config_maps, "quotas": self._quotas,
         }  # fmt: skip
-        reflectors |= {f"endpoint slices {number}": each for number, each in enumerate(self._slices)}
-        reflectors |= {f"services {number}": each for number, each in enumerate(self._services)}
-        reflectors |= {f"hooks {number}": hook for number, hook in enumerate(self.hooks)}
+        for kind in (self.slices, self.services, *self.hooks):
+            reflectors |= {f"{kind.plural} {number}": each for number, each in enumerate(kind.reflectors)}
         async with asyncio.TaskGroup() as tasks:
             for name, reflector in reflectors.items():
                 tasks.create_task(reflector.run(), name=f"watch {name}")
@@ -110,25 +127,11 @@ class ClusterState:
     def config_maps(self) -> Iterable[objects.ConfigMap]:
         return self._config_maps.objects.values()
 
-    @property
-    def knows_services(self) -> bool:
-        return all(each.synced.is_set() for each in self._services)
-
-    def services(self) -> list[dict[str, Any]]:
-        return list({key: found for each in self._services for key, found in each.objects.items()}.values())
-
-    @property
-    def knows_slices(self) -> bool:
-        return all(each.synced.is_set() for each in self._slices)
-
-    def slices(self) -> list[dict[str, Any]]:
-        return list({key: found for each in self._slices for key, found in each.objects.items()}.values())
-
     def own_hooks(self) -> list[dict[str, Any]]:
         return [
             each | {"kind": kind.kind}
             for kind, hook in zip(HOOKS, self.hooks, strict=True)
-            for each in hook.objects.values()
+            for each in hook.objects()
             if is_own_hook(each)
         ]
 
@@ -316,11 +319,6 @@ class ClusterState:
         if state.node.problem:
             row["problem"] = state.node.problem
         return row
-
-
-def _kept(client: KubeClient, resource: Resource[dict[str, Any]], **scope: str) -> Reflector[dict[str, Any]]:
-    """A small collection of which only the current state matters."""
-    return Reflector(client, resource, lambda _: None, **scope)  # type: ignore[arg-type]
 
 
 def _is_stuck(pod: objects.Pod) -> bool:
