@@ -44,9 +44,9 @@ def asset(name: str) -> str:
 
 
 @cache
-def minor_version() -> int:
-    """Of the Kubernetes whose binaries these are: 36 for 1.36."""
-    said = subprocess.run([asset("kube-apiserver"), "--version"], capture_output=True, text=True, check=True)
+def minor_version(program: str = "kube-apiserver") -> int:
+    """Of one of the binaries, which differ while a cluster is upgraded: 36 for 1.36."""
+    said = subprocess.run([asset(program), "--version"], capture_output=True, text=True, check=True)
     found = re.search(r"v1\.(\d+)", said.stdout)
     assert found is not None, said.stdout
     return int(found[1])

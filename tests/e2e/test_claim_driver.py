@@ -243,7 +243,7 @@ def test_a_container_of_two_claims_is_told_why_it_does_not_start(cluster: Cluste
 
 def test_a_sick_card_is_told_to_its_pod_and_to_nobody_given(cluster: Cluster) -> None:
     """Over a new start of the driver too: kubelet then follows its health anew."""
-    if control_plane.minor_version() < HEALTH_SINCE:
+    if control_plane.minor_version("kubelet") < HEALTH_SINCE:
         pytest.skip(f"before Kubernetes 1.{HEALTH_SINCE} the pod's status does not tell of health")
     asked(cluster, "here", "15Gi")
     cluster.running("here")

@@ -156,7 +156,7 @@ def test_a_sick_card_is_not_allocated_and_its_pod_is_told(cluster: Cluster) -> N
     claim(cluster, "c", request("gpu", "4Gi"))
     cluster.create(claiming("p", "c", using()))
     cluster.running("p")
-    if control_plane.minor_version() < HEALTH_SINCE:
+    if control_plane.minor_version("kubelet") < HEALTH_SINCE:
         pytest.skip(f"before Kubernetes 1.{HEALTH_SINCE} the pod's status does not tell of health")
 
     def told() -> list[dict[str, Any]]:

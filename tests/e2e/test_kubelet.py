@@ -304,7 +304,7 @@ def test_pods_go_on_on_a_node_that_is_to_share_no_more_and_then_it_is_left(clust
             cluster.kubelet.stop()
             cluster.kubelet.start()
         starts_again()
-        if control_plane.minor_version() >= HEALTH_SINCE:
+        if control_plane.minor_version("kubelet") >= HEALTH_SINCE:
             until(lambda: health() == {"Healthy"}, "the pod's status says that its devices are healthy")
         cluster.api.delete(f"{PODS}/short")
         until(lambda: "leaving kubelet" in cluster.agent.log(), "the agent leaves")
