@@ -41,6 +41,7 @@ from simcluster import gpu  # noqa: E402
 STEP_S = 0.05
 WARM_S = 2.0
 WINDOW_S = 1.0
+RESTS_AFTER_S = 1.5
 # Containers exchange their claims on a tmpfs.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
@@ -283,16 +284,23 @@ def answered(batch: Work, policy: str | None, seconds: float) -> Answered:
 @dataclass(frozen=True)
 class Paid:
     """An empty launch, compared with one without any library. `others`: containers that also have the card,
-    with the same policy, and no work.
+    with the same policy: at rest, or, if `at_work`, with work of their own.
     """
 
     policy: str
     others: int
+    at_work: bool
     added_ns: float
 
 
 def launch_ns(
-    folder: Path, share: int | None, cap: int | None, others: int = 0, *, preload: bool = True
+    folder: Path,
+    share: int | None,
+    cap: int | None,
+    others: int = 0,
+    *,
+    at_work: bool = False,
+    preload: bool = True,
 ) -> float:
     machine = make_machine(folder)
     box, *besides = (
@@ -300,15 +308,21 @@ def launch_ns(
     )
     if not preload:
         box.environment["LD_PRELOAD"] = ""
-    best = float("inf")
+    best, periods = float("inf"), 300
     with box.worker() as worker, ExitStack() as stack:
         for each in (worker, *(stack.enter_context(beside.worker()) for beside in besides)):
             each.ok("start 0")
-            each.ok("burn 1 0 0 kernel")
+            each.ok("burn 20 0 0 kernel")
+        if at_work:
+            each.say(f"burn {periods * 6} 0 0 kernel")
+        elif others:
+            time.sleep(RESTS_AFTER_S)
         worker.ok("burn 50 0 0 kernel")  # until it has noticed the others
-        for _ in range(300):
+        for _ in range(periods):
             launched = int(worker.ok("burn 4 0 0 kernel")[0])
             best = min(best, 4e6 / launched)
+        if at_work:
+            each.heard()
     return best
 
 
@@ -320,15 +334,16 @@ def paid() -> list[Paid]:
     found = []
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
 
-        def measured(word: str, *arguments: Any, preload: bool = True) -> float:
+        def measured(word: str, *arguments: Any, **options: bool) -> float:
             (folder := Path(name) / word.replace(" ", "-")).mkdir()
-            return launch_ns(folder, *arguments, preload=preload)
+            return launch_ns(folder, *arguments, **options)
 
         driver = measured("none", None, None, preload=False)
         for policy, share, cap in kinds:
-            for others in (0, 1, 4) if share else (0,):
-                added = measured(f"{policy} {others}", share, cap, others) - driver
-                found.append(Paid(policy, others, added))
+            for others, at_work in ((0, False), (1, False), (4, False), (1, True))[: 4 if share else 1]:
+                word = f"{policy} {others} {at_work}"
+                added = measured(word, share, cap, others, at_work=at_work) - driver
+                found.append(Paid(policy, others, at_work, added))
     return found
 
 
@@ -369,7 +384,8 @@ def main() -> None:
     if costs:
         say("\n| policy | other containers | a launch pays |\n| --- | --- | --- |")
     for cost in costs:
-        say(f"| {cost.policy} | {cost.others} | {cost.added_ns:.0f} ns |")
+        doing = ", at work" if cost.at_work else ", at rest" if cost.others else ""
+        say(f"| {cost.policy} | {cost.others}{doing} | {cost.added_ns:.0f} ns |")
     busy = {
         "load_before": round(load_before, 1),
         "load_after": round(os.getloadavg()[0], 1),

@@ -44,7 +44,7 @@ all: tests
 
 # The parts that can be tested without a driver, with their functions visible, and a card in virtual time for shares.
 tests: $(TEST_BUILD)/libparts.so
-$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share policy/fairness policy/card_queue policy/neighbours system/os \
+$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share policy/fairness policy/card_queue policy/alone policy/neighbours system/os \
   system/open_file_locks system/elf system/elf_objects system/table accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots)) \
   tests/card_model.c tests/throttle_model.c tests/card_model.h $(SLICE_HEADERS)
 	@mkdir -p $(@D)

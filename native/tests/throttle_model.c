@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "card_model.h"
+#include "policy/alone.h"
 
 #define LOOK_EVERY_NS 50000u
 #define TELL_NS 100000u
@@ -29,6 +30,7 @@ struct throttle {
     struct gs_queue queue;
     struct gs_share_past past;
     struct gs_neighbourhood beside;
+    struct gs_alone alone;
     struct gs_under_way under_way; /* as the container's other processes see it */
     uint64_t looked_ns, told_end_ns;
     bool untold;
@@ -139,6 +141,8 @@ static void read_neighbours(struct throttle *at, uint64_t now_ns, bool waits)
     bool works = under_way_of(at->box).ns, held = waits && gs_share_headroom(&at->box->entry, &at->box->share, now_ns, 0, true) > 0;
     uint64_t since_ns = waits && works ? UINT64_MAX : held ? at->queue.covered_ns : now_ns; /* when its work ended is told later */
     gs_neighbourhood_bill(&at->beside, &at->box->entry, &at->box->share, now_ns, since_ns);
+    if (!gs_all_rest(&at->beside, now_ns))
+        at->alone.until_ns = 0;
 }
 
 static void account(struct throttle *at, uint64_t now_ns, bool paused, bool waits)
@@ -225,9 +229,27 @@ void throttle_learn(struct throttle *at, enum gs_share_ask how, uint64_t until_n
     gs_share_learn(&at->box->entry, &at->box->share, now_of(at), under_way_of(at->box).ns, &at->past, &sample, until_ns, how);
 }
 
+bool throttle_goes_untimed(struct throttle *at, uint64_t key)
+{
+    return now_of(at) < at->alone.until_ns && gs_alone_affords(&at->alone, &at->queue, key);
+}
+
+/* A launch that needs to be timed arrives, unless it turns out that it does not. */
+bool throttle_arrives_alone(struct throttle *at, uint64_t key)
+{
+    uint64_t now = now_of(at);
+    throttle_look(at, false);
+    if (!at->box->met_count || at->box->share.cap < 100 || !gs_alone_may_begin(&at->alone, &at->queue, &at->beside, now))
+        return false;
+    read_neighbours(at, now, false);
+    if (!gs_alone_may_begin(&at->alone, &at->queue, &at->beside, now))
+        return false;
+    gs_alone_begin(&at->alone, &at->beside, now);
+    return throttle_goes_untimed(at, key);
+}
+
 enum gs_share_ask throttle_arrive(struct throttle *at)
 {
-    throttle_look(at, false);
     return gs_share_is_divided(&at->box->entry) ? ask(at) : GS_SHARE_NOT_NOW;
 }
 
@@ -268,6 +290,7 @@ struct gs_batch *throttle_begin(struct throttle *at, uint32_t number, uint64_t k
     if (!batch)
         gs_share_spend(&at->box->entry, &at->box->share, gs_queue_estimate_ns(&at->queue, key));
     show(at);
+    at->alone.timed_ns = now;
     bool longer = at->beside.count && at->told_end_ns + TELL_NS < now + at->queue.in_flight_ns;
     if ((at->untold || longer) && !at->queue.ended_ns)
         tell(at, false);
@@ -297,6 +320,8 @@ void throttle_forget(struct throttle *at) { at->under_way = (struct gs_under_way
 void throttle_awaited(struct throttle *at)
 {
     uint64_t now = now_of(at);
+    if (now < at->alone.until_ns)
+        return;
     settle(at);
     if (at->queue.count)
         at->queue.awaited_ns = now;

@@ -323,6 +323,34 @@ def test_what_nobody_uses_is_lent_and_taken_back(tmp_path: Path) -> None:
         assert_reaches(part_of_the_small, 90)
 
 
+def test_while_the_others_rest_most_work_is_neither_timed_nor_charged(tmp_path: Path) -> None:
+    """As soon as one works again, it is."""
+    machine = make_machine(tmp_path, kernel_us=200)
+    boxes = [make_container(tmp_path / f"{share}", machine, share=share, cap=100) for share in (30, 70)]
+
+    def part_charged(worker: Worker, box: Container) -> float:
+        def charged_ns() -> int:
+            head = layout.RegionHead.from_buffer_copy(box.region_path.read_bytes())
+            return int(head.cards[0].charged_ns)
+
+        worked, charged = worked_ns(machine, worker), charged_ns()
+        burn(worker, 500, 1, 200)
+        worker.heard()
+        return 100 * (charged_ns() - charged) / (worked_ns(machine, worker) - worked)
+
+    with boxes[0].worker() as small, boxes[1].worker() as large:
+        for worker in (small, large):
+            worker.ok("start 0")
+            burn(worker, 100, 1)
+            worker.heard()
+        time.sleep(1.5)
+        assert_reaches(lambda: 100 - part_charged(small, boxes[0]), 50)
+        burn(large, 1500, 1)
+        time.sleep(0.2)
+        assert part_charged(small, boxes[0]) > 70
+        large.heard()
+
+
 def test_a_container_without_a_place_to_meet_others_keeps_to_its_share(tmp_path: Path) -> None:
     """Nobody would know what is lent to it."""
     machine = make_machine(tmp_path, kernel_us=1000)

@@ -157,6 +157,8 @@ class ThrottleModel:
         self.container_under_way_ns = _function(library.container_under_way_ns, U64, box)
         self.new = _function(library.throttle_new, ctypes.c_void_p, box, ctypes.c_void_p, U32)
         self.look = _function(library.throttle_look, None, throttle, BOOL)
+        self.goes_untimed = _function(library.throttle_goes_untimed, BOOL, throttle, U64)
+        self.arrives_alone = _function(library.throttle_arrives_alone, BOOL, throttle, U64)
         self.arrive = _function(library.throttle_arrive, INT, throttle)
         self.is_cleared = _function(library.throttle_is_cleared, BOOL, throttle, U64)
         self.wait_ns = _function(library.throttle_wait_ns, U64, throttle, stream, U64, U64)

@@ -67,18 +67,20 @@ class Throttle:
         self._model = box.arithmetic.throttle
         self._at: int = self._model.new(box.at, box.card.at, process.number)
         box.processes.append(process)
-        self.launches = self.cleared = 0
+        self.launches = self.cleared = self.untimed = 0
         process.awaited = lambda: self._model.awaited(self._at)
 
     def launch(self, own_ns: float, key: int = 0, stream: int = 0) -> Steps:
         if self._box.share.weight < 100:
             model, at, whole_key = self._model, self._at, (key + 1) << 32 | (key + 1)
             self.launches += 1
-            if model.is_cleared(at, whole_key):
+            untimed = model.goes_untimed(at, whole_key)
+            if not untimed and model.is_cleared(at, whole_key):
                 self.cleared += 1
-            else:
+            elif not untimed and not (untimed := model.arrives_alone(at, whole_key)):
                 yield from self._wait(stream, whole_key)
-            batch = model.begin(at, stream, whole_key)
+            self.untimed += untimed
+            batch = None if untimed else model.begin(at, stream, whole_key)
             yield int(US + self._preempted())
             self._process.launch(own_ns, stream)
             model.end(at, batch, stream, whole_key)

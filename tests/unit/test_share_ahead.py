@@ -80,8 +80,9 @@ def test_who_waits_for_something_else_pays_for_what_it_used(
     assert found.charged_ns == pytest.approx(done, rel=0.05)
 
 
-def idle(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
-    yield 0
+def a_kernel(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+    """So little that others do not notice, but it does not rest yet."""
+    yield from throttle.launch(US)
 
 
 def test_behind_a_kernel_that_took_longer_than_known_the_next_is_decided_on_anew(
@@ -96,7 +97,7 @@ def test_behind_a_kernel_that_took_longer_than_known_the_next_is_decided_on_anew
             cleared.append(throttle.cleared)
             yield None
 
-    play(arithmetic, [fair(50, one_is_longer), fair(50, idle)], 0.1, meet=True)
+    play(arithmetic, [fair(50, one_is_longer), fair(50, a_kernel)], 0.1, meet=True)
     *_, before, longer, behind = cleared
     assert longer == before + 1
     assert behind == longer

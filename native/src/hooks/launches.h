@@ -11,7 +11,7 @@ struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key);
 
 #define THROTTLED(call, stream, own_stream, key)                                                                       \
     do {                                                                                                               \
-        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) || gs_is_alone()))                          \
+        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) || gs_goes_untimed(key)))                   \
             return call;                                                                                               \
         struct gs_work work = gs_launch_begin(stream, own_stream, key);                                                  \
         int result = call;                                                                                             \

@@ -42,7 +42,7 @@ static uint64_t lesser(uint64_t one, uint64_t other) { return one < other ? one 
 
 /* ---- estimates ---- */
 
-static uint32_t known_ns(const struct gs_queue *queue, uint64_t key)
+uint32_t gs_queue_known_ns(const struct gs_queue *queue, uint64_t key)
 {
     uint32_t average = __atomic_load_n(&queue->average_ns[key_of(key)], __ATOMIC_RELAXED);
     return average ? average : __atomic_load_n(&queue->function_ns[function_of(key)], __ATOMIC_RELAXED);
@@ -50,7 +50,7 @@ static uint32_t known_ns(const struct gs_queue *queue, uint64_t key)
 
 uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key)
 {
-    uint32_t known = known_ns(queue, key);
+    uint32_t known = gs_queue_known_ns(queue, key);
     return known ? known : FIRST_GUESS_NS;
 }
 
@@ -71,9 +71,12 @@ static bool is_same(const struct gs_stream *one, const struct gs_stream *other)
 static struct gs_batch *newest_on(const struct gs_queue *queue, const struct gs_stream *stream)
 {
     struct gs_batch *newest = NULL;
-    FOR_EACH_BATCH(queue, batch)
-        if (is_same(&batch->stream, stream) && (!newest || batch->number > newest->number))
+    uint32_t unseen = queue->count;
+    for (struct gs_batch *batch = (struct gs_batch *)queue->batches; unseen; batch++) {
+        unseen -= batch->taken;
+        if (batch->taken && is_same(&batch->stream, stream) && (!newest || batch->number > newest->number))
             newest = batch;
+    }
     return newest;
 }
 
@@ -137,7 +140,7 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
                                 uint64_t key, uint64_t now_ns)
 {
     struct gs_batch *batch = newest_on(queue, stream);
-    bool unknown = !known_ns(queue, key);
+    bool unknown = !gs_queue_known_ns(queue, key);
     uint64_t estimate = gs_queue_estimate_ns(queue, key);
     bool dense = batch && now_ns - batch->last_ns < DENSE_NS && queue->awaited_ns < batch->last_ns;
     if (!dense || !batch->open || is_full(batch) || unknown) {
@@ -468,7 +471,7 @@ static bool goes_along(const struct gs_queue *queue, const struct gs_stream *str
         else if (batch->running && !batch->unknown)
             longest = greater(longest, batch->in_flight_ns);
     }
-    return known_ns(queue, key) && before + gs_queue_estimate_ns(queue, key) <= longest / SHORT_BESIDE;
+    return gs_queue_known_ns(queue, key) && before + gs_queue_estimate_ns(queue, key) <= longest / SHORT_BESIDE;
 }
 
 /* Running work may wait for this launch, if the launch is on a stream of its own: nothing has finished for far too
@@ -494,20 +497,22 @@ static bool is_awaited(const struct gs_queue *queue, struct gpuslice_card *card,
 static bool is_held_up(const struct gs_queue *queue, const struct gs_contention *met)
 {
     uint64_t since_ns = UINT64_MAX;
+    if (!queue->count || !met->waited_ns)
+        return false;
     FOR_EACH_BATCH(queue, batch) {
         if (batch->running)
             return false;
         since_ns = lesser(since_ns, batch->recorded_ns);
     }
     since_ns = greater(since_ns, queue->finished_ns);
-    return queue->count && met->waited_ns && met->now_ns > since_ns && met->now_ns - since_ns > HELD_UP_NS;
+    return met->now_ns > since_ns && met->now_ns - since_ns > HELD_UP_NS;
 }
 
 /* Only one launch of unknown duration may be in flight at a time in a container, or, after a while, on each stream. */
 static bool is_one_unknown_too_many(const struct gs_queue *queue, const struct gs_contention *met,
                                     const struct gs_stream *stream, uint64_t key)
 {
-    return met->unknown && !known_ns(queue, key) && (has_work(queue, stream) || met->waited_ns < UNKNOWN_WAIT_NS);
+    return met->unknown && !gs_queue_known_ns(queue, key) && (has_work(queue, stream) || met->waited_ns < UNKNOWN_WAIT_NS);
 }
 
 /* Processes that have work at the same time preempt each other's kernels: it is then unknown whose time it was, and
@@ -585,7 +590,7 @@ uint64_t gs_queue_wait_ns(const struct gs_queue *queue, struct gpuslice_card *ca
 
 static bool is_short(const struct gs_queue *queue, uint64_t key)
 {
-    uint32_t known = known_ns(queue, key);
+    uint32_t known = gs_queue_known_ns(queue, key);
     return known && known <= BATCH_NS;
 }
 

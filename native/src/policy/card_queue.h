@@ -97,6 +97,8 @@ void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool l
 /* A stream is about to be destroyed, or a context has been: afterwards neither it nor its events may be queried. */
 void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events, void *handle);
 void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_ns);
+/* How long such work took before; 0: unknown. May be called without the lock. */
+uint32_t gs_queue_known_ns(const struct gs_queue *queue, uint64_t key);
 /* How long such work is expected to take; a guess if that is unknown. */
 uint64_t gs_queue_estimate_ns(const struct gs_queue *queue, uint64_t key);
 /* Takes out what has finished, on any stream, and returns how long the process had work in flight since the last call.

@@ -314,6 +314,17 @@ uint64_t gs_hold_ns(const struct gs_neighbour *other)
     return other->pause_ns < GS_CHANGE_NS ? GS_CHANGE_NS + late : 0;
 }
 
+bool gs_all_rest(const struct gs_neighbourhood *beside, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < beside->count; i++) {
+        const struct gs_report *report = &beside->others[i].report;
+        uint64_t works_ns = report->unknown ? LONGEST_UNKNOWN_NS : report->work_ns;
+        if (beside->others[i].wants || now_ns < report->wants_until_ns + works_ns + GS_RESTS_NS)
+            return false;
+    }
+    return true;
+}
+
 int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
                    const struct gs_neighbourhood *beside, uint64_t now_ns, uint64_t estimate_ns)
 {

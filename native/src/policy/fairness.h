@@ -11,6 +11,7 @@
 /* A container that waits looks every few milliseconds, on a busy host somewhat later. One that has not looked for this
  * long was stopped. */
 #define GS_STOPPED_NS UINT64_C(200000000)
+#define GS_RESTS_NS UINT64_C(1000000000) /* who has not wanted the card for this long rests */
 #define GS_LONGEST_PAUSE_NS UINT64_C(2000000) /* a longer gap between two launches is idle time, not a pause */
 #define GS_TURN_NS UINT64_C(2000000) /* a driver's default time slice; work that ends earlier gives up the rest */
 
@@ -92,6 +93,8 @@ void gs_neighbourhood_divide(struct gs_neighbourhood *beside, uint64_t now_ns, s
  * launch that is expected to take `estimate_ns` would last beyond the pause. */
 int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
                    const struct gs_neighbourhood *beside, uint64_t now_ns, uint64_t estimate_ns);
+/* Whether no neighbour has wanted the card for a while, even if its work took twice as long as it expected. */
+bool gs_all_rest(const struct gs_neighbourhood *beside, uint64_t now_ns);
 /* How long a neighbour keeps its turn after its work has ended. */
 uint64_t gs_hold_ns(const struct gs_neighbour *other);
 /* The lead over this one neighbour, converted to device time by the neighbour's weight. */

@@ -77,8 +77,10 @@ static void accrue(struct gpuslice_credit *credit, double rate, uint64_t now_ns,
     int64_t wanted = waits || in_flight_ns > passed ? passed : in_flight_ns;
     int64_t least = -(int64_t)(rate * LONGEST_WAIT_S * SECOND_NS), saved = MOST_SAVED_NS + in_flight_ns;
     bool idle = passed - wanted > IDLE_NS;
-    give(credit, (int64_t)((double)wanted * rate), least, MOST_KEPT_NS, MOST_KEPT_NS);
-    give(credit, (int64_t)((double)(passed - wanted) * rate), least, saved, idle ? saved + MOST_REFUND_NS : MOST_KEPT_NS);
+    if (wanted)
+        give(credit, (int64_t)((double)wanted * rate), least, MOST_KEPT_NS, MOST_KEPT_NS);
+    if (passed > wanted || !wanted)
+        give(credit, (int64_t)((double)(passed - wanted) * rate), least, saved, idle ? saved + MOST_REFUND_NS : MOST_KEPT_NS);
 }
 
 static int64_t headroom(struct gpuslice_credit *credit, double rate, uint64_t now_ns, uint64_t in_flight_ns, bool waits)

@@ -20,7 +20,6 @@
 #define SOON_TOLD_NS UINT64_C(2000000) /* the next launch publishes the end of shorter work, if it follows at once */
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 #define LIST_EVERY_NS UINT64_C(20000000)  /* how often to look for new neighbours */
-#define ALONE_FOR_NS UINT64_C(4000000)    /* how long a container that found itself alone relies on it */
 enum { CUDA_ERROR_NOT_READY = 600 };
 
 /* One card, as this process sees it. */
@@ -41,7 +40,8 @@ struct card_state {
 
 static uint32_t shared_cards; /* number of cards with a share */
 static bool all_lend;
-uint64_t gs_alone_until_ns;
+struct gs_alone gs_alone;
+static const struct gs_queue *alone_queue; /* its estimates apply then */
 static char meeting_prefix[GS_PATH_ROOM];
 static struct gs_lock lock;
 static struct card_state states[GPUSLICE_CARDS];
@@ -165,8 +165,9 @@ static void show_in_flight(struct card_state *state)
     if (!slot)
         return;
     struct gpuslice_usage *usage = &slot->usage[state->card->index];
-    atomic_store(&usage->in_flight_ns, state->queue.in_flight_ns < MOST_IN_FLIGHT_NS ? state->queue.in_flight_ns : MOST_IN_FLIGHT_NS - 1);
-    atomic_store(&usage->unknown, state->queue.unknown);
+    uint64_t ns = state->queue.in_flight_ns < MOST_IN_FLIGHT_NS ? state->queue.in_flight_ns : MOST_IN_FLIGHT_NS - 1;
+    atomic_store_explicit(&usage->in_flight_ns, ns, memory_order_release);
+    atomic_store_explicit(&usage->unknown, state->queue.unknown, memory_order_release);
 }
 
 /* Hides work that has ended from the container's other processes until it is accounted for. */
@@ -187,6 +188,8 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns, bool wait
     bool works = under_way_of(state->card).ns, held = waits && gs_share_headroom(entry_of(state->card), &state->share, now_ns, 0, true) > 0;
     uint64_t since_ns = waits && works ? UINT64_MAX : held ? state->queue.covered_ns : now_ns; /* unknown while work is in flight */
     gs_neighbourhood_bill(&state->beside, entry_of(state->card), &state->share, now_ns, since_ns);
+    if (!gs_all_rest(&state->beside, now_ns))
+        __atomic_store_n(&gs_alone.until_ns, 0, __ATOMIC_RELAXED);
 }
 
 static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
@@ -204,33 +207,28 @@ static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool wait
 
 /* ---- what NVML knows ---- */
 
-static struct gs_activity activity_of(const struct card_state *state, uint64_t now_ns)
-{
-    gs_lock(&lock);
-    bool idle = !state->queue.count && state->worked_at_ns && now_ns > state->worked_at_ns;
-    struct gs_activity activity = {state->settled_ns, idle ? now_ns - state->worked_at_ns : 0};
-    gs_unlock(&lock);
-    return activity;
-}
-
-static void learn(struct card_state *state, uint64_t now_ns)
+/* Releases the lock while NVML is asked. Returns the time. */
+static uint64_t learn(struct card_state *state, uint64_t now_ns)
 {
     const struct gs_card *card = state->card;
     struct gs_share_sample sample;
     enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us());
     if (how == GS_SHARE_NOT_NOW)
-        return;
-    struct gs_activity activity = activity_of(state, now_ns);
-    if (!gs_sample(card, &activity, how == GS_SHARE_ASK, &sample))
-        return;
-    uint64_t in_flight = under_way_of(card).ns, age_us = gs_realtime_us() - sample.until_us;
+        return now_ns;
+    bool idle = !state->queue.count && state->worked_at_ns && now_ns > state->worked_at_ns;
+    struct gs_activity activity = {state->settled_ns, idle ? now_ns - state->worked_at_ns : 0};
+    gs_unlock(&lock);
+    bool sampled = gs_sample(card, &activity, how == GS_SHARE_ASK, &sample);
+    uint64_t in_flight = under_way_of(card).ns, age_us = sampled ? gs_realtime_us() - sample.until_us : 0;
     uint64_t until_ns = gs_monotonic_ns() - age_us * 1000;
     gs_lock(&lock);
     if (how == GS_SHARE_ASK_AFTER_GAP && state->beside.count)
         sample.own_percent = 0; /* neighbours know more about the gap than a sample of its end does */
-    state->settled_ns = 0;
-    gs_share_learn(entry_of(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
-    gs_unlock(&lock);
+    if (sampled) {
+        state->settled_ns = 0;
+        gs_share_learn(entry_of(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
+    }
+    return gs_monotonic_ns();
 }
 
 /* ---- looking ---- */
@@ -285,7 +283,6 @@ static void settle(struct card_state *state)
 static void look(struct card_state *state, uint64_t now_ns, bool waits)
 {
     struct gpuslice_card *entry = entry_of(state->card);
-    gs_lock(&lock);
     settle(state);
     bool due = waits || now_ns - state->looked_ns >= LOOK_EVERY_NS;
     if (!waits)
@@ -308,7 +305,6 @@ static void look(struct card_state *state, uint64_t now_ns, bool waits)
         if (*state->neighbours.folder && waits)
             tell_neighbours(state, now_ns, true);
     }
-    gs_unlock(&lock);
 }
 
 /* ---- launching ---- */
@@ -321,32 +317,33 @@ static struct gs_contention contention(const struct card_state *state, uint64_t 
 
 static uint64_t wait_ns(struct card_state *state, const struct gs_work *work, uint64_t now_ns, uint64_t waited_ns)
 {
-    gs_lock(&lock);
     struct gs_contention met = contention(state, now_ns, waited_ns);
-    uint64_t ns = gs_queue_wait_ns(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
-    gs_unlock(&lock);
-    return ns;
+    return gs_queue_wait_ns(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
 }
 
-static void wait_for_turn(struct card_state *state, const struct gs_work *work)
+/* Under the lock, which it releases while it sleeps. Returns the time. */
+static uint64_t wait_for_turn(struct card_state *state, const struct gs_work *work, uint64_t now)
 {
-    uint64_t began = gs_monotonic_ns(), now = began, swept = began, ns;
-    look(state, now, false);
+    uint64_t began = now, swept = now, ns;
+    if (state->looked_ns == now)
+        now = gs_monotonic_ns(); /* reading claims takes some microseconds */
     if (gs_share_is_divided(entry_of(state->card)))
-        learn(state, now);
+        now = learn(state, now);
     while ((ns = wait_ns(state, work, now, now - began))) {
         look(state, now, true);
-        gs_sleep_ns(ns);
-        uint64_t woken = gs_monotonic_ns();
-        atomic_fetch_add(&entry_of(state->card)->throttled_ns, woken - now);
-        now = woken;
-        look(state, now, true);
-        learn(state, now);
+        gs_unlock(&lock);
         if (now - swept >= SWEEP_EVERY_NS) { /* a dead process's work in flight counts until a sweep finds it */
             swept = now;
             gs_accounts_sweep(&gs_accounts);
         }
+        gs_sleep_ns(ns);
+        gs_lock(&lock);
+        uint64_t woken = gs_monotonic_ns();
+        atomic_fetch_add(&entry_of(state->card)->throttled_ns, woken - now);
+        look(state, woken, true);
+        now = learn(state, woken);
     }
+    return now;
 }
 
 static bool is_throttled(const struct gs_card *card)
@@ -354,21 +351,9 @@ static bool is_throttled(const struct gs_card *card)
     return card && card->index < GPUSLICE_CARDS && gs_accounts_at(&gs_accounts).region && is_limited(card);
 }
 
-static bool is_cleared(struct card_state *state, const struct gs_work *work)
-{
-    if (!__atomic_load_n(&state->queue.next_cleared, __ATOMIC_RELAXED))
-        return false;
-    gs_lock(&lock);
-    bool cleared = gs_queue_is_cleared(&state->queue, work->key, gs_monotonic_ns());
-    gs_unlock(&lock);
-    return cleared;
-}
-
 /* Work that cannot be timed, because no events are available, is charged what such work took before. */
-static void note_launch(struct card_state *state, struct gs_work *work)
+static void note_launch(struct card_state *state, struct gs_work *work, uint64_t now)
 {
-    gs_lock(&lock);
-    uint64_t now = gs_monotonic_ns(); /* under the lock: not before what other threads have seen */
     work->batch = gs_queue_begin(&state->queue, &events, &work->stream, work->key, now);
     if (!work->batch)
         gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
@@ -376,7 +361,7 @@ static void note_launch(struct card_state *state, struct gs_work *work)
     bool longer = state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns;
     if ((state->untold || longer) && !state->queue.ended_ns)
         tell_neighbours(state, now, false);
-    gs_unlock(&lock);
+    gs_alone.timed_ns = now;
 }
 
 void gs_throttle_meet(struct gs_card *card)
@@ -396,21 +381,23 @@ void gs_throttle_meet(struct gs_card *card)
     gs_unlock(&lock);
 }
 
-/* Whether no other container claims to have work on the card, and all unused compute is lent to this one: then nothing
- * has to be timed. */
-static bool is_alone(struct card_state *state)
+/* ---- launches that are not timed ---- */
+
+bool gs_launch_affords(uint64_t key) { return gs_alone_affords(&gs_alone, alone_queue, key); }
+
+/* Whether launches need not be timed for a while: all unused compute is lent to this container, and no other wants any. */
+static bool is_alone(struct card_state *state, uint64_t coarse_ns, uint64_t now_ns)
 {
-    if (!all_lend || shared_cards != 1 || !*state->neighbours.folder)
+    if (!all_lend || shared_cards != 1 || !*state->neighbours.folder ||
+        !gs_alone_may_begin(&gs_alone, &state->queue, &state->beside, now_ns))
         return false;
-    uint64_t now = gs_monotonic_ns(), coarse = gs_coarse_ns();
-    gs_lock(&lock);
-    if (!state->beside.count && !state->queue.count && now - state->beside.read_ns >= ALONE_FOR_NS)
-        read_neighbours(state, now, false);
-    bool alone = !state->beside.count && !state->queue.count;
-    gs_unlock(&lock);
-    if (alone)
-        __atomic_store_n(&gs_alone_until_ns, coarse + ALONE_FOR_NS, __ATOMIC_RELAXED);
-    return alone;
+    if (state->beside.read_ns != now_ns)
+        read_neighbours(state, now_ns, false);
+    if (!gs_alone_may_begin(&gs_alone, &state->queue, &state->beside, now_ns))
+        return false;
+    alone_queue = &state->queue;
+    gs_alone_begin(&gs_alone, &state->beside, coarse_ns);
+    return true;
 }
 
 bool gs_throttles(void) { return shared_cards != 0; }
@@ -446,18 +433,24 @@ void gs_work_begin(struct gs_work *work)
 {
     if (!is_throttled(work->place.card) || is_capturing(&work->stream))
         return;
-    gs_accounts_look(&gs_accounts);
+    uint64_t coarse = gs_accounts_look(&gs_accounts);
     struct card_state *state = &states[work->place.card->index];
     if (!__atomic_load_n(&state->launched, __ATOMIC_ACQUIRE)) {
         gs_throttle_meet(work->place.card);
         gs_samples_begin(work->place.card);
         __atomic_store_n(&state->launched, true, __ATOMIC_RELEASE);
     }
-    if (is_alone(state))
-        return;
-    if (!is_cleared(state, work))
-        wait_for_turn(state, work);
-    note_launch(state, work);
+    gs_lock(&lock);
+    uint64_t now = gs_monotonic_ns(); /* under the lock: not before what other threads have seen */
+    bool cleared = gs_queue_is_cleared(&state->queue, work->key, now);
+    if (!cleared)
+        look(state, now, false);
+    if (cleared || !is_alone(state, coarse, now) || !gs_goes_untimed(work->key)) {
+        if (!cleared)
+            now = wait_for_turn(state, work, now);
+        note_launch(state, work, now);
+    }
+    gs_unlock(&lock);
 }
 
 void gs_work_end(const struct gs_work *work, bool launched)
