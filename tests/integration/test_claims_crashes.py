@@ -227,7 +227,7 @@ async def test_a_claim_stays_on_its_card_whatever_index_that_has_after_a_reload_
     await machine.prepare()
     machine.uuids = (uuid(1), uuid(2))
     error = (await machine.prepare()).error
-    assert error.startswith(f"claim default/c was prepared on card {uuid(0)}, and gpu-0 is {uuid(1)} since ")
+    assert error.startswith(f"claim default/c was prepared on card {uuid(0)}, and gpu-0 is now {uuid(1)},")
     other = UID.replace("1", "9")
     too_much = await machine.prepare(document(other, result("14Gi")), other)
     assert "card 0 of node n1 has 15 units, and prepared claims with this one would hold 16" in too_much.error

@@ -156,8 +156,8 @@ class ClaimDriver(DraService):
             for index, uuid in record.uuids.items() if record else ():
                 if uuids[index] != uuid:
                     raise UnpreparedError(
-                        f"claim {allocation.key} was prepared on card {uuid}, and gpu-{index} is "
-                        f"{uuids[index]} since the driver was reloaded: delete the claim's pods, and the claim"
+                        f"claim {allocation.key} was prepared on card {uuid}, and gpu-{index} is now "
+                        f"{uuids[index]}, as the driver counts: delete the claim's pods, and the claim"
                     )
             return allocation
         if obstacle := self._obstacle():

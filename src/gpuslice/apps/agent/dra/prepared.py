@@ -127,9 +127,7 @@ class PreparedClaims:
             folder_name(allocation.uid, request) in folders for request in held
         )
 
-    def write(
-        self, allocation: ClaimAllocation, edits: Iterable[CdiEdits], uuids: Mapping[int, str]
-    ) -> None:
+    def write(self, allocation: ClaimAllocation, edits: Iterable[CdiEdits], uuids: Mapping[int, str]) -> None:
         """Write the CDI file, then the record: from then on the claim is prepared. Raises OSError.
 
         `uuids`: of the node's cards, by index.
