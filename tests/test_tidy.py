@@ -88,6 +88,18 @@ def test_nothing_is_left_for_later_in_the_code() -> None:
     assert names([path for path in sources() if left.search(path.read_text())]) == []
 
 
+def test_nothing_is_read_before_what_is_added_to_it_is_awaited() -> None:
+    """``count += await …`` reads the count first: what other tasks add meanwhile is lost."""
+    lost = [
+        f"{path}:{node.lineno}"
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute)
+        if any(isinstance(each, ast.Await) for each in ast.walk(node.value))
+    ]
+    assert lost == []
+
+
 def test_the_tests_do_not_replace_our_own_modules() -> None:
     """Needing to patch means that a seam is missing: fake the wire instead."""
     patching = re.compile(r"monkeypatch\.setattr\(|mock\.patch|MagicMock|AsyncMock")

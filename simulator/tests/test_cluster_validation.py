@@ -48,7 +48,7 @@ def test_resources(wire: Wire, resources: dict[str, Any], words: str) -> None:
     assert answer["details"]["causes"]
 
 
-@pytest.mark.parametrize("quantity", ["abc", "", "4 GiB", "1e"])
+@pytest.mark.parametrize("quantity", ["abc", "", "4 GiB", "1e", "٤"])
 def test_what_is_no_quantity_is_a_bad_request(wire: Wire, quantity: str) -> None:
     status, answer = wire.call("POST", PODS, _resources(limits={_MEM: quantity}))
     assert status == 400

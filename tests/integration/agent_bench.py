@@ -307,7 +307,7 @@ class Bench:
         return placement_annotations(Placement(NODE, shares), request, self.node(), assume_ns)
 
     def _knows(self, pod: Pod) -> bool:
-        return self.agent.state.alive(pod["metadata"]["uid"])
+        return self.agent.state.living(pod["metadata"]["uid"]) is not None
 
     async def annotations(self, name: str) -> dict[str, str]:
         found = await self.client.get(PODS, name, "default")

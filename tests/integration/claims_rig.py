@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from gpuslice.adapters.kube.resources import PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from gpuslice.adapters.kubelet.deviceplugin import socket_identity
 from gpuslice.adapters.kubelet.draplugin import DraAddress
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.kubelet.rpc import unix_channel
@@ -29,6 +31,17 @@ class ClaimBench:
         self.cdi = node.folder / "cdi"
 
     # -- kubelet's side -------------------------------------------------------------------------------
+
+    async def watch_for_drivers(self) -> None:
+        """Register the driver whenever its socket is a new one, for ever."""
+        known: object = None
+        while True:
+            found = socket_identity(self.address.registration)
+            if found is not None and found != known:
+                with contextlib.suppress(OSError):  # it is not served yet, or not any more
+                    await self.register()
+                    known = found
+            await asyncio.sleep(0.02)
 
     async def register(self) -> pb.PluginInfo:
         await eventually(self.address.registration.exists, "the registration socket")
@@ -128,7 +141,9 @@ def result(
 
 
 @contextlib.asynccontextmanager
-async def claim_node(folder: Path, **fields: Any) -> AsyncIterator[ClaimBench]:
+async def claim_node(
+    folder: Path, *, kubelet_knows_claims: bool = True, **fields: Any
+) -> AsyncIterator[ClaimBench]:
     """A node whose label says claims; `fields` are those of `Bench`."""
     node = Bench(folder, **{"labels": CLAIMS, "ready": False, **fields})
     sockets = Path(node._sockets.name)
@@ -139,4 +154,11 @@ async def claim_node(folder: Path, **fields: Any) -> AsyncIterator[ClaimBench]:
         **node.settings,
     }
     async with node.running():
-        yield ClaimBench(node, sockets)
+        bench = ClaimBench(node, sockets)
+        watching = asyncio.create_task(bench.watch_for_drivers()) if kubelet_knows_claims else None
+        try:
+            yield bench
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from gpuslice.apps.console.cluster_state import now_s
 from gpuslice.apps.console.usage_history import STEP_S, STEPS, Point, UsageHistory
 from gpuslice.apps.diagnosis.prometheus import TeamHours
 from gpuslice.core.units import MIB
@@ -41,7 +41,7 @@ WAVES = (0.2, 0.9, 0.6, 1.0)  # of what was used of the peak, over an hour
 
 def remember(rig: Rig) -> None:
     """An hour of what pods used before the console was started: it would take an hour to wait for it."""
-    history, now = UsageHistory(), now_s()
+    history, now = UsageHistory(), time.time()
     for step in range(STEPS):
         history.step(now - (STEPS - step) * STEP_S)
         for key, (container, *_) in rig.console.usage.containers.items():

@@ -14,7 +14,7 @@ import msgspec
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.transport import HttpTransport, TimedTransport
-from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.main import CONNECTIONS, Extender
 from gpuslice.apps.extender.metrics import api_times
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
@@ -215,7 +215,9 @@ async def running_extender(
     stopped = asyncio.Event()
     chosen = ExtenderSettings(**{"port": 0, "host": "127.0.0.1", **settings})
     connection = Connection(server=url, headers=headers or {})
-    async with HttpTransport(connection, timeout_s=chosen.api_timeout_s) as transport:
+    async with HttpTransport(
+        connection, timeout_s=chosen.api_timeout_s, connections=CONNECTIONS
+    ) as transport:
         api = api_times()
         extender = Extender(chosen, KubeClient(TimedTransport(transport, api.observe)), api=api)
         task = asyncio.create_task(extender.run(_none(stopped), port.set_result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ async def test_the_cards_are_published_as_devices_that_many_may_share(tmp_path: 
         assert found["spec"]["nodeName"] == NODE
         assert found["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
         assert found["metadata"]["ownerReferences"][0]["kind"] == "Node"
+
+
+async def test_a_kubelet_that_does_not_know_claims_is_sent_no_pod_with_one(tmp_path: Path) -> None:
+    """Before Kubernetes 1.34 it starts such a pod without its card, and so without a limit."""
+    async with claim_node(tmp_path, kubelet_knows_claims=False) as bench:
+        await eventually(bench.address.registration.exists, "the driver serves")
+        await asyncio.sleep(1.0)
+        assert await bench.slices() == []
+        assert bench.node.agent.claims.not_ready() == "kubelet has not registered us yet"
+        await bench.register()
+        await bench.offered("gpu-0")
 
 
 async def test_a_claim_gets_what_the_device_plugin_gives_for_the_same_amount(tmp_path: Path) -> None:

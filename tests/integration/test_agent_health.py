@@ -16,7 +16,7 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES
 from gpuslice.apps.agent.device_list import TooManyUnitsError
 from gpuslice.core.attribution import ProcessReading
 from simcluster.cluster.faults import Fault
-from simcluster.kubelet.devices import AdmissionError
+from simcluster.kubelet.devices import AdmissionError, PluginError
 from tests.integration.agent_bench import NODE, Bench, eventually, uuid
 
 V100 = 16130
@@ -178,6 +178,49 @@ async def test_a_lost_card_affects_only_itself_and_may_come_back(tmp_path: Path)
         node.record(TWO)
         await eventually(lambda: node.kubelet.healthy() == 30, "card 1 is back")
         assert node.kubelet.cards(pod) == {uuid(0)}
+
+
+async def test_an_index_is_of_the_card_that_has_it_now(tmp_path: Path) -> None:
+    """After a reload of the driver the cards that still answer are counted anew."""
+    async with Bench(tmp_path, TWO).running() as node:
+        pod, on_the_lost = await node.place("p", 4, 1), await node.place("lost", 4, 0)
+        await node.kubelet.admit(pod)
+        await node.kubelet.admit(on_the_lost)
+        cards = [{"index": 0, "uuid": uuid(1), "memory_mib": V100}]
+        node.recording.write_text(json.dumps({"cards": cards}))
+        await eventually(
+            lambda: [each.index for each in node.agent.cards.cards] == [0], "card 1 is card 0 now"
+        )
+        await node.annotated("p", IDX="0")
+        cards.append({"index": 1, "uuid": uuid(7), "memory_mib": V100})
+        node.recording.write_text(json.dumps({"cards": cards}))
+        await eventually(lambda: node.kubelet.healthy() == 30, "a new card is card 1")
+
+        async def tells() -> bool:
+            told = json.loads((await node.node_object())["metadata"]["annotations"]["gpuslice.io/gpus"])
+            return [(each["index"], each["uuid"]) for each in told] == [(0, uuid(1)), (1, uuid(7))]
+
+        await eventually(tells, "the node tells of both")
+        with pytest.raises(PluginError, match="has no card GPU-00000000"):
+            await node.kubelet.start_container(on_the_lost)
+
+
+async def test_a_card_that_cannot_be_given_out_from_the_start_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, TWO)
+    twins = [{"index": index, "uuid": uuid(0), "memory_mib": V100} for index in TWO]
+    lost = [{"position": 2, "reason": "GPU is lost"}]
+    bench.recording.write_text(json.dumps({"cards": twins, "lost": lost}))
+    async with bench.running() as node:
+        await eventually(lambda: node.kubelet.healthy() == 15, "card 0 is given out")
+
+        twin = f"card 1 of the driver's list: has the uuid of card 0, {uuid(0)}"
+        told = {twin, "card 2 of the driver's list: GPU is lost"}
+
+        async def says() -> bool:
+            events = (await node.client.list(EVENTS, "default")).items or []
+            return told == {each.message for each in events if each.reason == "GPUOutOfUse"}
+
+        await eventually(says, "both are told")
 
 
 async def test_the_operators_file_is_honoured_and_a_corrupt_one_changes_nothing(tmp_path: Path) -> None:

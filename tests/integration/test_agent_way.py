@@ -15,7 +15,7 @@ from gpuslice.apps.exporter.isolation import CHECK_EVERY, Isolation, IsolationRe
 from gpuslice.core.attribution import ContainerKey
 from simcluster.kubelet.devices import AdmissionError
 from tests.builders import api_container
-from tests.integration.agent_bench import Bench, container, eventually, uuid
+from tests.integration.agent_bench import Bench, Pod, container, eventually, uuid
 
 V100 = 16130
 T4 = 15079
@@ -145,21 +145,19 @@ async def test_an_init_container_and_a_sidecar_stay_on_the_pods_card(tmp_path: P
         assert said["ALIYUN_COM_GPU_MEM_POD"] == "6"
 
 
+async def placed_on_two_cards(node: Bench, *containers: Pod) -> Pod:
+    """With an init container of two units of each."""
+    init, labels = [container(4, "init")], {"aliyun.com/gpu-count": "2"}
+    return await node.place("p", 0, 0, 2, containers=[*containers], initContainers=init, labels=labels)
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_on_several_cards_containers_may_use_an_init_containers_devices_again(
     tmp_path: Path, seed: int
 ) -> None:
     """kubelet takes any of them, perhaps all of one card; the other containers are spread as asked for."""
     async with Bench(tmp_path, {0: V100, 1: V100, 2: V100}, seed=seed).running() as node:
-        pod = await node.place(
-            "p",
-            0,
-            0,
-            2,
-            containers=[container(2, "a"), container(6, "b")],
-            initContainers=[container(4, "init")],
-            labels={"aliyun.com/gpu-count": "2"},
-        )
+        pod = await placed_on_two_cards(node, container(2, "a"), container(6, "b"))
         granted = await node.kubelet.admit(pod)
         assert node.kubelet.ids(pod, "a") <= node.kubelet.ids(pod, "init")
         for name in ("init", "a", "b"):
@@ -175,16 +173,7 @@ async def test_what_an_init_container_alone_holds_stays_counted_on_its_cards(
 ) -> None:
     """kubelet may have given the app container both units of one card; it keeps the others for the pod."""
     async with Bench(tmp_path, {0: V100, 1: V100, 2: V100}, seed=seed).running() as node:
-        pod = await node.place(
-            "p",
-            0,
-            0,
-            2,
-            containers=[container(2, "app")],
-            initContainers=[container(4, "init")],
-            labels={"aliyun.com/gpu-count": "2"},
-        )
-        await node.kubelet.admit(pod)
+        await node.kubelet.admit(await placed_on_two_cards(node, container(2, "app")))
         said = await node.annotated("p", ASSIGNED="true")
         sums = Counter[str]()
         for cards in json.loads(said["scheduler.framework.gpushare.allocation"]).values():

@@ -135,8 +135,9 @@ async def test_nothing_but_get_is_answered_and_the_path_is_the_key(http: aiohttp
         root = "/".join(rig.url.split("/")[:3])
         async with http.get(f"{root}/api/v1/cluster") as answer:
             assert answer.status == 404
-        async with http.get(f"{rig.url}api/v1/cluster", headers={"Host": "evil.example"}) as answer:
-            assert answer.status == 421
+        for host in ("evil.example", "[", "[evil]"):
+            async with http.get(f"{rig.url}api/v1/cluster", headers={"Host": host}) as answer:
+                assert answer.status == 421, host
         async with http.get(rig.url) as answer:
             assert answer.status == 200
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]

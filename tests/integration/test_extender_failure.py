@@ -146,6 +146,18 @@ async def test_a_binding_that_took_effect_without_an_answer_counts(code: int) ->
         assert await free(extender) == 11
 
 
+@pytest.mark.parametrize("after", [True, False])
+async def test_the_page_of_a_proxy_is_no_answer_to_a_binding(after: bool) -> None:
+    """Its status 200 does not say that the API server was asked."""
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod()
+        fault(extender, BINDING, code=200, times=1, after=after)
+        said = await extender.bind(pod)
+        assert said == "" if after else "Please log in" in said
+        assert await free(extender) == (11 if after else 15)
+        assert extender.api.pod()["spec"].get("nodeName", "") == ("n1" if after else "")
+
+
 async def test_a_pod_is_bound_with_one_write_and_named_in_the_journal_before() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         pods = [extender.api.add_pod(f"p{number}", "1") for number in range(9)]

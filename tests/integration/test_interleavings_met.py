@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuslice.apps.agent.plugin import IDENTIFY_S
 from gpuslice.core.contract import ENV_INDEX
 from simcluster.cluster.faults import Fault
 from tests.integration.interleaving_node import Object, uuid_of
@@ -208,3 +209,28 @@ def test_a_nomination_that_arrives_late_changes_nothing_of_a_binding(world: Worl
     assert view.node == "n2"
     assert not view.nominated
     assert list(world.rebuilt().overcommitted()) == []
+
+
+def test_a_container_whose_pod_ended_before_the_agent_heard_of_it_keeps_no_card_from_others(
+    world: World,
+) -> None:
+    """Its folder does not say whose it was, and a kubelet that comes later does not list it."""
+    node = world.nodes["n2"]
+    unheard = world.create("app-0", 1, node="n2")  # no message is delivered until it has ended
+    for work in (node.admit(unheard), node.start(unheard["metadata"]["uid"])):
+        world.play(node, work)
+        world.loop.advance(IDENTIFY_S + 1.0)
+    assert node.running
+    node.finish(unheard["metadata"]["uid"])
+    world.rest()
+    node.restart(keeps_checkpoint=True)
+    world.rest()
+    whole_card = world.create("app-1", 4, node="n2")
+    world.rest()
+    for work in (node.admit(whole_card), node.start(whole_card["metadata"]["uid"])):
+        world.play(node, work)
+        world.rest()
+    assert node.running, world.rejections
+    world.rest()
+    (view,) = world.views()
+    assert view.assigned

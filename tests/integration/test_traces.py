@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gpuslice.adapters.otlp.exporter import BATCH, KEPT, SpanExporter, exporter_to
+from gpuslice.adapters.otlp.exporter import BATCH, KEPT, HeaderError, SpanExporter, exporter_to
 from gpuslice.adapters.otlp.spans import Span, SpanContext, parsed, trace_of
 from gpuslice.core.contract import ANN_TRACEPARENT
 from simcluster.cluster.cluster import Cluster
@@ -155,6 +155,29 @@ async def test_whatever_answers_in_a_collectors_place_ends_no_process(
         assert not running.done()
         running.cancel()
         await asyncio.wait({running})
+
+
+@pytest.mark.parametrize("endpoint", [f"http://{'a' * 64}.example", "http://[::1", "http://collector:http"])
+async def test_an_endpoint_that_is_no_address_ends_no_process(
+    endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    exporter = SpanExporter(endpoint, "x", headers={})
+    exporter.add(span(1))
+    running = asyncio.create_task(exporter.run())
+    await eventually(lambda: running.done() or "traces not sent" in caplog.text, "an attempt")
+    assert not running.done()
+    assert "4317" not in caplog.text  # nobody has answered
+    running.cancel()
+    await asyncio.wait({running})
+
+
+@pytest.mark.parametrize(
+    "headers", ["authorization=Bearer%20secret%0A", "authorization=secret\u4f60", "=secret"]
+)
+def test_a_header_that_no_request_can_carry_is_refused_at_the_start_without_its_value(headers: str) -> None:
+    with pytest.raises(HeaderError, match="otlp-headers") as refused:
+        exporter_to("http://collector:4318", headers, "x")
+    assert "secret" not in str(refused.value)
 
 
 async def test_a_collector_that_is_away_gets_what_there_is_room_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.core.contract import device_id
@@ -58,17 +60,23 @@ def test_a_label_that_was_changed_later_hides_no_container_that_kubelet_forgot()
     assert steps_of(play) == [("p0", "0,1")]
 
 
-def test_a_container_of_whose_pod_there_is_no_news_is_taken_for_running_for_a_while() -> None:
-    """Its pod may come to be known, or be gone: nobody can tell while the watch is behind."""
-    now = 0.0
-    state = AllocationState(make_node(cards=(3,)), clock=lambda: now)
+def test_a_container_of_whose_pod_there_is_no_news_is_taken_for_running_until_the_pod_is_gone() -> None:
+    """Its pod may come to be known, or be gone: only the API server can tell while the watch is behind."""
+    state = AllocationState(make_node(cards=(3,)), clock=lambda: 0.0)
     ids = frozenset(device_id(state.node.cards[0].uuid, unit) for unit in range(2))
-    state.kubelet_came([RunningContainer("f", "", DeviceAssignment("default", "unknown", "main", ids))])
-    state.assignments_read((), asked_at_s=now)
+    unknown = RunningContainer("f", "", DeviceAssignment("default", "unknown", "main", ids))
+    state.kubelet_came([unknown])
+    state.assignments_read((), asked_at_s=0.0)
     assert [each.assignment.ids for each in state.forgotten()] == [ids]
     refused = state.crowded(ids, "uid-other")
     assert refused is not None
     assert "default/unknown" in refused.reason
-    now = 61.0
-    state.assignments_read((), asked_at_s=now)
+    state.assignments_read((), asked_at_s=3600.0)
+    (asked,) = state.of_unknown_pods()
+    state.kubelet_came([replace(unknown)])
+    state.assignments_read((), asked_at_s=3600.0)
+    state.pod_is_gone(asked)
+    assert state.forgotten() != (), "another kubelet found it, of whose pod nobody has asked yet"
+    (asked,) = state.of_unknown_pods()
+    state.pod_is_gone(asked)
     assert state.forgotten() == ()

@@ -242,6 +242,15 @@ def test_a_node_of_claims_that_offers_none_is_told_why(plugins: list[Pod], what:
     assert what in finding.what
 
 
+@pytest.mark.parametrize(("version", "is_told"), [("v1.33.13", True), ("v1.34.9", False), ("", False)])
+def test_a_kubelet_that_is_too_old_for_claims_is_named(version: str, is_told: bool) -> None:
+    """As while a cluster is upgraded: such a kubelet does not register the agent as a driver."""
+    node = claim_node("n1", 15)
+    node.status.node_info = {"kubeletVersion": version}
+    (finding,) = doctor_claims.nodes_of_claims(facts([node], plugins=[agent("n1", False)]))
+    assert (f"which its kubelet {version} does not know" in finding.what) is is_told
+
+
 def test_cards_that_are_given_out_both_ways_are_an_error() -> None:
     both = facts([claim_node("n1", 15)], [api_pod("old", "4", node="n1")], [slice_of("n1", 15)])
     (finding,) = doctor_claims.both_kinds(both)

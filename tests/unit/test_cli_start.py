@@ -266,3 +266,12 @@ def test_a_program_whose_output_is_closed_lends_its_number_to_no_socket(tmp_path
     program = f"exec {sys.executable} -m gpuslice version <&- >&- 2>&-"
     subprocess.run(["sh", "-c", program], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)
     assert int(told.read_text()) > 2
+
+
+def test_a_closed_output_is_a_stream_like_any_other() -> None:
+    opens = "import sys; from gpuslice.apps.cli.program import open_standard_files; open_standard_files()"
+    asks = opens + "; print(sys.{}.isatty())"
+    for stream, closed in (("stdout", ">&-"), ("stderr", "2>&-")):
+        words = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, asks.format(stream)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

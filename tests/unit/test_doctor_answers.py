@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from gpuslice.apps.cli.doctor_answers import ask
+from gpuslice.apps.cli.doctor_answers import answers, ask, places_of
+from gpuslice.apps.diagnosis.doctor_facts import Facts
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,10 @@ def test_what_is_no_http_is_a_reason(said: bytes, why: str) -> None:
         threading.Thread(target=server.handle_request, daemon=True).start()
         found = ask(f"http://127.0.0.1:{server.server_address[1]}/", "")
     assert (why in found) if why else found == ""
+
+
+@pytest.mark.parametrize("url", ["http://[", "http://[here]/", "nowhere", "http://x:y/"])
+def test_what_is_no_address_is_a_reason(url: str) -> None:
+    assert places_of([url]) == []
+    (finding,) = answers(Facts(), [url])
+    assert (finding.where, finding.what.partition(":")[0]) == (url, "does not answer")

@@ -55,6 +55,7 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
     ("arguments", "sentence"),
     [
         (["-t", "1099"], 'field id is "1099", must be one of 1001 to 1012, or all'),
+        (["-t", "9" * 5000], '9", must be one of 1001 to 1012, or all'),
         (["-t", "1004", "--level", "200"], "level is 200.0, must be 0 to 100"),
         (["-t", "1001", "-r", "0"], "0.0 is not in the range x>=0.1"),
         (["-t", "1001", "-d", "-5"], "-5.0 is not in the range x>=0."),

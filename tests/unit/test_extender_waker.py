@@ -128,10 +128,13 @@ async def test_a_node_that_is_gone_is_not_asked_for_again() -> None:
         assert await stage.written() == ["0", "0"]
 
 
-async def test_before_kubernetes_1_30_a_label_comes_and_goes_on_every_node_that_is_meant() -> None:
-    """kube-scheduler heeds no annotations there, and tries who fits the very node that changed."""
+async def test_before_kubernetes_1_31_a_label_comes_and_goes_on_every_node_that_is_meant() -> None:
+    """kube-scheduler before 1.30 heeds no annotations, and tries who fits the very node that changed.
+
+    In an upgrade it may be 1.29 while the API server is 1.30.
+    """
     async with following(*[WRITTEN] * 8) as stage:
-        stage.waker.kubernetes = 29
+        stage.waker.kubernetes = 30
         stage.waker.free_again(make_placement("n1", 4, 0), make_placement("n2", 4, 1))
         await asyncio.sleep(0.01)
         patches = [
@@ -142,9 +145,9 @@ async def test_before_kubernetes_1_30_a_label_comes_and_goes_on_every_node_that_
     assert labels == [("n1", ""), ("n1", None), ("n2", ""), ("n2", None)]
 
 
-async def test_since_kubernetes_1_30_one_node_is_enough() -> None:
+async def test_since_kubernetes_1_31_one_node_is_enough() -> None:
     async with following(WRITTEN, WRITTEN) as stage:
-        stage.waker.kubernetes = 30
+        stage.waker.kubernetes = 31
         stage.waker.free_again(make_placement("n1", 4, 0), make_placement("n2", 4, 1))
         assert await stage.written() == ["0", None]
 

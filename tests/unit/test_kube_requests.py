@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError
+from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError, UnavailableError
+from gpuslice.adapters.kube.http import ApiResponse
 from gpuslice.adapters.kube.resources import NODES, PODS, Resource
 from tests.unit.kube_wire import ScriptedTransport, answer, failure, pod
 
@@ -136,6 +137,19 @@ async def test_an_answer_of_another_shape_is_told_with_its_place() -> None:
     odd = answer({"metadata": {"name": 5}})
     with pytest.raises(InvalidError, match=r"Expected `str`, got `int` - at `\$.metadata.name`"):
         await KubeClient(ScriptedTransport(odd)).get(PODS, "a", "ns")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(b"\n<html><b>Please\nlog in</b></html>", "Please log in"), (b"", "nothing"), (b'"ok"', '"ok"')],
+)
+async def test_what_is_no_object_is_no_answer_of_the_api_server(body: bytes, said: str) -> None:
+    """It comes from a proxy or a login page between, and whether the server was asked is not known."""
+    client = KubeClient(ScriptedTransport(*[ApiResponse(200, {}, body)] * 3))
+    for call in (client.get(PODS, "a", "ns"), client.delete(PODS, "a", "ns"), client.bind("ns", "a", "n")):
+        with pytest.raises(UnavailableError, match=f"answered no object of its API but: {said}$") as caught:
+            await call
+        assert caught.value.outcome_unknown
 
 
 async def test_a_null_list_is_an_empty_list() -> None:

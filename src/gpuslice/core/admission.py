@@ -14,7 +14,7 @@ are written only where some could come in through ``envFrom``, because an explic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -127,7 +127,17 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     gated = GATE in pod.gates or pod.in_group or pod.node
     if group is not None and rules.gate_groups and ours and not gated:
         changed = replace(changed, gates=(*pod.gates, GATE))
-    return Verdict(pod=changed, warnings=tuple(_warnings(pod, changed, rules)))
+    warnings = []
+    for old, new in zip(pod.containers, changed.containers, strict=True):
+        for name in (entry.get("name") for entry in old.env if entry not in new.env):
+            why = _WHY if name != ENV_NO_ISOLATION else "this cluster does not allow it"
+            warnings.append(f'container "{old.name}": env["{name}"] is taken out: {why}')
+    if pod.node:
+        warnings.append(
+            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it "
+            "has room, and a node with several refuses the pod"
+        )
+    return Verdict(pod=changed, warnings=tuple(warnings))
 
 
 def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
@@ -195,15 +205,27 @@ _FROM_ANNOTATION = {
 
 
 def _container(container: ContainerForm, request: Request, rules: AdmissionRules) -> ContainerForm:
+    """Entries that must exist stand before the author's, so that those may refer to them."""
     if not container.asks and not rules.hide_cards:
         return container
+    written: list[Mapping[str, Any]] = []
+    if not container.asks:
+        other_plugins_devices = any("/" in name for name in container.limits.keys() - set(AMOUNT_NAMES))
+        if not other_plugins_devices:
+            written.append({"name": ENV_VISIBLE, "value": NO_CARDS})
+    elif rules.env is EnvSource.ALWAYS or (rules.env is EnvSource.HIDDEN and container.env_from):
+        written += [from_annotation(name, annotation) for name, annotation in _FROM_ANNOTATION.items()]
+        units = whole_number(container.limits.get(request.names.memory, 0)) or 0
+        written.append({"name": ENV_CONTAINER_UNITS, "value": str(units // request.card_count)})
+        if not rules.allow_no_isolation and container.env_from:
+            written.append({"name": ENV_NO_ISOLATION, "value": "false"})
     reserved = set(RESERVED) if container.asks else {ENV_VISIBLE}
     if not rules.allow_no_isolation:
         reserved.add(ENV_NO_ISOLATION)
     own = tuple(each for each in container.env if each.get("name") not in reserved)
     return replace(
         container,
-        env=(*_written(container, request, rules), *own),
+        env=(*written, *own),
         limits=in_names(container.limits, rules.names),
         requests=in_names(container.requests, rules.names),
     )
@@ -214,25 +236,6 @@ def in_names(amounts: Mapping[str, Any], names: ResourceNames) -> Mapping[str, A
     given = names_in(amounts)
     other = {given.memory: names.memory, given.compute: names.compute}
     return {other.get(name, name): amount for name, amount in amounts.items()}
-
-
-def _written(
-    container: ContainerForm, request: Request, rules: AdmissionRules
-) -> Iterator[Mapping[str, Any]]:
-    """The entries that must exist, before the author's so that those may refer to them."""
-    if not container.asks:
-        other_plugins_devices = any("/" in name for name in container.limits.keys() - set(AMOUNT_NAMES))
-        if rules.hide_cards and not other_plugins_devices:
-            yield {"name": ENV_VISIBLE, "value": NO_CARDS}
-        return
-    if rules.env is EnvSource.NEVER or (rules.env is EnvSource.HIDDEN and not container.env_from):
-        return
-    for name, annotation in _FROM_ANNOTATION.items():
-        yield from_annotation(name, annotation)
-    units = whole_number(container.limits.get(request.names.memory, 0)) or 0
-    yield {"name": ENV_CONTAINER_UNITS, "value": str(units // request.card_count)}
-    if not rules.allow_no_isolation and container.env_from:
-        yield {"name": ENV_NO_ISOLATION, "value": "false"}
 
 
 def from_annotation(name: str, annotation: str) -> dict[str, Any]:
@@ -256,19 +259,3 @@ def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
 
 
 _WHY = "the node sets it to the card that the pod was given"
-
-
-# -- the rest --------------------------------------------------------------------------------------------
-
-
-def _warnings(before: PodForm, after: PodForm, rules: AdmissionRules) -> Iterator[str]:
-    for old, new in zip(before.containers, after.containers, strict=True):
-        for entry in old.env:
-            if entry not in new.env:
-                why = _WHY if entry.get("name") != ENV_NO_ISOLATION else "this cluster does not allow it"
-                yield f'container "{old.name}": env["{entry.get("name")}"] is taken out: {why}'
-    if before.node:
-        yield (
-            "spec.nodeName is set, so no scheduler chooses its card: a node with one card gives that, if it "
-            "has room, and a node with several refuses the pod"
-        )

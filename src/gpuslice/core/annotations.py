@@ -173,7 +173,12 @@ def decode_placement(
         if text is None or not (text.isascii() and text.isdecimal() and 0 < len(text) <= 9):
             raise ContractError(f'annotation "{ANN_POD_UNITS}"', text or "absent", "a whole number of units")
         units = int(text)
-    amounts = _exact_allocation(annotations, units) or _evenly(units, cards)
+    try:
+        amounts = per_card(ANN_ALLOCATION, annotations.get(ANN_ALLOCATION, "{}"))
+    except ContractError:
+        amounts = {}  # only the first protocol is left
+    if not amounts or sum(amounts.values()) != units:
+        amounts = _evenly(units, cards)
     return _placement(node_name, amounts, annotations, request)
 
 
@@ -243,17 +248,6 @@ def _cards(text: str) -> list[int]:
 
 def _is_card(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MOST_CARDS
-
-
-def _exact_allocation(annotations: Mapping[str, str], units: int) -> dict[int, int] | None:
-    """Units per card by the allocation, if it can be read and has the same amount."""
-    if ANN_ALLOCATION not in annotations:
-        return None
-    try:
-        amounts = per_card(ANN_ALLOCATION, annotations[ANN_ALLOCATION])
-    except ContractError:
-        return None  # only the first protocol is left
-    return amounts if sum(amounts.values()) == units else None
 
 
 def _evenly(units: int, cards: list[int]) -> dict[int, int]:

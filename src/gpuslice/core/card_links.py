@@ -82,17 +82,13 @@ def closest(links: CardLinks, slots: Sequence[int], count: int) -> list[int]:
         taken = [first]
         while len(taken) < count:
             rest = (place for place in range(len(slots)) if place not in taken)
-            taken.append(max(rest, key=lambda place: (*_joined(links, slots, place, taken), -place)))
+            reach = {place: [links[slots[place]][slots[other]] for other in taken] for place in rest}
+            taken.append(max(reach, key=lambda place: (min(reach[place]), sum(reach[place]), -place)))
         weakest, total = _quality(links, [slots[place] for place in taken])
         candidate = (-weakest, -total, sorted(taken, reverse=True))
         best = candidate if best is None else min(best, candidate)
     assert best is not None
     return [slots[place] for place in reversed(best[2])]
-
-
-def _joined(links: CardLinks, slots: Sequence[int], place: int, taken: Sequence[int]) -> tuple[int, int]:
-    each = [links[slots[place]][slots[other]] for other in taken]
-    return min(each), sum(each)
 
 
 def _quality(links: CardLinks, slots: Sequence[int]) -> tuple[int, int]:

@@ -53,11 +53,10 @@ def claim_shape(template: str) -> ClaimShape | None:
     named = _NAME.fullmatch(template)
     if named is None:
         return None
-    parts = [_CONTAINER.fullmatch(part) for part in named["containers"].split(".")]
     specs = []
-    for index, part in enumerate(parts):
-        memory = part["memory"] if part else named["containers"].split(".")[index]
-        limits: dict[str, object] = {GPU_MEM: memory}
+    for index, text in enumerate(named["containers"].split(".")):
+        part = _CONTAINER.fullmatch(text)
+        limits: dict[str, object] = {GPU_MEM: part["memory"] if part else text}
         if part and part["compute"]:
             limits[GPU_CORE] = part["compute"]
         specs.append(ContainerSpec(f"#{index}", index, limits))

@@ -167,11 +167,9 @@ class Pool:
 
         The fullest card first gives the tightest fit; the emptiest first spreads pods.
         """
-        order = sorted(self.cards, key=lambda card: (card.units - held.get(card.index, 0), card.index))
-        if spread:
-            order = sorted(self.cards, key=lambda card: (held.get(card.index, 0) - card.units, card.index))
-        devices = []
-        for card in order:
+        sign, devices = -1 if spread else 1, []
+        free = {card.index: card.units - held.get(card.index, 0) for card in self.cards}
+        for card in sorted(self.cards, key=lambda card: (sign * free[card.index], card.index)):
             device: dict[str, Any] = {
                 "name": device_name(card),
                 "allowMultipleAllocations": True,

@@ -54,9 +54,7 @@ ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that 
 
 # -- node annotations and labels ---------------------------------------------------------------------
 NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the true size of each
-NODE_TIER = (
-    "gpuslice.io/tier"  # driver, library, watchdog or none, written by the agent: what holds the limits
-)
+NODE_TIER = "gpuslice.io/tier"  # driver, library, watchdog or none, by the agent: what holds the limits
 NODE_LINKS = "gpuslice.io/links"  # "311,11,3", by the agent: how near its cards are, where it differs
 NODE_KUBELET_AWAY = "gpuslice.io/kubelet-away"  # "true", by the agent: nothing is to be placed there now
 NODE_OUT_OF_USE = "gpuslice.io/out-of-use"  # "0,2", by the extender: what the ConfigMap takes away
@@ -68,9 +66,7 @@ LABEL_GROUP_NAME = "pod-group.scheduling.sigs.k8s.io/name"  # of pods that start
 LABEL_GROUP_MIN = "pod-group.scheduling.sigs.k8s.io/min-available"  # so many of them
 GATE_POD_GROUP = "gpuslice.io/pod-group"  # scheduling gate: until cards are held for the pod's whole group
 LABEL_LEADER = "gpuslice.io/leader"  # on the pod of the extender that answers; the Service selects by it
-LABEL_MODE = (
-    "gpuslice.io/mode"  # exclusive, shared, shared-without-isolation or claims; wins over the vendor's
-)
+LABEL_MODE = "gpuslice.io/mode"  # exclusive, shared, shared-without-isolation, claims; wins over the vendor's
 LABEL_COMPUTE_POLICY = "gpuslice.io/compute-policy"  # of a node: cap (default), fair or off
 ANN_MIGRATION = "gpuslice.io/migration"  # of a node or workload: how `gpuslice migrate` undoes its change
 LABEL_ZONE = "topology.kubernetes.io/zone"

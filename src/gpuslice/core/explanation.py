@@ -21,7 +21,7 @@ from gpuslice.core.contract import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import CORE_MEM, rules_of
-from gpuslice.core.model import Placement, Pod, Refusal, Request
+from gpuslice.core.model import Pod, Refusal, Request
 from gpuslice.core.node_affinity import meets, terms_of, unmet
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
 from gpuslice.core.preemption import LOWEST, eviction
@@ -172,33 +172,19 @@ def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
     answer, barrier = place(state, wish.request), obstacle(node, wish)
     if barrier:
         return _Found(node.name, barrier, state, never=isinstance(answer, Refusal) and answer.never)
-    hungry = _hungry(ledger, state, wish.request)
-    if isinstance(answer, Placement) and hungry is not None:
-        return hungry
-    if isinstance(answer, Placement):
-        cards = ", ".join(str(part.card) for part in answer.slices)
-        return _Found(node.name, ROOM, state, fits=True, detail=f"{node.name}, card {cards}")
-    return _Found(node.name, answer.reason, state, never=answer.never, detail=answer.detail)
-
-
-def _hungry(ledger: Ledger, state: NodeState, request: Request) -> _Found | None:
-    """What the node lacks beside cards, in kube-scheduler's words; None where it lacks nothing we know of."""
-    name, has, host_used, asked = (
-        state.node.name,
-        state.node.host,
-        ledger.host_used(state.node.name),
-        request.host,
-    )
-    amounts = (
+    if isinstance(answer, Refusal):
+        return _Found(node.name, answer.reason, state, never=answer.never, detail=answer.detail)
+    has, host_used, asked = state.node.host, ledger.host_used(node.name), wish.request.host
+    for resource, words, all_of_it, used, wanted in (  # in kube-scheduler's words
         ("cpu", "milli CPU", has.cpu_milli, host_used.cpu_milli, asked.cpu_milli),
         ("memory", "MiB of memory", has.memory_mib, host_used.memory_mib, asked.memory_mib),
-    )
-    for resource, words, all_of_it, used, wanted in amounts:
+    ):
         if all_of_it and wanted > all_of_it - used:
             left = max(0, all_of_it - used)
-            detail = f"{wanted} {words} are wanted, {name} has {left} of {all_of_it} left"
-            return _Found(name, STARVED.format(resource), state, never=wanted > all_of_it, detail=detail)
-    return None
+            detail = f"{wanted} {words} are wanted, {node.name} has {left} of {all_of_it} left"
+            return _Found(node.name, STARVED.format(resource), state, never=wanted > all_of_it, detail=detail)
+    cards = ", ".join(str(part.card) for part in answer.slices)
+    return _Found(node.name, ROOM, state, fits=True, detail=f"{node.name}, card {cards}")
 
 
 def obstacle(node: Place, wish: Wish) -> str:

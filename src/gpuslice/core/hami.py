@@ -16,7 +16,7 @@ Source of the names and their meaning: HAMi's documentation and chart, release 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +87,15 @@ def translate(pod: PodForm, rules: HamiRules) -> PodForm:
         given = pod.annotations.get(name, "")
         if given and given not in ("hami-core", "false"):
             raise InvalidRequestError(f'metadata.annotations["{name}"]', given, f"left out: {instead}")
-    count = _count(pod, asking)
+    counts = {each.name: _amount(each, EXCLUSIVE_GPU, 1, 1, 1024) for each in asking}
+    count = counts[asking[0].name]
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        must_be = "the same number in all containers of a pod, since they share their cards"
+        raise InvalidRequestError(f'limits["{EXCLUSIVE_GPU}"]', shown, must_be)
+    if GPU_COUNT in pod.labels and whole_number(pod.labels[GPU_COUNT]) != count:
+        must_be = f'{count}, as limits["{EXCLUSIVE_GPU}"] says'
+        raise InvalidRequestError(f'metadata.labels["{GPU_COUNT}"]', pod.labels[GPU_COUNT], must_be)
     labels = {**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels
     containers = tuple(_container(each, count, rules) if each in asking else each for each in pod.containers)
     scheduler = DEFAULT_SCHEDULER if pod.scheduler == SCHEDULER else pod.scheduler
@@ -125,19 +133,6 @@ def remarks(pod: PodForm) -> Iterator[str]:
         for name in (entry.get("name", "") for entry in container.env):
             if why := next((why for known, why in ENVIRONMENT.items() if name.startswith(known)), ""):
                 yield f'container "{container.name}": env {name} has no effect: {why}'
-
-
-def _count(pod: PodForm, asking: Iterable[ContainerForm]) -> int:
-    counts = {each.name: _amount(each, EXCLUSIVE_GPU, 1, 1, 1024) for each in asking}
-    if len(set(counts.values())) > 1:
-        shown = ", ".join(f"{name}: {count}" for name, count in counts.items())
-        must_be = "the same number in all containers of a pod, since they share their cards"
-        raise InvalidRequestError(f'limits["{EXCLUSIVE_GPU}"]', shown, must_be)
-    count = next(iter(counts.values()))
-    if GPU_COUNT in pod.labels and whole_number(pod.labels[GPU_COUNT]) != count:
-        must_be = f'{count}, as limits["{EXCLUSIVE_GPU}"] says'
-        raise InvalidRequestError(f'metadata.labels["{GPU_COUNT}"]', pod.labels[GPU_COUNT], must_be)
-    return count
 
 
 def _container(container: ContainerForm, count: int, rules: HamiRules) -> ContainerForm:
@@ -197,11 +192,17 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 def _affinity(pod: PodForm, rules: HamiRules) -> Mapping[str, Any]:
     """The pod's affinity, narrowed to nodes whose model is wanted."""
-    wanted = [
-        _expression(pod, name, operator, rules)
-        for name, operator in ((USE_TYPE, "In"), (NO_TYPE, "NotIn"))
-        if pod.annotations.get(name)
-    ]
+    wanted = []
+    for name, operator in ((USE_TYPE, "In"), (NO_TYPE, "NotIn")):
+        if given := pod.annotations.get(name):
+            # HAMi compares parts of the model's name without regard to case; labels are compared whole
+            parts = [part.strip().lower() for part in given.split(",") if part.strip()]
+            found = sorted(model for model in rules.models if any(part in model.lower() for part in parts))
+            if not found and (operator == "In" or not rules.models):
+                known = f'label "{rules.model_label}": {", ".join(rules.models) or "none"}'
+                must_be = f"part of a model that the webhook knows as a value of {known}"
+                raise InvalidRequestError(f'metadata.annotations["{name}"]', given, must_be)
+            wanted.append({"key": rules.model_label, "operator": operator, "values": found})
     node = pod.affinity.get("nodeAffinity") or {}
     terms: list[dict[str, Any]] = list((node.get(_REQUIRED) or {}).get("nodeSelectorTerms") or [])
 
@@ -216,14 +217,3 @@ def _affinity(pod: PodForm, rules: HamiRules) -> Mapping[str, Any]:
         for term in terms or [{}]
     ]
     return {**pod.affinity, "nodeAffinity": {**node, _REQUIRED: {"nodeSelectorTerms": narrowed}}}
-
-
-def _expression(pod: PodForm, name: str, operator: str, rules: HamiRules) -> dict[str, Any]:
-    """HAMi compares parts of the model's name without regard to case; labels are compared whole."""
-    parts = [part.strip().lower() for part in pod.annotations[name].split(",") if part.strip()]
-    found = sorted(model for model in rules.models if any(part in model.lower() for part in parts))
-    if not found and (operator == "In" or not rules.models):
-        known = ", ".join(rules.models) or "none"
-        must_be = f'part of a model that the webhook knows as a value of label "{rules.model_label}": {known}'
-        raise InvalidRequestError(f'metadata.annotations["{name}"]', pod.annotations[name], must_be)
-    return {"key": rules.model_label, "operator": operator, "values": found}

@@ -43,35 +43,52 @@ class HostResources(msgspec.Struct, frozen=True, gc=False):
 NO_HOST_RESOURCES = HostResources()
 
 
-class AmountsLike(Protocol):
+class ResourcesLike(Protocol):
+    @property
+    def limits(self) -> Mapping[str, object] | None: ...
     @property
     def requests(self) -> Mapping[str, str | int | float] | None: ...
 
 
-class ContainerAmountsLike(Protocol):
+class ContainerLike(Protocol):
     @property
-    def resources(self) -> AmountsLike | None: ...
+    def name(self) -> str: ...
+    @property
+    def resources(self) -> ResourcesLike | None: ...
     @property
     def restart_policy(self) -> str | None: ...
 
 
-class PodAmountsLike(Protocol):
+class PodSpecLike(Protocol):
+    """A pod spec, decoded by any adapter, with at least these fields."""
+
     @property
-    def containers(self) -> Sequence[ContainerAmountsLike]: ...
+    def containers(self) -> Sequence[ContainerLike]: ...
     @property
-    def init_containers(self) -> Sequence[ContainerAmountsLike] | None: ...
+    def init_containers(self) -> Sequence[ContainerLike] | None: ...
     @property
-    def resources(self) -> AmountsLike | None: ...
+    def resources(self) -> ResourcesLike | None: ...
     @property
     def overhead(self) -> Mapping[str, str | int | float] | None: ...
 
 
-def pod_host_resources(spec: PodAmountsLike) -> HostResources:
+def pod_host_resources(spec: PodSpecLike) -> HostResources:
     """What a pod asks for, as kube-scheduler counts it (``PodRequests`` of k8s.io/component-helpers).
 
     A request of the whole pod wins over the sum of its containers; its runtime class may add some overhead.
     """
-    asked = _of_containers(spec)
+    if len(spec.containers) == 1 and not spec.init_containers:  # like most pods
+        asked = _asked(spec.containers[0])
+    else:  # at their peak: apps next to sidecars, or an init container next to the sidecars before it
+        apps = sidecars = largest = NO_HOST_RESOURCES
+        for each in spec.containers:
+            apps = _plus(apps, _asked(each))
+        for each in spec.init_containers or ():
+            if each.restart_policy == "Always":
+                sidecars = _plus(sidecars, _asked(each))
+            else:
+                largest = _most(largest, _plus(sidecars, _asked(each)))
+        asked = _most(_plus(apps, sidecars), largest)
     whole = spec.resources.requests if spec.resources is not None else None
     if whole:
         limit = _host_amounts(whole.get("cpu", 0), whole.get("memory", 0))
@@ -82,21 +99,6 @@ def pod_host_resources(spec: PodAmountsLike) -> HostResources:
     if not spec.overhead:
         return asked
     return _plus(asked, _host_amounts(spec.overhead.get("cpu", 0), spec.overhead.get("memory", 0)))
-
-
-def _of_containers(spec: PodAmountsLike) -> HostResources:
-    """At their peak: apps next to sidecars, or an init container next to the sidecars before it."""
-    if len(spec.containers) == 1 and not spec.init_containers:  # like most pods
-        return _asked(spec.containers[0])
-    apps = sidecars = largest = NO_HOST_RESOURCES
-    for each in spec.containers:
-        apps = _plus(apps, _asked(each))
-    for each in spec.init_containers or ():
-        if each.restart_policy == "Always":
-            sidecars = _plus(sidecars, _asked(each))
-        else:
-            largest = _most(largest, _plus(sidecars, _asked(each)))
-    return _most(_plus(apps, sidecars), largest)
 
 
 def node_host_resources(allocatable: Mapping[str, str | int | float] | None) -> HostResources:
@@ -137,7 +139,7 @@ class HostUsage:
         return HostResources(cpu, memory)
 
 
-def _asked(container: ContainerAmountsLike) -> HostResources:
+def _asked(container: ContainerLike) -> HostResources:
     requests = container.resources.requests if container.resources is not None else None
     if not requests:
         return NO_HOST_RESOURCES

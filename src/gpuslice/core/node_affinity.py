@@ -7,6 +7,7 @@ is no whole number is neither greater nor less. Source: ``component-helpers/sche
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 Object = Mapping[str, Any]
@@ -41,7 +42,8 @@ def unmet(term: Object, node_name: str, labels: Mapping[str, str]) -> str:
 
 def _holds(requirement: Object, values: Mapping[str, str]) -> bool:
     """Whether one requirement is met; by an operator that is not known, never."""
-    value, wanted = values.get(requirement["key"]), requirement.get("values") or ()
+    value = values.get(requirement["key"])
+    wanted: Sequence[str] = requirement.get("values") or ()
     match requirement.get("operator"):
         case "In":
             return value in wanted
@@ -52,13 +54,7 @@ def _holds(requirement: Object, values: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt" as operator:
-            return _compares(value, wanted, operator)
+            with suppress(ValueError, IndexError):
+                difference = int(value or "") - int(wanted[0])
+                return difference > 0 if operator == "Gt" else difference < 0
     return False
-
-
-def _compares(value: str | None, wanted: Sequence[str], operator: str) -> bool:
-    try:
-        difference = int(value or "") - int(wanted[0])
-    except (ValueError, IndexError):
-        return False
-    return difference > 0 if operator == "Gt" else difference < 0

@@ -24,9 +24,8 @@ class Replicas:
     def __init__(self) -> None:
         self._of: dict[str, tuple[str, str]] = {}  # uid → owner, node
         self._on: dict[str, Counter[str]] = {}  # owner → node → pods
-        self._in: dict[
-            str, Counter[str]
-        ] = {}  # owner → zone → pods, of those asked about since a zone changed
+        # owner → zone → pods, of those asked about since a zone changed
+        self._in: dict[str, Counter[str]] = {}
         self._zone: dict[str, str] = {}
 
     def put(self, uid: str, owner: str, node: str) -> None:

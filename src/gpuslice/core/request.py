@@ -63,7 +63,12 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
     asking = [spec for spec in everyone if asked_names(spec.limits)]
     if not asking:
         return None
-    names = _one_set_of_names(asking)
+    names = names_in(asked_names(asking[0].limits))
+    for spec in asking:
+        for name in asked_names(spec.limits):
+            if name not in (names.memory, names.compute):  # no node offers both: it would wait for ever
+                must_be = f"left out beside {names.memory}: they mean the same, and a pod asks in one of them"
+                raise InvalidRequestError(_field(spec, name), spec.limits[name], must_be)
     held = tuple(_container(spec, names) for spec in asking)
     card_count = _card_count(held, labels or {}, names)
     units = peak(held, lambda container: container.units)
@@ -81,17 +86,6 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
     if tier not in TIERS:
         raise InvalidRequestError(f'label "{LABEL_MIN_TIER}"', tier, f"one of {', '.join(TIERS)}")
     return Request(units, card_count, percent, held, app_containers, names=names, min_tier=TIERS[tier])
-
-
-def _one_set_of_names(asking: Sequence[ContainerSpec]) -> ResourceNames:
-    """No node offers two sets of names, so a pod that uses both would wait for ever."""
-    names = names_in(asked_names(asking[0].limits))
-    for spec in asking:
-        for name in asked_names(spec.limits):
-            if name not in (names.memory, names.compute):
-                must_be = f"left out beside {names.memory}: they mean the same, and a pod asks in one of them"
-                raise InvalidRequestError(_field(spec, name), spec.limits[name], must_be)
-    return names
 
 
 def peak(containers: Sequence[ContainerRequest], amount: Callable[[ContainerRequest], int]) -> int:

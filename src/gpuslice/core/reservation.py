@@ -84,13 +84,15 @@ class Reservations:
 
 def taken_by(of_one_node: Iterable[Reservation], uid: str, priority: int) -> Taken:
     """What these reservations keep of one node's cards from a pod."""
-    taken: dict[int, tuple[int, int]] = {}
-    for each in of_one_node:
-        if each.weighs_on(uid, priority):
-            for part in each.placement.slices:
-                units, core = taken.get(part.card, (0, 0))
-                taken[part.card] = (units + part.units, core + part.compute_percent)
-    return taken
+    return _by_card(each.placement for each in of_one_node if each.weighs_on(uid, priority))
+
+
+def _by_card(placements: Iterable[Placement]) -> dict[int, tuple[int, int]]:
+    sums: dict[int, tuple[int, int]] = {}
+    for part in (part for placement in placements for part in placement.slices):
+        units, core = sums.get(part.card, (0, 0))
+        sums[part.card] = (units + part.units, core + part.compute_percent)
+    return sums
 
 
 def comes_free(allocations: NodeAllocations, reservation: Reservation) -> bool:
@@ -113,12 +115,9 @@ def open_to(allocations: NodeAllocations, taken: Taken) -> NodeState:
     state = allocations.state()
     if not taken:
         return state
-    leaving: dict[int, tuple[int, int]] = {}
-    for allocation in allocations.by_uid.values():
-        if allocation.pod.terminating and allocation.placement is not None:
-            for part in allocation.placement.slices:
-                units, core = leaving.get(part.card, (0, 0))
-                leaving[part.card] = (units + part.units, core + part.compute_percent)
+    leaving = _by_card(
+        each.placement for each in allocations.by_uid.values() if each.pod.terminating and each.placement
+    )
     left, compute_left = list(state.left), list(state.compute_left)
     for slot, card in enumerate(state.node.cards):
         if card.index in taken:

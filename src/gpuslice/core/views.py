@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from gpuslice.core.annotations import (
     MOST_CARDS,
@@ -33,7 +33,13 @@ from gpuslice.core.contract import (
     ResourceNames,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
-from gpuslice.core.host_resources import HostResources, node_host_resources, pod_host_resources
+from gpuslice.core.host_resources import (
+    ContainerLike,
+    HostResources,
+    PodSpecLike,
+    node_host_resources,
+    pod_host_resources,
+)
 from gpuslice.core.mode import CORE_MEM, rules_of
 from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Pod, Request, Tier
 from gpuslice.core.pod_group import PodGroup
@@ -43,35 +49,6 @@ from gpuslice.core.units import MOST_UNITS
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
 _NOTHING: Mapping[str, str] = {}
-
-
-class ResourcesLike(Protocol):
-    @property
-    def limits(self) -> Mapping[str, object] | None: ...
-    @property
-    def requests(self) -> Mapping[str, str | int | float] | None: ...
-
-
-class ContainerLike(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def resources(self) -> ResourcesLike | None: ...
-    @property
-    def restart_policy(self) -> str | None: ...
-
-
-class PodSpecLike(Protocol):
-    """A pod spec, decoded by any adapter, with at least these fields."""
-
-    @property
-    def containers(self) -> Sequence[ContainerLike]: ...
-    @property
-    def init_containers(self) -> Sequence[ContainerLike] | None: ...
-    @property
-    def resources(self) -> ResourcesLike | None: ...
-    @property
-    def overhead(self) -> Mapping[str, str | int | float] | None: ...
 
 
 class PodRequests(NamedTuple):
@@ -106,14 +83,12 @@ Limits = tuple[str, str | None, tuple[tuple[str, object], ...]]
 
 
 def _limits(containers: Sequence[ContainerLike]) -> tuple[Limits, ...]:
-    return tuple([(each.name, each.restart_policy, _ours(each.resources)) for each in containers])
-
-
-def _ours(resources: ResourcesLike | None) -> tuple[tuple[str, object], ...]:
-    limits = resources.limits if resources is not None else None
-    if not limits:
-        return ()
-    return tuple([(name, limits[name]) for name in AMOUNT_NAMES if name in limits])
+    found: list[Limits] = []
+    for each in containers:
+        limits = each.resources.limits if each.resources is not None else None
+        ours = tuple([(name, limits[name]) for name in AMOUNT_NAMES if name in limits]) if limits else ()
+        found.append((each.name, each.restart_policy, ours))
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)  # the pods of a cluster are similar, and share results

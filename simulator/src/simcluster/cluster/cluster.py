@@ -12,7 +12,7 @@ from simcluster.cluster import router
 from simcluster.cluster.admission import WebhookAnswer, WebhookCall
 from simcluster.cluster.body import with_warnings
 from simcluster.cluster.errors import ApiError
-from simcluster.cluster.faults import Fault, Faults, error_of
+from simcluster.cluster.faults import Fault, Faults, answer_of
 from simcluster.cluster.identities import Identities
 from simcluster.cluster.request import Object, Request, Response
 from simcluster.cluster.resources import Catalog, standard_catalog
@@ -84,7 +84,7 @@ class Cluster:
         """
         fault = self.faults.strike(request)
         if fault is not None and fault.code and not fault.after:
-            return error_of(fault).response()
+            return answer_of(fault)
         warnings: list[str] = []
         routed = router.route(self, request)
         try:
@@ -98,7 +98,7 @@ class Cluster:
         except ApiError as error:
             return with_warnings(error.response(), warnings)
         if fault is not None and fault.code:
-            return error_of(fault).response()
+            return answer_of(fault)
         if response.watch is not None:
             self._watches = [*self.watches(), response.watch]
         return response

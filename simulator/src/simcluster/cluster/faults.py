@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 
 from simcluster.cluster.errors import ApiError
-from simcluster.cluster.request import Request
+from simcluster.cluster.request import Request, Response
 
 _REASONS = {
     401: "Unauthorized",
@@ -27,7 +27,8 @@ class Fault:
     """Applies to requests whose method and path match; ``times`` is how often, None for ever.
 
     ``code`` 0 only delays, by ``delay_s`` or until ``held`` is set. ``after`` lets the request take effect
-    and then answers with the error, as a lost answer does.
+    and then answers with the error, as a lost answer does. ``code`` 200 is the page of a proxy instead of the
+    server's answer.
     """
 
     method: str = ".*"
@@ -66,7 +67,9 @@ class Faults:
         return fault
 
 
-def error_of(fault: Fault) -> ApiError:
+def answer_of(fault: Fault) -> Response:
+    if fault.code == 200:
+        return Response(200, b"<html><body>Please log in</body></html>", {"content-type": "text/html"})
     details = {"retryAfterSeconds": fault.retry_after_s} if fault.retry_after_s is not None else None
     reason = _REASONS.get(fault.code, "InternalError")
-    return ApiError(fault.code, reason, f"injected fault: {fault.code}", details)
+    return ApiError(fault.code, reason, f"injected fault: {fault.code}", details).response()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pynvml
@@ -24,20 +24,15 @@ def _ecc(error: int, counter: int, place: int) -> Read:
     return lambda card: float(pynvml.nvmlDeviceGetMemoryErrorCounter(card, error, counter, place))
 
 
-def _ecc_by_place() -> Iterator[tuple[int, Read]]:
-    """DCGM numbers them in blocks: by counter, then by place, corrected before uncorrected."""
-    blocks = (
-        (314, _VOLATILE, (_L1, _L2, _DRAM, _REGISTERS, _TEXTURE)),
-        (324, _AGGREGATE, (_L1, _L2, _DRAM, _REGISTERS, _TEXTURE)),
-        (334, _VOLATILE, (_SHARED, _CBU)),
-        (338, _AGGREGATE, (_SHARED, _CBU)),
-        (342, _VOLATILE, (_SRAM,)),
-        (344, _AGGREGATE, (_SRAM,)),
-    )
-    for first, counter, places in blocks:
-        for number, place in enumerate(places):
-            yield first + 2 * number, _ecc(_CORRECTED, counter, place)
-            yield first + 2 * number + 1, _ecc(_UNCORRECTED, counter, place)
+_ECC_BLOCKS = (
+    (314, _VOLATILE, (_L1, _L2, _DRAM, _REGISTERS, _TEXTURE)),
+    (324, _AGGREGATE, (_L1, _L2, _DRAM, _REGISTERS, _TEXTURE)),
+    (334, _VOLATILE, (_SHARED, _CBU)),
+    (338, _AGGREGATE, (_SHARED, _CBU)),
+    (342, _VOLATILE, (_SRAM,)),
+    (344, _AGGREGATE, (_SRAM,)),
+)
+"""DCGM numbers them in blocks: by counter, then by place, corrected before uncorrected."""
 
 
 def _most(kind: int) -> Read:
@@ -107,5 +102,10 @@ PARTICULARS: dict[int, Read] = {
     388: _spare_rows("low"),
     389: _spare_rows("none"),
     500: lambda card: float(pynvml.nvmlDeviceGetVirtualizationMode(card)),
-    **dict(_ecc_by_place()),
+    **{
+        first + 2 * number + error: _ecc(error, counter, place)
+        for first, counter, places in _ECC_BLOCKS
+        for number, place in enumerate(places)
+        for error in (_CORRECTED, _UNCORRECTED)
+    },
 }

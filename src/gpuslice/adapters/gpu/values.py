@@ -7,7 +7,7 @@ here the array is kept and unpacked at once. Source of the layout: nvml.h, ``nvm
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Any
@@ -64,23 +64,20 @@ ALL_LINKS = 0xFFFFFFFF
 LINKS = 18
 _KIB = 1024
 _MEGA = 1e6
-_BOTH, _SENT, _RECEIVED = ("TX", "RX"), ("TX",), ("RX",)
 # The first numbers of both directions together lie in pieces, as links were added to the cards.
 _OF_LINK = (*range(440, 446), *range(475, 481), *range(446, 449), *range(494, 497))
 
 Source = tuple[str, int]  # direction and link
 
 
-def _table() -> Iterator[tuple[int, tuple[Source, ...]]]:
-    for number, directions in ((449, _BOTH), (843, _SENT), (897, _RECEIVED)):
-        yield number, tuple((direction, ALL_LINKS) for direction in directions)
-    for link in range(LINKS):
-        yield _OF_LINK[link], tuple((direction, link) for direction in _BOTH)
-        yield 825 + link, (("TX", link),)
-        yield 879 + link, (("RX", link),)
-
-
-RATES: Mapping[int, tuple[Source, ...]] = dict(_table())
+RATES: Mapping[int, tuple[Source, ...]] = {
+    449: (("TX", ALL_LINKS), ("RX", ALL_LINKS)),
+    843: (("TX", ALL_LINKS),),
+    897: (("RX", ALL_LINKS),),
+    **{number: (("TX", link), ("RX", link)) for link, number in enumerate(_OF_LINK)},
+    **{825 + link: (("TX", link),) for link in range(LINKS)},
+    **{879 + link: (("RX", link),) for link in range(LINKS)},
+}
 
 
 class LinkRates:

@@ -52,9 +52,8 @@ class BlockingWorker:
             self._thread.start()
         self._calls.put((function, done))
         try:
-            await asyncio.wait(
-                {answer}, timeout=timeout_s
-            )  # before Python 3.11.3 `timeout` fails in clean-up
+            # before Python 3.11.3 `asyncio.timeout` fails in clean-up
+            await asyncio.wait({answer}, timeout=timeout_s)
             if answer.done():
                 return answer.result()
             self._stuck_since = datetime.now(UTC)

@@ -12,11 +12,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gpuslice.adapters.kube import requests
-from gpuslice.adapters.kube.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    KubeError,
-)
+from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import Listing, ListMetadata, WatchEvent
 from gpuslice.adapters.kube.resources import Resource
@@ -249,7 +245,7 @@ class KubeClient:
         response = await self._transport.request(
             ApiRequest(request.method, request.path, query, headers, request.body)
         )
-        requests.expect_success(response, request)
+        requests.expect_object(response, request)
         return response
 
     async def _decoded(self, kind: type[T], request: ApiRequest) -> T:
@@ -258,8 +254,8 @@ class KubeClient:
     async def _guarded(self, kind: type[T], request: ApiRequest) -> T:
         try:
             return await self._decoded(kind, request)
-        except KubeError as error:
-            refined = requests.as_conflict(error)
-            if refined is error:
-                raise
-            raise refined from error
+        except InvalidError as error:
+            # of a patch with another uid kube-apiserver says that metadata.uid cannot be changed
+            if error.status.names_field("metadata.uid"):
+                raise ConflictError(str(error), error.status) from error
+            raise

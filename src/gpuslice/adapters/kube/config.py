@@ -28,12 +28,7 @@ from gpuslice.adapters.kube.credentials import (
     checked_header,
 )
 from gpuslice.adapters.kube.errors import ConfigError
-from gpuslice.adapters.kube.kubeconfig import (
-    Cluster,
-    Merged,
-    User,
-    merge,
-)
+from gpuslice.adapters.kube.kubeconfig import Cluster, Merged, User, merge
 from gpuslice.core.errors import shown, words_of
 from gpuslice.core.hosts import bracketed
 
@@ -68,23 +63,16 @@ def connect(
     `kubeconfig` if given, else the files of $KUBECONFIG, else ~/.kube/config, else the pod we run in.
     `interactive`: a credential plugin may ask questions. ConfigError says what is wrong and where.
     """
-    paths = kubeconfig_paths(environ, kubeconfig)
+    listed = [kubeconfig] if kubeconfig else environ.get("KUBECONFIG", "").split(os.pathsep)
+    paths = [Path(each) for each in listed if each]  # the first one is the strongest
+    paths = paths or [Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"]
     in_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and Path(service_account, "token").exists()
     if not kubeconfig and not any(path.exists() for path in paths) and in_pod:
         found = in_cluster(environ, service_account)
     else:
-        merged = merge(paths)
-        found = _connection(merged, context, interactive)
+        found = _connection(merge(paths), context, interactive)
     found = replace(found, proxy_url=found.proxy_url or proxy_for(found.server, environ))
     return replace(found, namespace=namespace) if namespace else found
-
-
-def kubeconfig_paths(environ: Mapping[str, str], kubeconfig: str = "") -> list[Path]:
-    """The files that make up the configuration, first one strongest."""
-    if kubeconfig:
-        return [Path(kubeconfig)]
-    listed = [Path(part) for part in environ.get("KUBECONFIG", "").split(os.pathsep) if part]
-    return listed or [Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"]
 
 
 def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Connection:

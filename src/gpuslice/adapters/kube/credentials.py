@@ -7,14 +7,13 @@ is used without a restart. Nothing here needs an event loop: the command line us
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import shutil
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -248,30 +247,20 @@ def tls_context(tls: Tls, secret: Secret) -> ssl.SSLContext:
         context = ssl.create_default_context(cadata=tls.authority or None)
     except ssl.SSLError as error:
         raise ConfigError(f"the cluster's certificate-authority is not a PEM certificate: {error}") from error
-    context.verify_flags &= (
-        ~ssl.VERIFY_X509_STRICT
-    )  # many clusters' own authorities lack the key usage it wants
+    # many clusters' own authorities lack the key usage that it wants
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if tls.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if secret.certificate:
-        with _memory_file(secret.certificate + "\n" + secret.key) as path:
+        # in memory, since it must be a file: a private key never touches a disk
+        with open(os.memfd_create("gpuslice"), "w") as file:
+            file.write(secret.certificate + "\n" + secret.key)
+            file.flush()
             try:
-                context.load_cert_chain(path)
+                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
             except (ssl.SSLError, OSError) as error:
                 raise ConfigError(
                     f"the client certificate and key cannot be used together: {error}"
                 ) from error
     return context
-
-
-@contextlib.contextmanager
-def _memory_file(text: str) -> Iterator[str]:
-    """A path to `text` for libraries that read only files; a private key never touches a disk."""
-    descriptor = os.memfd_create("gpuslice")
-    try:
-        with open(descriptor, "w", closefd=False) as file:
-            file.write(text)
-        yield f"/proc/self/fd/{descriptor}"
-    finally:
-        os.close(descriptor)

@@ -150,9 +150,7 @@ def error_of_status(
 ) -> KubeError:
     """The exception for a Status object, also one that came as an ERROR line of a watch."""
     code = code or status.code
-    text = status.message or status.reason or _reason_phrase(code)
-    if text.startswith("<"):  # the web page of a proxy or a login
-        text = " ".join(re.sub(r"<[^>]*>", " ", text).split()) or _reason_phrase(code)
+    text = _words(status.message or status.reason) or _reason_phrase(code)
     if code == 401:
         text = f"{text}: the API server does not accept these credentials"
     message = f"{what}: {text} (HTTP {code})" if what else f"{text} (HTTP {code})"
@@ -167,6 +165,17 @@ def error_of_status(
         )
     kind = _BY_REASON.get(status.reason) or _BY_CODE.get(code, InvalidError)
     return kind(message, status)
+
+
+def no_answer(body: bytes, what: str) -> UnavailableError:
+    """For a 2xx whose body is no object: a proxy answered, and the server may not have been asked."""
+    said = _words(body[:500].decode(errors="replace").strip()) or "nothing"
+    return UnavailableError(f"{what}: the server answered no object of its API but: {said}")
+
+
+def _words(text: str) -> str:
+    """The words of a web page, such as those of a proxy or a login; other text as it is."""
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split()) if text.startswith("<") else text
 
 
 def _reason_phrase(code: int) -> str:

@@ -41,7 +41,6 @@ class _Sent:
     name: str
     namespace: str
     count: int
-    first: str
 
 
 @dataclass(slots=True)
@@ -86,61 +85,52 @@ class EventRecorder:
     async def run(self) -> None:
         """Write what was added, for ever."""
         while True:
-            about, reason, message, kind = await self._waiting.get()
-            await self.create_event(about, reason, message, type=kind)
+            await self.create_event(*await self._waiting.get())
 
     async def write_waiting(self) -> None:
         """Write what was added so far."""
         while not self._waiting.empty():
-            about, reason, message, kind = self._waiting.get_nowait()
-            await self.create_event(about, reason, message, type=kind)
+            await self.create_event(*self._waiting.get_nowait())
 
     async def create_event(
-        self, about: ObjectReference, reason: str, message: str, *, type: str = "Normal"
+        self, about: ObjectReference, reason: str, message: str, type: str = "Normal"
     ) -> None:
         """Tell `message` about an object. `type` is Normal or Warning, `reason` one CamelCase word."""
         if not self._allowed(about):
             return
         key = (about.kind, about.namespace, about.name, about.uid, type, reason, message)
+        now = datetime.fromtimestamp(self._now_ns() / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        sent = self._sent.get(key)
         try:
-            await self._repeat_or_create(key, about, reason, message, type)
+            if sent is not None:
+                sent.count += 1
+                patch = {"count": sent.count, "lastTimestamp": now}
+                with contextlib.suppress(NotFoundError):  # the server forgets events after an hour
+                    await self._client.merge_patch(EVENTS, sent.name, patch, sent.namespace)
+                    self._sent.move_to_end(key)
+                    return
+            # a DNS subdomain of 253 characters at most: its parts end with a letter or digit
+            name = f"{about.name[:LONGEST_NAME].rstrip('-.')}.{self._now_ns():x}"
+            namespace = about.namespace or "default"  # where events of nodes live
+            event = Event(
+                metadata=Metadata(name=name, namespace=namespace),
+                involved_object=about,
+                reason=reason,
+                message=message[:1024],
+                type=type,
+                count=1,
+                source=self._source,
+                first_timestamp=now,
+                last_timestamp=now,
+            )
+            await self._client.create(EVENTS, event)
+            self._sent[key] = _Sent(name, namespace, 1)
+            _trim(self._sent, self._quota.remembered)
         except KubeError as error:
             _log.warning(
                 "event not written",
                 extra={"about": f"{about.kind}/{about.name}", "reason": reason, "error": str(error)},
             )
-
-    async def _repeat_or_create(
-        self, key: tuple[str, ...], about: ObjectReference, reason: str, message: str, kind: str
-    ) -> None:
-        now = datetime.fromtimestamp(self._now_ns() / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        sent = self._sent.get(key)
-        if sent is not None:
-            sent.count += 1
-            patch = {"count": sent.count, "lastTimestamp": now}
-            with contextlib.suppress(NotFoundError):  # the server forgets events after an hour
-                await self._client.merge_patch(EVENTS, sent.name, patch, sent.namespace)
-                self._sent.move_to_end(key)
-                return
-        # a DNS subdomain of 253 characters at most: its parts end with a letter or digit
-        name = f"{about.name[:LONGEST_NAME].rstrip('-.')}.{self._now_ns():x}"
-        event = Event(
-            metadata=Metadata(
-                name=name,
-                namespace=about.namespace or "default",  # where events of nodes live
-            ),
-            involved_object=about,
-            reason=reason,
-            message=message[:1024],
-            type=kind,
-            count=1,
-            source=self._source,
-            first_timestamp=now,
-            last_timestamp=now,
-        )
-        await self._client.create(EVENTS, event)
-        self._sent[key] = _Sent(event.metadata.name, event.metadata.namespace, 1, now)
-        _trim(self._sent, self._quota.remembered)
 
     def _allowed(self, about: ObjectReference) -> bool:
         key = f"{about.kind}/{about.namespace}/{about.name}/{about.uid}"

@@ -120,7 +120,20 @@ def merge(paths: Sequence[Path]) -> Merged:
     present = [path for path in paths if path.exists()]
     if not present:
         raise MissingConfigError(str(paths[0]), "no such file or directory")
-    files = [(_load(path), path.parent) for path in present]
+    import yaml
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    files = []
+    for path in present:
+        try:
+            document = yaml.load(checked_depth(path.read_bytes()), Loader=loader)
+            files.append((msgspec.convert(document or {}, _File), path.parent))
+        except OSError as error:
+            raise MissingConfigError(str(path), error.strerror or str(error)) from error
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"kubeconfig {path}: {error}") from error
+        except (yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"kubeconfig {path} is not YAML: {words_of(error)}") from error
     return Merged(
         source=os.pathsep.join(map(str, present)),
         current_context=next((f.current_context for f, _ in files if f.current_context), ""),
@@ -139,18 +152,3 @@ V = TypeVar("V")
 
 def _first_wins(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
     return dict(reversed(pairs))
-
-
-def _load(path: Path) -> _File:
-    import yaml
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        document = yaml.load(checked_depth(path.read_bytes()), Loader=loader)
-        return msgspec.convert(document or {}, _File)
-    except OSError as error:
-        raise MissingConfigError(str(path), error.strerror or str(error)) from error
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"kubeconfig {path}: {error}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"kubeconfig {path} is not YAML: {words_of(error)}") from error

@@ -145,6 +145,7 @@ class NodeStatus(_Object):
     allocatable: dict[str, str] | None = None
     addresses: list[Address] | None = None
     conditions: list[Condition] | None = None
+    node_info: dict[str, Any] | None = None
 
 
 class Node(_Object):

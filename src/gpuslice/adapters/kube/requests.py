@@ -14,12 +14,12 @@ import msgspec
 
 from gpuslice.adapters.kube.errors import (
     UNREADABLE,
-    ConflictError,
     InvalidError,
     KubeError,
     decode_status,
     error_of,
     error_of_status,
+    no_answer,
 )
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.objects import Metadata
@@ -71,7 +71,7 @@ def decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
 
 def decode(kind: type[T], response: ApiResponse, request: ApiRequest) -> T:
     """The answer as a `kind`; the KubeError it means when it is not a 2xx."""
-    expect_success(response, request)
+    expect_object(response, request)
     try:
         return cast(T, decoder(cast(Hashable, kind)).decode(response.body))
     except UNREADABLE as error:
@@ -114,6 +114,13 @@ def _no_event(event: WatchEvent[msgspec.Raw], what: str, cause: Exception | None
 def expect_success(response: ApiResponse, request: ApiRequest) -> None:
     if not 200 <= response.status < 300:
         raise error_of(response.status, response.body, response.headers, what=str(request))
+
+
+def expect_object(response: ApiResponse, request: ApiRequest) -> None:
+    """What the API server itself answers to every success is an object, also to a Binding or a deletion."""
+    expect_success(response, request)
+    if not response.body[:100].lstrip().startswith(b"{"):
+        raise no_answer(response.body, str(request))
 
 
 def list_page(
@@ -184,13 +191,6 @@ def guarded_operations(
         {"op": "replace", "path": f"/metadata/{name}", "value": value} for name, value in guards.items()
     ]
     return [*checks, *operations]
-
-
-def as_conflict(error: KubeError) -> KubeError:
-    """A uid that differs in a patch: kube-apiserver answers that metadata.uid cannot be changed."""
-    if isinstance(error, InvalidError) and error.status.names_field("metadata.uid"):
-        return ConflictError(str(error), error.status)
-    return error
 
 
 def binding(

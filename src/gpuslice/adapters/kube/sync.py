@@ -153,13 +153,12 @@ class SyncClient:
         self._transport = transport
 
     def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        request = ApiRequest("GET", resource.path(namespace, name))
-        return requests.decode(resource.type, self._transport.request(request), request)
+        return self._decoded(resource, ApiRequest("GET", resource.path(namespace, name)))
 
     def create(self, resource: Resource[T], document: Any, namespace: str = "") -> T:
         """Create it; AlreadyExistsError when the name is taken."""
         _, _, whole = requests.named(resource, document)
-        return self._written(resource, requests.write("POST", resource.path(namespace), whole))
+        return self._decoded(resource, requests.write("POST", resource.path(namespace), whole))
 
     def json_patch(
         self,
@@ -173,22 +172,22 @@ class SyncClient:
         """Apply RFC 6902 `operations`; ConflictError when it is not `resource_version` any more."""
         document = requests.guarded_operations(operations, "", resource_version)
         path = resource.path(namespace, name)
-        return self._written(resource, requests.write("PATCH", path, document, requests.JSON_PATCH))
+        return self._decoded(resource, requests.write("PATCH", path, document, requests.JSON_PATCH))
 
     def merge_patch(
         self, resource: Resource[T], name: str, patch: Mapping[str, Any], namespace: str = ""
     ) -> T:
         path = resource.path(namespace, name)
-        return self._written(resource, requests.write("PATCH", path, patch, requests.MERGE_PATCH))
+        return self._decoded(resource, requests.write("PATCH", path, patch, requests.MERGE_PATCH))
 
     def delete(self, resource: Resource[Any], name: str, namespace: str = "") -> None:
         """Delete it and what it owns; nothing is wrong where it is gone already."""
         path = resource.path(namespace, name)
         request = requests.deletion(path, "", "", grace_s=None, propagation="Background", dry_run=False)
         with contextlib.suppress(NotFoundError):
-            requests.expect_success(self._transport.request(request), request)
+            requests.expect_object(self._transport.request(request), request)
 
-    def _written(self, resource: Resource[T], request: ApiRequest) -> T:
+    def _decoded(self, resource: Resource[T], request: ApiRequest) -> T:
         return requests.decode(resource.type, self._transport.request(request), request)
 
     def read(self, path: str) -> bytes:

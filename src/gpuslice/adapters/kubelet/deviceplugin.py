@@ -209,10 +209,7 @@ class _Watched(DevicePluginService):
     """
 
     def __init__(
-        self,
-        service: DevicePluginService,
-        observe: Callable[[float, str], None],
-        ended: Callable[[], None],
+        self, service: DevicePluginService, observe: Callable[[float, str], None], ended: Callable[[], None]
     ) -> None:
         self.streams = 0
         self.idle = asyncio.Event()

@@ -101,10 +101,7 @@ class _Registration:
         self.registered = False
         self.registrations = 0
         self._info = dra.PluginInfo(
-            type="DRAPlugin",
-            name=address.name,
-            endpoint=str(address.socket),
-            supported_versions=SUPPORTED,
+            type="DRAPlugin", name=address.name, endpoint=str(address.socket), supported_versions=SUPPORTED
         )
 
     async def _get_info(self, _: dra.InfoRequest) -> dra.PluginInfo:
@@ -150,30 +147,27 @@ class DraServer:
         problem = ""
         while True:
             try:
-                await self._serve()
+                async with contextlib.AsyncExitStack() as stack:
+                    stack.callback(setattr, self._registration, "registered", False)
+                    sockets = {}
+                    for path, served in (  # the one that kubelet looks for comes last
+                        (self._address.socket, self._service),
+                        (self._address.registration, self._registration),
+                    ):
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.unlink(missing_ok=True)
+                        server = Server([served])
+                        await server.start(path=str(path))
+                        stack.push_async_callback(_end, server, path, socket_identity(path))
+                        sockets[path] = socket_identity(path)
+                    # until one was deleted or replaced
+                    while all(socket_identity(path) == identity for path, identity in sockets.items()):  # noqa: ASYNC110
+                        await asyncio.sleep(POLL_S)
             except OSError as error:
                 if str(error) != problem:
                     problem = str(error)
                     _log.warning("cannot serve kubelet's claims", extra={"error": problem})
             await asyncio.sleep(POLL_S)
-
-    async def _serve(self) -> None:
-        """Returns when a socket was deleted or replaced. The one that kubelet looks for comes last."""
-        async with contextlib.AsyncExitStack() as stack:
-            stack.callback(setattr, self._registration, "registered", False)
-            sockets = {}
-            for path, served in (
-                (self._address.socket, self._service),
-                (self._address.registration, self._registration),
-            ):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.unlink(missing_ok=True)
-                server = Server([served])
-                await server.start(path=str(path))
-                stack.push_async_callback(_end, server, path, socket_identity(path))
-                sockets[path] = socket_identity(path)
-            while all(socket_identity(path) == identity for path, identity in sockets.items()):  # noqa: ASYNC110
-                await asyncio.sleep(POLL_S)
 
 
 async def _end(server: Server, path: Path, identity: object) -> None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import urllib.request
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
 from urllib.parse import unquote
 
 import msgspec
 
 import gpuslice
 from gpuslice.adapters.otlp.spans import Span, as_otlp
-from gpuslice.core.errors import words_of
+from gpuslice.core.errors import GpusliceError, shown, words_of
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +30,13 @@ RETRY_S = 10.0
 ANSWER_S = 10.0
 PATH = "/v1/traces"
 
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.1
+
 Post = Callable[[str, bytes, Mapping[str, str]], Awaitable[None]]
+
+
+class HeaderError(GpusliceError):
+    """A header for the collector cannot be sent. The message shows no value: it may be a secret."""
 
 
 class SpanExporter:
@@ -86,22 +93,32 @@ class SpanExporter:
 
 
 def exporter_to(endpoint: str, headers: str, service: str) -> SpanExporter | None:
-    """None without an endpoint. `headers`: ``a=b,c=d``, as ``OTEL_EXPORTER_OTLP_HEADERS`` has them."""
+    """None without an endpoint. `headers`: ``a=b,c=d``, as ``OTEL_EXPORTER_OTLP_HEADERS`` has them.
+
+    Raises `HeaderError`.
+    """
     if not endpoint:
         return None
     pairs = [each.partition("=") for each in headers.split(",") if each.strip()]
     given = {name.strip(): unquote(value.strip()) for name, _, value in pairs}
+    for name, value in given.items():
+        if not (_NAME.fullmatch(name) and value.isascii() and value.isprintable()):
+            raise HeaderError(
+                f'otlp-headers: "{shown(name)}" has a name or a value that no HTTP header can have'
+            )
     return SpanExporter(endpoint, service, headers=given)
 
 
 async def _post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     """OSError when the collector does not take it."""
-    request = urllib.request.Request(url, data=body, headers=dict(headers))
 
     def send() -> None:
         try:
+            request = urllib.request.Request(url, data=body, headers=dict(headers))
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
                 answer.read()
+        except (InvalidURL, ValueError) as error:  # the latter also of a host's name
+            raise OSError(str(error)) from error
         except HTTPException as error:
             raise OSError("the answer is not HTTP/1.1: OTLP over HTTP is port 4318, not 4317") from error
 

@@ -104,9 +104,8 @@ class Budgets:
                 )
             self._own.chmod(0o755)
             with locked(self._base.with_name(f"{self._base.name}.lock")) as why_not:
-                for folder in (
-                    _folders(self._own) if not why_not else ()
-                ):  # other users' folders are removed when they come by
+                # other users' folders are removed when they come by
+                for folder in _folders(self._own) if not why_not else ():
                     if not _is_needed(folder):
                         shutil.rmtree(folder, ignore_errors=True)
                 yield why_not
@@ -181,8 +180,7 @@ def _folders(users: Path) -> list[Path]:
 
 def _is_needed(folder: Path) -> bool:
     if folder.name.startswith("."):
-        name = folder.name
-        pid, start_time, *_ = (*name.removeprefix(".").split("-"), "")
+        pid, start_time, *_ = (*folder.name.removeprefix(".").split("-"), "")
         return pid.isdecimal() and str(start_time_of(int(pid))) == start_time
     budget = _read(folder)
     return budget is not None and _is_alive(budget)

@@ -166,8 +166,8 @@ def _reading(data: bytes, room: int, cards: Container[str] | None) -> RegionRead
     if head.magic != layout.MAGIC | layout.VERSION:
         raise RegionError(f"magic is {head.magic:#x}, must be {layout.MAGIC | layout.VERSION:#x}")
     count = min(head.slots_high, room)
-    start, size = ctypes.sizeof(layout.RegionHead), ctypes.sizeof(layout.RegionSlot)
-    every = (layout.RegionSlot.from_buffer_copy(data, start + number * size) for number in range(count))
+    starts = range(_HEAD_BYTES, _HEAD_BYTES + count * _SLOT_BYTES, _SLOT_BYTES)
+    every = (layout.RegionSlot.from_buffer_copy(data, start) for start in starts)
     slots = [slot for slot in every if slot.owner]
     used: dict[str, tuple[layout.RegionCard, int]] = {}  # each once: the library uses the first, too
     for index, card in enumerate(head.cards):

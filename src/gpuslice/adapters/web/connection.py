@@ -28,9 +28,8 @@ class Connection(Client):
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[HttpRequest] = deque()
         self._waiting_bytes = 0
-        self._refusal: HttpResponse | None = (
-            None  # the last answer: what came after the waiting ones is no request
-        )
+        # the last answer: what came after the waiting ones is no request
+        self._refusal: HttpResponse | None = None
         self._busy = False  # an answer is being made
         self._answering_bytes = 0  # of the request that it answers
         self._blocked = False  # the client does not read what we send

@@ -374,14 +374,12 @@ class Http2Connection(Client):
 
     # -- ending ----------------------------------------------------------------------------------------------
 
-    def _end(self, code: Code | None = None) -> None:
-        """Close immediately; `code`: the client's error. Requests in progress continue."""
-        if self._transport is None:
-            return
-        if code is not None:
+    def _end(self, code: Code) -> None:
+        """Close immediately after the client's error; requests in progress continue."""
+        if self._transport is not None:
             self._to_send.append(frames.goaway(self._last_stream, code))
-        self._transport.write(b"".join(self._to_send))
-        self._transport.close()
+            self._transport.write(b"".join(self._to_send))
+            self._transport.close()
 
     def end_when_idle(self) -> None:
         if self._transport is None or self._leaving or self._transport.is_closing():

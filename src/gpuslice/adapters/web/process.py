@@ -75,7 +75,16 @@ class ProcessMetrics:
     def families(self) -> Iterator[Family]:
         """All metrics, as of now."""
         yield from self._of_kernel()
-        yield self._expiry()
+        expiry = Family(
+            "gpuslice_process_certificate_expiry_timestamp_seconds",
+            MetricKind.GAUGE,
+            "When the certificate in this file expires, seconds since the epoch.",
+        )
+        for file in filter(None, self.certificates):
+            with contextlib.suppress(OSError):  # one that cannot be read is left out: unknown is absent
+                if (end := ends(Path(file).read_bytes())) is not None:
+                    expiry.add(end.timestamp(), labels({"file": file}))
+        yield expiry
         for name, key, about in (
             ("python_gc_collections_total", "collections", "Times this generation was collected."),
             ("python_gc_objects_collected_total", "collected", "Objects collected."),
@@ -86,19 +95,6 @@ class ProcessMetrics:
                 family.add(counts[key], labels({"generation": str(generation)}))
             yield family
         yield from (each.family() for each in (self._collecting, self._lag, self.scrape))
-
-    def _expiry(self) -> Family:
-        """Without certificates that cannot be read: unknown is absent."""
-        family = Family(
-            "gpuslice_process_certificate_expiry_timestamp_seconds",
-            MetricKind.GAUGE,
-            "When the certificate in this file expires, seconds since the epoch.",
-        )
-        for file in filter(None, self.certificates):
-            with contextlib.suppress(OSError):
-                if (expiry := ends(Path(file).read_bytes())) is not None:
-                    family.add(expiry.timestamp(), labels({"file": file}))
-        return family
 
     def _of_kernel(self) -> Iterator[Family]:
         """From /proc; without one (on a laptop's system), what the C library knows."""

@@ -6,12 +6,8 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpuslice.core.errors import GpusliceError
-
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
 
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+|Inf|NaN)"
 _SAMPLE = re.compile(rf"([a-zA-Z_:][\w:]*)(?:\{{(.*)\}})? ({_NUMBER})(?: -?\d+)?", re.ASCII)
@@ -74,23 +70,18 @@ def fetch(url: str, timeout_s: float = 5.0, prefix: str = "") -> Page:
     if not url.startswith(("http://", "https://")):
         raise ScrapeError(f"{url} must be an http or https URL")
     try:
+        parts, size_bytes, deadline_s = [], 0, time.monotonic() + 4 * timeout_s
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-            return parse(_whole(answer, time.monotonic() + 4 * timeout_s).decode("utf-8", "replace"), prefix)
+            while part := answer.read1(1 << 16):
+                parts.append(part)
+                size_bytes += len(part)
+                if size_bytes > MOST_PAGE_BYTES:
+                    raise OSError(f"the page has more than {MOST_PAGE_BYTES >> 20} MiB")
+                if time.monotonic() > deadline_s:
+                    raise OSError("the page comes too slowly")
+            if answer.length:
+                raise OSError("the page is cut off")
+        return parse(b"".join(parts).decode("utf-8", "replace"), prefix)
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
         raise ScrapeError(f"{url}: {getattr(reason, 'strerror', None) or reason}") from error
-
-
-def _whole(answer: HTTPResponse, deadline_s: float) -> bytes:
-    """Its body. Raises OSError where that is too large, comes too slowly or is cut off."""
-    parts, size_bytes = [], 0
-    while part := answer.read1(1 << 16):
-        parts.append(part)
-        size_bytes += len(part)
-        if size_bytes > MOST_PAGE_BYTES:
-            raise OSError(f"the page has more than {MOST_PAGE_BYTES >> 20} MiB")
-        if time.monotonic() > deadline_s:
-            raise OSError("the page comes too slowly")
-    if answer.length:
-        raise OSError("the page is cut off")
-    return b"".join(parts)

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import hmac
 import ssl
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -100,7 +100,9 @@ def read_web_config(path: Path) -> WebConfig:
         )
     if tls != _Tls() and not tls.cert_file:
         raise WebConfigError(f"web config file {path}: tls_server_config wants cert_file and key_file")
-    _check_hashes(path, file.basic_auth_users)
+    for name, hashed in file.basic_auth_users.items():
+        if not hashed.startswith(("$2a$", "$2b$", "$2y$")) or len(hashed) != 60:
+            raise WebConfigError(f"web config file {path}: the password of {name} is no bcrypt hash")
     place = path.parent
     return WebConfig(
         certificate=str(place / tls.cert_file) if tls.cert_file else "",
@@ -115,9 +117,22 @@ def read_web_config(path: Path) -> WebConfig:
 
 def guard(app: App, config: WebConfig) -> App:
     """`app` behind basic authentication and with the extra headers that `config` asks for."""
-    if config.users:
-        app = _authenticated(app, Users(config.users))
-    return _with_headers(app, config.headers) if config.headers else app
+    if not (config.users or config.headers):
+        return app
+    users = Users(config.users) if config.users else None
+
+    async def guarded(request: HttpRequest) -> HttpResponse:
+        given = _credentials(request.headers.get("authorization", ""))
+        if users is None or (given is not None and await users.accepts(*given)):
+            coming = app(request)
+            answer = coming if isinstance(coming, HttpResponse) else await coming
+        else:
+            refusal = {"WWW-Authenticate": 'Basic realm="metrics"'}
+            answer = HttpResponse(b"Unauthorized\n", 401, headers=refusal)
+        answer.headers = {**answer.headers, **config.headers}
+        return answer
+
+    return guarded
 
 
 class Users:
@@ -153,22 +168,6 @@ class Users:
             return False
 
 
-def _check_hashes(path: Path, users: Mapping[str, str]) -> None:
-    for name, hashed in users.items():
-        if not hashed.startswith(("$2a$", "$2b$", "$2y$")) or len(hashed) != 60:
-            raise WebConfigError(f"web config file {path}: the password of {name} is no bcrypt hash")
-
-
-def _authenticated(app: App, users: Users) -> App:
-    async def check(request: HttpRequest) -> HttpResponse:
-        given = _credentials(request.headers.get("authorization", ""))
-        if given is None or not await users.accepts(*given):
-            return HttpResponse(b"Unauthorized\n", 401, headers={"WWW-Authenticate": 'Basic realm="metrics"'})
-        return await _settled(app(request))
-
-    return check
-
-
 def _credentials(header: str) -> tuple[str, str] | None:
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() != "basic":
@@ -178,16 +177,3 @@ def _credentials(header: str) -> tuple[str, str] | None:
     except (binascii.Error, UnicodeDecodeError):
         return None
     return (name, password) if separator else None
-
-
-def _with_headers(app: App, headers: Mapping[str, str]) -> App:
-    async def add(request: HttpRequest) -> HttpResponse:
-        answer = await _settled(app(request))
-        answer.headers = {**answer.headers, **headers}
-        return answer
-
-    return add
-
-
-async def _settled(answer: HttpResponse | Awaitable[HttpResponse]) -> HttpResponse:
-    return answer if isinstance(answer, HttpResponse) else await answer

@@ -96,7 +96,9 @@ class Pod(_Wire):
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
 
 
-class _NamedNode(_Wire):
+class _Named(_Wire):
+    """Of a node or a victim, which one it is."""
+
     metadata: Metadata = msgspec.field(default_factory=Metadata)
 
 
@@ -188,12 +190,8 @@ class MetaVictims(msgspec.Struct, gc=False, rename="pascal"):
     num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
 
 
-class _VictimPod(_Wire):
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
-
-
 class _Victims(msgspec.Struct, gc=False, rename="pascal"):
-    pods: list[_VictimPod] | None = None
+    pods: list[_Named] | None = None
     num_pdb_violations: int = msgspec.field(default=0, name="NumPDBViolations")
 
 
@@ -225,7 +223,7 @@ T = TypeVar("T")
 _ARGS = msgspec.json.Decoder(_Args)
 _BINDING = msgspec.json.Decoder(BindingArgs)
 _PREEMPTION = msgspec.json.Decoder(PreemptionArgs)
-_NODE = msgspec.json.Decoder(_NamedNode)
+_NODE = msgspec.json.Decoder(_Named)
 _ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

@@ -7,6 +7,7 @@ is updated separately, by `pod_changed` and `assignments_read`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ from gpuslice.apps.agent.repair import (
 from gpuslice.apps.agent.repair_order import RepairOrder, withdrawal
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of, still_true
-from gpuslice.core.grant import placement_of_devices
+from gpuslice.core.grant import CardLimit, GrantError, container_grant, placement_of_devices
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
 
@@ -142,7 +143,7 @@ class AllocationState:
         """kubelet's device assignments as they were some time after `asked_at_s`."""
         since = {ids: grant.receiver for ids, grant in self._granted.items() if grant.at_s > asked_at_s}
         self.assignments = still_true(assignments, since)
-        self._forgotten.assignments_read(self.assignments, asked_at_s, self._clock(), self._pod_of)
+        self._forgotten.assignments_read(self.assignments, asked_at_s, self._pod_of)
         listed = frozenset[str]().union(*(each.ids for each in self.assignments))
 
         def still_tentative(grant: TentativeGrant) -> bool:
@@ -214,9 +215,7 @@ class AllocationState:
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
         """Ids for the container that kubelet probably asks for; none that a forgotten one still uses."""
-        in_use = {
-            identifier: each.uid for each in self.maybe_forgotten() for identifier in each.assignment.ids
-        }
+        in_use = {one: each.uid for each in self.maybe_forgotten() for one in each.assignment.ids}
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
     def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
@@ -225,14 +224,9 @@ class AllocationState:
         recipient = recipient_of(
             ids, waiting, self.tentative, listed, self.node, unplaced=self.places_unplaced
         )
-        if isinstance(recipient, Recipient):
-            return self.crowded(ids, recipient.uid) or recipient
-        return recipient
-
-    def pod_units(self, recipient: Recipient) -> int | None:
-        """The units of the whole pod; None if the pod is not known."""
-        pod = self._pods.get(recipient.uid)
-        return pod.view.request.units if pod and pod.view.request else None
+        if isinstance(recipient, Refusal):
+            return recipient
+        return self.crowded(ids, recipient.uid) or recipient
 
     def holder(self, ids: frozenset[str]) -> Holder | None:
         """The container that `ids` belong to, by kubelet's assignments, otherwise by what was granted."""
@@ -267,18 +261,23 @@ class AllocationState:
         """Containers that may be running without kubelet listing them."""
         ended = {(grant.uid, grant.container) for grant in self.tentative}  # since kubelet asked again
         ended |= {(uid, name) for uid, pod in self._pods.items() for name in pod.completed}
-        found = []
-        for each in self._forgotten.containers:
-            if pod := self._pod_of(each):
-                found.append(replace(each, uid=pod.uid))
-            elif not each.uid:  # its pod is not known yet
-                found.append(each)
+        pods = [(each, self._pod_of(each)) for each in self._forgotten.containers]
+        # a container without a uid is one whose pod is not known yet
+        found = [replace(each, uid=pod.uid) if pod else each for each, pod in pods if pod or not each.uid]
         return tuple(each for each in found if each.name not in ended)
 
     def _pod_of(self, container: RunningContainer) -> Pod | None:
         """By its uid, otherwise by its name, if it is alive."""
         named = None if container.uid else self._pod_named(container.assignment.pod_key)
         return self.living(named.view.uid if named else container.uid)
+
+    def of_unknown_pods(self) -> list[RunningContainer]:
+        """Containers that may be running without kubelet listing them, and whose pods are not known."""
+        return [each for each in self._forgotten.containers if not each.uid and self._pod_of(each) is None]
+
+    def pod_is_gone(self, of: RunningContainer) -> None:
+        self._forgotten.pod_is_gone(of)
+        self.changed.set()
 
     def forgotten(self) -> tuple[RunningContainer, ...]:
         """Those of which that is certain."""
@@ -370,6 +369,13 @@ class AllocationState:
         mine = (pod.key if pod else None, container)
         return next((one.ids for one in self.assignments or () if (one.pod_key, one.container) == mine), None)
 
+    def limits(self, uid: str, container: str) -> dict[str, CardLimit] | None:
+        """By card uuid, the limits by the ids that kubelet lists; None if it lists none, or not ours."""
+        if (ids := self.listed_ids(uid, container)) is not None:
+            with contextlib.suppress(GrantError):
+                return {limit.card.uuid: limit for limit in container_grant(ids, self.node).limits}
+        return None
+
     def holders(self) -> list[str]:
         """Pods of this node that hold slices of its cards."""
         return sorted(pod.view.key for pod in self._pods.values() if pod.holds_slices)
@@ -387,13 +393,10 @@ class AllocationState:
                 tier = pod.tier(container.name, self.rules, allow_cgpu_disable=allow_cgpu_disable)
                 yield pod, container.name, tier
 
-    def alive(self, uid: str) -> bool:
-        """Whether the pod still exists and its containers may run."""
-        pod = self._pods.get(uid)
-        return pod is not None and not pod.view.finished
-
     def living(self, uid: str) -> Pod | None:
-        return self._pods[uid].view if self.alive(uid) else None
+        """The pod if it exists and its containers may run."""
+        pod = self._pods.get(uid)
+        return pod.view if pod is not None and not pod.view.finished else None
 
     def _actual_placements(self, assignments: Iterable[DeviceAssignment]) -> list[ActualPlacement]:
         """Where pods are, except pods whose name kubelet still lists with the devices of an earlier pod."""

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class CardMonitor:
     """Follows the driver, the operator's file and the clock.
 
     A card that was seen once stays in the list with its units, even if it is lost: an id that a container
-    holds must not disappear for kubelet.
+    holds must not disappear for kubelet. It goes only if another card has its index now.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class CardMonitor:
         self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
         self._untold: deque[_NodeEvent] = deque(maxlen=MOST_UNTOLD)  # in order
         self._file_problem = ""
+        self._unusable: list[str] = []  # in words, of the driver's list
         self._changed = asyncio.Event()
 
     def reasons(self) -> dict[int, str]:
@@ -150,14 +152,29 @@ class CardMonitor:
             self.driver_version = inventory.driver_version
             self.bus_ids |= {card.index: card.pci_bus_id for card in inventory.cards}
             self.links |= {frozenset((each.uuid, each.other)): each.link for each in inventory.links}
-            known = {card.uuid: card for card in self.cards}
-            answering = {card.uuid: card for card in cut(inventory.cards, self._unit)}
-            cards = sorted({**answering, **known}.values(), key=lambda card: card.index)
-            self.cards = tuple(card for card in cards if card.units > 0)
-            lost = "; ".join(f"card {each.position}: {each.reason}" for each in inventory.lost)
-            problem = f"no card can be read ({lost})" if lost else "the driver reports no card"
+            answering: dict[str, Card] = {}
+            unusable = [
+                f"card {each.position} of the driver's list: {each.reason}" for each in inventory.lost
+            ]
+            for card in cut(inventory.cards, self._unit):
+                twin = answering.setdefault(card.uuid, card)
+                if twin is not card:
+                    place = f"card {card.index} of the driver's list"
+                    unusable.append(f"{place}: has the uuid of card {twin.index}, {card.uuid}")
+            self.cards = tuple(card for card in _listed(self.cards, answering) if card.units > 0)
+            problem = (
+                f"no card can be read ({'; '.join(unusable)})" if unusable else "the driver reports no card"
+            )
             self._set_problem("" if self.cards else problem)
             health = health.seen(answering, (card.uuid for card in self.cards))
+            new = [each for each in unusable if each not in self._unusable]
+            self._unusable = unusable
+            if new and len(unusable) > len(
+                health.lost
+            ):  # otherwise they were known, and are reported as such
+                for each in new:
+                    _log.warning("card cannot be given out", extra={"reason": each})
+                self._untold.extend(_NodeEvent("GPUOutOfUse", each) for each in new)
         else:
             self._failures += 1
             self._set_problem(str(inventory))
@@ -231,8 +248,12 @@ class CardMonitor:
             return
         try:
             present = await self._writer.unhealthy()
-            if self._recorded is None:
-                await self._take_over(present)
+            if self._recorded is None:  # an earlier agent's faults still count: a restart repairs nothing
+                recorded, now_s = recorded_faults(present), time.monotonic()
+                until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
+                fault = Fault("recorded before the agent's start", until_s)
+                found = {card.uuid: fault for card in self.cards if card.index in recorded}
+                await self._set(replace(self.health, faults={**found, **self.health.faults}))
                 known = [_out_of_use(index, reason) for index, reason in self.reasons().items()]
                 self._untold.extend(each for each in known if each not in self._untold)
             reasons, faulty = self.reasons(), self.health.faulty()
@@ -249,17 +270,20 @@ class CardMonitor:
             event = self._untold.popleft()
             self._writer.node_event(event.reason, event.message, warning=event.warning)
 
-    async def _take_over(self, present: dict[str, str] | None) -> None:
-        """A fault that an earlier agent recorded still counts: its restart has repaired nothing."""
-        recorded = recorded_faults(present)
-        now_s = time.monotonic()
-        until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
-        found = {
-            card.uuid: Fault("recorded before the agent's start", until_s)
-            for card in self.cards
-            if card.index in recorded
-        }
-        await self._set(replace(self.health, faults={**found, **self.health.faults}))
+
+def _listed(known: Iterable[Card], answering: Mapping[str, Card]) -> list[Card]:
+    """The cards to list, in index order: known ones with the units that they had when they were first seen.
+
+    Each has the index that it has now: after a reload of the driver without one card, the next may have its
+    index, and then the lost one is not listed any more.
+    """
+    cards, taken = dict(answering), {card.index for card in answering.values()}
+    for card in known:
+        if card.uuid in answering:
+            cards[card.uuid] = replace(card, index=answering[card.uuid].index)
+        elif card.index not in taken:
+            cards[card.uuid] = card
+    return sorted(cards.values(), key=lambda card: card.index)
 
 
 def _out_of_use(index: int | None, reason: str) -> _NodeEvent:

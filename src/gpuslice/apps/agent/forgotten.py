@@ -14,9 +14,6 @@ from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import units_per_card
 from gpuslice.core.model import ContainerKind, Node, Pod, Refusal
 
-NEWS_AFTER_S = 60.0
-"""A running pod may be unknown to us for that long; one that is still unknown then is gone."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunningContainer:
@@ -51,10 +48,12 @@ class ForgottenContainers:
         self,
         assignments: Iterable[DeviceAssignment],
         asked_at_s: float,
-        now_s: float,
         living_pod: Callable[[RunningContainer], Pod | None],
     ) -> None:
-        """What kubelet lists is not forgotten. `living_pod`: a container's pod, None if unknown."""
+        """What kubelet lists is not forgotten. `living_pod`: a container's pod, None if unknown.
+
+        A container whose pod is unknown stays until the pod is known, or until `pod_is_gone`.
+        """
         if asked_at_s < self._since_s:
             return
         listed: dict[str, set[str]] = {}
@@ -65,8 +64,7 @@ class ForgottenContainers:
             name = container.assignment.container
             pod, names = living_pod(container), listed.get(container.assignment.pod_key, set())
             if pod is None:  # the pod of one that was ever known is gone
-                late = not container.uid and now_s - self._since_s < NEWS_AFTER_S
-                return late and name not in names
+                return not container.uid and name not in names
             requests = pod.request.containers if pod.request else ()
             listable = any(each.name == name and each.kind is not ContainerKind.INIT for each in requests)
             # kubelet does not list ordinary init containers: they are known if their pod is
@@ -74,6 +72,11 @@ class ForgottenContainers:
 
         self.containers = tuple(each for each in self.containers if unlisted(each))
         self.certain = True
+
+    def pod_is_gone(self, of: RunningContainer) -> None:
+        """The API server does not have the pod. A kubelet that came meanwhile may have found the container's
+        folder again, with another pod's container of the same name: that one stays."""
+        self.containers = tuple(each for each in self.containers if each is not of)
 
 
 def no_room_beside(

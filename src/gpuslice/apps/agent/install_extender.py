@@ -172,7 +172,16 @@ class MasterFiles:
         section = yaml.safe_load(Path(self._settings.section).read_bytes())
         given = Path(self._settings.certificates)
         certificates = {name: (given / name).read_bytes() for name in FILES if (given / name).exists()}
-        config = yaml.safe_dump(configuration(before, self._existing(before), section)).encode()
+        existing = None
+        if path := before.flag("config"):
+            if not Path(path).is_relative_to(self._settings.folder):
+                raise InstallError(
+                    f"--config of kube-scheduler is {path}; it must be below {self._settings.folder}"
+                )
+            existing = yaml.safe_load(Path(path).read_bytes())
+            if not isinstance(existing, dict) or existing.get("kind") != "KubeSchedulerConfiguration":
+                raise InstallError(f"{path} must hold a KubeSchedulerConfiguration")
+        config = yaml.safe_dump(configuration(before, existing, section)).encode()
         digest = hashlib.sha256(b"\0".join((before.content, config, *certificates.values()))).hexdigest()[:16]
         folder = self._versions / digest
         folder.mkdir(parents=True, exist_ok=True)
@@ -187,19 +196,6 @@ class MasterFiles:
                 backup = f"{self.path.stem}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.yaml"
             replace_file(self._backups / backup, found.content, 0o600, lasting=True)
         return pointed(before, folder, backup)
-
-    def _existing(self, manifest: Manifest) -> Json | None:
-        path = manifest.flag("config")
-        if not path:
-            return None
-        if not Path(path).is_relative_to(self._settings.folder):
-            raise InstallError(
-                f"--config of kube-scheduler is {path}; it must be below {self._settings.folder}"
-            )
-        found = yaml.safe_load(Path(path).read_bytes())
-        if not isinstance(found, dict) or found.get("kind") != "KubeSchedulerConfiguration":
-            raise InstallError(f"{path} must hold a KubeSchedulerConfiguration")
-        return found
 
     def write(self, content: bytes) -> None:
         """From here on kubelet restarts the scheduler."""

@@ -115,8 +115,9 @@ class Agent:
             plugin, address, observe=self.counters.calls.observe, on_kubelet=self.node.kubelet_answers
         )
         self.claims = ClaimService(
-            client, state, folders, self.cards, self.node, settings=settings, obstacle=self._no_claims_yet
-        )
+            client, state, folders, self.cards, self.node, lock=self.lock, settings=settings,
+            obstacle=self._no_claims_yet,
+        )  # fmt: skip
         self.watchdog = Watchdog(
             source, state, folders, writer, counters=self.counters, settings=settings, proc=proc
         )
@@ -152,24 +153,28 @@ class Agent:
                 listening(port)
                 await asyncio.Event().wait()
 
-        async def watch_limits() -> None:
-            await self.lock.held.wait()
-            if self.settings.watchdog != "off":
-                await self.watchdog.run()
+        async def serve_kubelet() -> None:
+            while True:
+                await self.until_servable()
+                await self.lock.held.wait()
+                await self.until_servable()  # much may have changed since
+                await self.devices.refresh()
+                with self.lock.serving():
+                    leaving = self.devices.refresh_until_needless()
+                    await work_until(leaving, {"plugin server": self.server.run()})
 
-        async def watch_refusals() -> None:
-            await self.lock.held.wait()
-            await self.refused_memory.run()
-
+        active = self.lock.held
         tasks = {
             **self.upkeep(),
             "sweeper": self.sweep(),
-            "watchdog": watch_limits(),
-            "refused memory": watch_refusals(),
-            "device plugin": self._serve_kubelet(),
-            "claims": self._serve_claims(),
+            "refused memory": _after(self.refused_memory.run, active),
+            "device plugin": serve_kubelet(),
+            # of plugin and claims, one waits until nobody holds a part of a card by the other
+            "claims": _after(self.claims.run, self.node.read, self._pods.synced, active),
             "web": serve_web(),
         }
+        if self.settings.watchdog != "off":
+            tasks["watchdog"] = _after(self.watchdog.run, active)
         if self.spans is not None:
             tasks["spans"] = self.spans.run()
         try:
@@ -181,49 +186,21 @@ class Agent:
 
     def upkeep(self) -> dict[str, Coroutine[Any, Any, None]]:
         """All tasks besides kubelet's calls, by name."""
-
-        async def keep_node() -> None:
-            await self.lock.held.wait()
-            await self.node.keep()
-
-        async def reconcile() -> None:
-            await self._pods.synced.wait()
-            await self.lock.held.wait()
-            await self.reconciler.run()
-
         return {
             "active lock": self.lock.hold(),
             "node": self.node.watch(),
-            "node object": keep_node(),
+            "node object": _after(self.node.keep, self.lock.held),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
             "record of cards": self.cards.record(),
             "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
-            "device assignments": reconcile(),
+            "device assignments": _after(self.reconciler.run, self._pods.synced, self.lock.held),
         }
 
     async def sweep(self) -> None:
         """Sweep folders, once it is known which pods live here and what kubelet lists."""
-        await self._pods.synced.wait()
-        await self.lock.held.wait()
-        await self.sweeper.run()
-
-    async def _serve_kubelet(self) -> None:
-        while True:
-            await self.until_servable()
-            await self.lock.held.wait()
-            await self.until_servable()  # much may have changed since
-            await self.devices.refresh()
-            with self.lock.serving():
-                await work_until(self.devices.refresh_until_needless(), {"plugin server": self.server.run()})
-
-    async def _serve_claims(self) -> None:
-        """Serve claims: of plugin and claims, one waits until nobody holds a part of a card by the other."""
-        await self.node.read.wait()
-        await self._pods.synced.wait()
-        await self.lock.held.wait()
-        await self.claims.run(self.lock)
+        await _after(self.sweeper.run, self._pods.synced, self.lock.held)
 
     async def until_servable(self) -> None:
         """Wait until kubelet's questions can be answered correctly."""
@@ -333,6 +310,12 @@ class Agent:
 
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(families), self.process)
         return make_app(probes, [for_operators(get("/debug/state", debug_state))])
+
+
+async def _after(work: Callable[[], Awaitable[None]], *events: asyncio.Event) -> None:
+    for event in events:
+        await event.wait()
+    await work()
 
 
 def start(settings: AgentSettings) -> None:

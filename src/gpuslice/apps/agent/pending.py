@@ -180,13 +180,16 @@ def propose(
         if ids := _take(left_for(each.pod.view.uid), must, size, each.cards):
             return Proposal(ids, each)
     card_count = fitting[0].request.card_count if fitting else 1
-    left = left_for("")
-    best = _best_fit(left, must, size // card_count, node)[:card_count]
+    units, left = size // card_count, left_for("")
+    # the best fit: cards that must be used, then those with the least room
+    used = {card for card, ids in left.items() if must & set(ids)}
+    roomy = [card for card, ids in left.items() if len(ids) >= units and card not in node.unhealthy]
+    best = sorted(roomy, key=lambda card: (card not in used, len(left[card]), card))[:card_count]
     if len(best) == card_count and (ids := _take(left, must, size, best)):
         return Proposal(ids, next((each for each in fitting if not each.cards), None))
     said = {card: "out of use" if card in node.unhealthy else len(ids) for card, ids in left.items()}
     room = ", ".join(f"card {card}: {what}" for card, what in sorted(said.items())) or "no card"
-    asked = f"{counted(size // card_count, 'unit')} of {node.names.memory} on "
+    asked = f"{counted(units, 'unit')} of {node.names.memory} on "
     asked += "one card" if card_count == 1 else f"each of {card_count} cards"
     return Refusal(f"node {node.name} has no room for {asked} (free units: {room})")
 
@@ -218,13 +221,6 @@ def _take(free: FreeIds, must: frozenset[str], size: int, cards: Sequence[int]) 
     each = size // len(cards)
     taken = tuple(identifier for card in cards for identifier in free.get(card, ())[:each])
     return taken if len(taken) == size and must <= set(taken) else ()
-
-
-def _best_fit(free: FreeIds, must: frozenset[str], units: int, node: Node) -> list[int]:
-    """Cards with room for `units`, those with the least room first, after cards that must be used."""
-    used = {card for card, ids in free.items() if must & set(ids)}
-    roomy = [card for card, ids in free.items() if len(ids) >= units and card not in node.unhealthy]
-    return sorted(roomy, key=lambda card: (card not in used, len(free[card]), card))
 
 
 # -- Allocate ------------------------------------------------------------------------------------------

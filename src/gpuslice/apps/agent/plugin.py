@@ -131,7 +131,7 @@ class GpuMemoryPlugin(DevicePluginService):
         await self._until(size, expected, bool)
         proposal = await self._until(size, proposed, final)
         if isinstance(proposal, Refusal):
-            self._counters.refused("no room")
+            self._counters.refused["no room"] += 1
             raise GRPCError(Status.FAILED_PRECONDITION, proposal.reason)
         return dp.ContainerPreferredAllocationResponse(deviceIDs=proposal.ids)
 
@@ -153,10 +153,9 @@ class GpuMemoryPlugin(DevicePluginService):
             )
             if isinstance(recipient, Refusal):
                 return self._refuse("no match", recipient.reason, len(ids))
-            isolation = state.rules.isolation
-            grant = container_grant(
-                ids, state.node, pod_units=state.pod_units(recipient), isolation=isolation
-            )
+            isolation, pod = state.rules.isolation, state.pod(recipient.uid)
+            pod_units = pod.view.request.units if pod and pod.view.request else None
+            grant = container_grant(ids, state.node, pod_units=pod_units, isolation=isolation)
             occupied = {each.folder for each in state.maybe_forgotten()}
             mounts: tuple[HostMount, ...] = ()
             if isolation:
@@ -167,11 +166,11 @@ class GpuMemoryPlugin(DevicePluginService):
         except (IsolationMissingError, OSError) as error:
             return self._refuse("host", str(error), len(ids))
         state.granted(ids, recipient)
-        self._counters.granted()
+        self._counters.granted += 1
         self._reconciler.wake()
-        pod = recipient.pending.pod.view.key if recipient.pending else ""
+        probably_for = recipient.pending.pod.view.key if recipient.pending else ""
         cards = grant.environment[ENV_INDEX]
-        _log.info("granted", extra={"cards": cards, "units": len(ids), "probably_for": pod})
+        _log.info("granted", extra={"cards": cards, "units": len(ids), "probably_for": probably_for})
         kind = self._options.cdi_kind
         return dp.ContainerAllocateResponse(
             envs=grant.environment,
@@ -186,7 +185,7 @@ class GpuMemoryPlugin(DevicePluginService):
 
     def _refuse(self, why: str, reason: str, units: int) -> dp.ContainerAllocateResponse:
         """An error, so that a controller recreates the pod; optionally what the vendor's plugin answers."""
-        self._counters.refused(why)
+        self._counters.refused[why] += 1
         _log.warning("refused", extra={"reason": reason, "units": units})
         if self._options.legacy_poison_env:
             return dp.ContainerAllocateResponse(envs=poison(units, self._options.memory_unit))
@@ -208,16 +207,17 @@ class GpuMemoryPlugin(DevicePluginService):
             raise GRPCError(Status.UNAVAILABLE, "kubelet does not list this container yet; try again")
         try:
             if refusal := state.crowded(ids, holder.pod.view.uid if holder else ""):
-                self._counters.refused("crowded")
+                self._counters.refused["crowded"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.reason)
             if holder and (reason := self._held_too_loosely(holder)):
-                self._counters.refused("tier")
+                self._counters.refused["tier"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, reason)
-            self._counters.started("no" if holder is None else "exactly" if holder.exact else "by its pod")
+            identified = "no" if holder is None else "exactly" if holder.exact else "by its pod"
+            self._counters.started[identified] += 1
             if state.rules.isolation or self._folders.exists(ids):
                 self._write_limits(ids, holder)
         except (GrantError, LimitsError, OSError) as error:
-            self._counters.refused("foreign device" if isinstance(error, GrantError) else "host")
+            self._counters.refused["foreign device" if isinstance(error, GrantError) else "host"] += 1
             _log.warning("start refused", extra={"reason": str(error), "units": len(ids)})
             raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
         if holder is None:

@@ -82,6 +82,7 @@ class Reconciler:
         while True:
             with contextlib.suppress(PodResourcesError):
                 await self.read()
+                await self._look_for_unknown_pods()
                 await self.write()
                 self._report_unserved()
             with contextlib.suppress(TimeoutError):
@@ -104,6 +105,13 @@ class Reconciler:
             _log.info("kubelet's device assignments are read")
         self.problem = ""
         self._state.assignments_read(assignments, asked_at_s)
+
+    async def _look_for_unknown_pods(self) -> None:
+        """Find out which pods of running containers are gone. The watch will show those that are not."""
+        for each in self._state.of_unknown_pods():
+            with contextlib.suppress(KubeError):
+                if not await self._writer.lives(each.assignment.namespace, each.assignment.pod):
+                    self._state.pod_is_gone(each)
 
     # -- annotations ----------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class Reconciler:
             else:
                 self._state.answered(repair)
                 if found is not None:
-                    self._counters.repaired("written")
+                    self._counters.repaired["written"] += 1
                     if repair.of_cards:
                         self._corrected[pod.uid] = None
                         while len(self._corrected) > REMEMBERED_CORRECTIONS:
@@ -141,13 +149,13 @@ class Reconciler:
         except KubeError as error:
             if not (unanswered or (isinstance(error, UnavailableError) and error.outcome_unknown)):
                 self._state.answered(repair)
-            self._counters.repaired("failed")
+            self._counters.repaired["failed"] += 1
             _log.warning(
                 "annotations not written, will try again", extra={"pod": pod.key, "error": str(error)}
             )
             return False
         if found is None:
-            self._counters.repaired("gone")
+            self._counters.repaired["gone"] += 1
             return False
         self._state.written(found)
         return True

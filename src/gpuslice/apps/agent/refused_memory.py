@@ -13,8 +13,6 @@ from typing import NamedTuple
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.contract import card_of_device_id
-from gpuslice.core.grant import GrantError, container_grant
 from gpuslice.core.sizing import suggested_size
 
 _log = logging.getLogger(__name__)
@@ -60,29 +58,21 @@ class RefusedMemory:
         }
         before, self._told = self._told, found
         for place, number in found.items():
-            if before is not None and number > before.get(place, 0):
-                self._tell(place)
-
-    def _tell(self, place: RefusedOf) -> None:
-        pod, ids = self._state.pod(place.uid), self._state.listed_ids(place.uid, place.container)
-        if pod is None or ids is None:
-            return
-        try:
-            limits = container_grant(ids, self._state.node).limits
-        except GrantError:
-            return
-        limit = next((each for each in limits if each.card.uuid == place.card), None)
-        if limit is None:
-            return
-        units = sum(card_of_device_id(each) == place.card for each in ids)
-        size = {"units": units, "card_units": limit.card.units, "card_mib": limit.card.memory_mib}
-        better = suggested_size(**size, peak_mib=limit.memory_mib, refused=True)
-        ask = (
-            f"ask for {better.units} of {limit.card.units} units or more, which is {better.limit_mib} MiB"
-            if better is not None
-            else "it has the whole card already"
-        )
-        what = f"container {place.container} was refused memory of card {limit.card.index}"
-        self._writer.pod_event(
-            pod.view, REASON, f"{what}: it would have passed its limit of {limit.memory_mib} MiB; {ask}"
-        )
+            if before is None or number <= before.get(place, 0):
+                continue
+            pod = self._state.pod(place.uid)
+            limit = (self._state.limits(place.uid, place.container) or {}).get(place.card)
+            if pod is None or limit is None:
+                continue
+            card = limit.card
+            size = {"units": limit.units, "card_units": card.units, "card_mib": card.memory_mib}
+            better = suggested_size(**size, peak_mib=limit.memory_mib, refused=True)
+            ask = (
+                f"ask for {better.units} of {card.units} units or more, which is {better.limit_mib} MiB"
+                if better is not None
+                else "it has the whole card already"
+            )
+            what = f"container {place.container} was refused memory of card {card.index}"
+            self._writer.pod_event(
+                pod.view, REASON, f"{what}: it would have passed its limit of {limit.memory_mib} MiB; {ask}"
+            )

@@ -28,7 +28,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._granted = 0
+        self.granted = 0
         self.calls = Histogram(
             "gpuslice_agent_request_seconds", "Time of a call of kubelet's device manager.", ("call",)
         )
@@ -37,29 +37,11 @@ class Counters:
             "Time of a request to the API server.",
             ("method", "resource"),
         )
-        self._refused = Counter(dict.fromkeys(REFUSALS, 0))
-        self._repairs = Counter(dict.fromkeys(REPAIRS, 0))
-        self._starts = Counter(dict.fromkeys(IDENTIFIED, 0))
-        self._past_limit = 0
-        self._ended = Counter(dict.fromkeys(SIGNALS, 0))
-
-    def granted(self) -> None:
-        self._granted += 1
-
-    def refused(self, reason: str) -> None:
-        self._refused[reason] += 1
-
-    def repaired(self, result: str) -> None:
-        self._repairs[result] += 1
-
-    def started(self, identified: str) -> None:
-        self._starts[identified] += 1
-
-    def past_limit(self) -> None:
-        self._past_limit += 1
-
-    def ended(self, name: str) -> None:
-        self._ended[name] += 1
+        self.refused = Counter(dict.fromkeys(REFUSALS, 0))
+        self.repaired = Counter(dict.fromkeys(REPAIRS, 0))
+        self.started = Counter(dict.fromkeys(IDENTIFIED, 0))
+        self.past_limit = 0
+        self.ended = Counter(dict.fromkeys(SIGNALS, 0))
 
     def families(self) -> Iterator[Family]:
         def counted(name: str, about: str, samples: Mapping[str, float]) -> Family:
@@ -68,15 +50,15 @@ class Counters:
         def by(label: str, counts: Counter[str]) -> dict[str, float]:
             return {labels({label: key}): float(value) for key, value in counts.items()}
 
-        granted = {"": float(self._granted)}
+        granted = {"": float(self.granted)}
         yield counted("gpuslice_agent_grants_total", "Containers that were granted devices.", granted)
         yield from (self.calls.family(), self.api.family())
-        refused, repairs = by("reason", self._refused), by("result", self._repairs)
+        refused, repairs = by("reason", self.refused), by("result", self.repaired)
         yield counted("gpuslice_agent_refusals_total", "Requests of kubelet refused.", refused)
         yield counted("gpuslice_agent_repairs_total", "Pod annotations written.", repairs)
         about = "Container starts prepared, by how the container was identified."
-        yield counted("gpuslice_agent_starts_total", about, by("identified", self._starts))
-        past, ended = {"": float(self._past_limit)}, by("signal", self._ended)
+        yield counted("gpuslice_agent_starts_total", about, by("identified", self.started))
+        past, ended = {"": float(self.past_limit)}, by("signal", self.ended)
         yield counted("gpuslice_agent_limit_excesses_total", "Containers found past their limit.", past)
         yield counted("gpuslice_agent_processes_ended_total", "Processes ended for being past it.", ended)
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.reconciler import Reconciler
 
 _log = logging.getLogger(__name__)
@@ -71,13 +71,18 @@ class Sweeper:
 
         Discarded at once, since kubelet may reuse the ids at any moment.
         """
-        owner = self._identified(name, self._folders.owner(name))
+        owner = self._folders.owner(name)
+        if self._folders.unidentified(owner) and name == self._folders.current(owner.ids):
+            found = self._state.owner(frozenset(owner.ids))
+            if found.pod:  # known by now, and recorded, since kubelet may forget it (`forgotten`)
+                self._folders.identify(name, owner, found)
+                owner = self._folders.owner(name)
         if age_s <= self._after_s:
             return
         if self._folders.unidentified(owner) and not owner.pod:
             return  # its unknown container may be running: it stays until the machine restarts
         last = name == self._folders.current(owner.ids)
-        if self._state.alive(owner.uid):  # used by its pod; of several folders for the same ids, the last is
+        if self._state.living(owner.uid):  # used by its pod; of several folders for the same ids, the last is
             ids = self._state.listed_ids(owner.uid, owner.container)
             used = ids is None or (ids == frozenset(owner.ids) and last)
         else:  # or by the container that has its ids now, or by one that only kubelet knew
@@ -86,15 +91,3 @@ class Sweeper:
         if not used:
             self._folders.discard(name)
             _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})
-
-    def _identified(self, name: str, owner: Owner) -> Owner:
-        """Its owner, if the container can be identified by now. It is recorded, since kubelet may forget the
-        container (`forgotten`).
-        """
-        if not self._folders.unidentified(owner) or name != self._folders.current(owner.ids):
-            return owner
-        found = self._state.owner(frozenset(owner.ids))
-        if not found.pod:
-            return owner
-        self._folders.identify(name, owner, found)
-        return self._folders.owner(name)

@@ -59,21 +59,16 @@ class TracedPlugin(DevicePluginService):
             raise
         finally:
             for each in ids:
-                self._add(name, each, began_ns, error)
-
-    def _add(self, name: str, ids: frozenset[str], began_ns: int, error: str) -> None:
-        holder = self._state.holder(ids)
-        if holder is None:
-            return
-        pod = holder.pod.view
-        parent = parsed(holder.pod.traceparent)
-        context = SpanContext(parent.trace_id if parent else trace_of(pod.uid))
-        about: dict[str, str | int] = {
-            "k8s.pod.uid": pod.uid,
-            "k8s.namespace.name": pod.namespace,
-            "k8s.pod.name": pod.name,
-            "k8s.container.name": holder.container.name if holder.container else "",
-            "k8s.node.name": self._state.node.name,
-            "gpuslice.units": len(ids),
-        }
-        self._exporter.add(Span(name, context, began_ns, self._now_ns(), parent, about, error))
+                if (holder := self._state.holder(each)) is None:
+                    continue
+                pod, parent = holder.pod.view, parsed(holder.pod.traceparent)
+                context = SpanContext(parent.trace_id if parent else trace_of(pod.uid))
+                about: dict[str, str | int] = {
+                    "k8s.pod.uid": pod.uid,
+                    "k8s.namespace.name": pod.namespace,
+                    "k8s.pod.name": pod.name,
+                    "k8s.container.name": holder.container.name if holder.container else "",
+                    "k8s.node.name": self._state.node.name,
+                    "gpuslice.units": len(each),
+                }
+                self._exporter.add(Span(name, context, began_ns, self._now_ns(), parent, about, error))

@@ -34,7 +34,6 @@ from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import Counters
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.attribution import ProcessReading
-from gpuslice.core.grant import GrantError, container_grant
 from gpuslice.core.units import MIB
 
 _log = logging.getLogger(__name__)
@@ -175,15 +174,11 @@ class Watchdog:
 
     def _limit_bytes(self, holder: Holder) -> int | None:
         """None if it has none, or if kubelet does not list what it was given."""
-        pod, ids = self._state.pod(holder.uid), self._state.listed_ids(holder.uid, holder.container)
+        pod, limits = self._state.pod(holder.uid), self._state.limits(holder.uid, holder.container)
         exempt = pod is not None and self._allow_cgpu_disable and holder.container in pod.unlimited
-        if ids is None or exempt or not self._state.rules.isolation:
+        if limits is None or exempt or not self._state.rules.isolation:
             return None
-        try:
-            limits = container_grant(ids, self._state.node).limits
-        except GrantError:
-            return None
-        return next((limit.memory_mib * MIB for limit in limits if limit.card.uuid == holder.card), 0)
+        return limits[holder.card].memory_mib * MIB if holder.card in limits else 0
 
     def _act(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
         """Deal with a container past its limit; its pod is told once."""
@@ -195,7 +190,7 @@ class Watchdog:
         if excess.reported:
             return
         excess.reported = True
-        self._counters.past_limit()
+        self._counters.past_limit += 1
         used_mib, limit_mib = sum(each.memory_bytes or 0 for each in readings) // MIB, limit_bytes // MIB
         what = (
             f"container {holder.container} holds {used_mib} MiB of card {holder.card}, its limit is "
@@ -231,4 +226,4 @@ class Watchdog:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, number)
                 _log.warning("process past the limit ended", extra={"pid": pid, "signal": number.name})
-                self._counters.ended(number.name)
+                self._counters.ended[number.name] += 1

@@ -71,6 +71,14 @@ class Writer:
             return None
         return node_pod(found) if found.metadata.uid == pod.uid else None
 
+    async def lives(self, namespace: str, name: str) -> bool:
+        """Whether a pod of this name is on this node and has not ended, whatever the watch has shown."""
+        try:
+            found = node_pod(await self._client.get(NODE_PODS, name, namespace)).view
+        except NotFoundError:
+            return False
+        return found.node == self._node and not found.finished
+
     async def node_status(self, amounts: Mapping[str, str | None]) -> None:
         """Set capacity and allocatable of resources that are not devices; None removes one."""
         amounts = dict(amounts)

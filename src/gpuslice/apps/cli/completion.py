@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from gpuslice.apps.cli.flags import flags_of
+from gpuslice.apps.cli.flags import Flags, flags_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -41,35 +41,36 @@ def command(context: click.Context, shell: str) -> None:
 
 def nodes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of nodes; none if the cluster does not answer soon, as Tab must not print errors."""
-    from click.shell_completion import CompletionItem
-
     from gpuslice.apps.cli.cluster import client_of, node_names
-    from gpuslice.core.errors import GpusliceError
 
-    given = {name: context.params.get(name) or "" for name in ("kubeconfig", "context", "namespace")}
-    try:
-        names = node_names(client_of(flags_of(context, given), _PATIENCE_S))
-    except GpusliceError:
-        return []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return _proposals(context, incomplete, lambda flags: node_names(client_of(flags, _PATIENCE_S)))
 
 
 def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the pods of the namespace; none under the same condition."""
-    from click.shell_completion import CompletionItem
-
     from gpuslice.adapters.kube.resources import PODS
     from gpuslice.apps.cli.cluster import client_of, connection_of
+
+    def names(flags: Flags) -> list[str]:
+        found = client_of(flags, _PATIENCE_S).list(PODS, connection_of(flags).namespace)
+        return [pod.metadata.name for pod in found]
+
+    return _proposals(context, incomplete, names)
+
+
+def _proposals(
+    context: click.Context, incomplete: str, names: Callable[[Flags], list[str]]
+) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
     from gpuslice.core.errors import GpusliceError
 
     given = {name: context.params.get(name) or "" for name in ("kubeconfig", "context", "namespace")}
     try:
-        flags = flags_of(context, given)
-        found = client_of(flags, _PATIENCE_S).list(PODS, connection_of(flags).namespace)
+        found = names(flags_of(context, given))
     except GpusliceError:
         return []
-    names = (pod.metadata.name for pod in found)
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
 
 
 def kubectl_answer(command: click.Command, words: Sequence[str]) -> str:

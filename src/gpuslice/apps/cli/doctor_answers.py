@@ -25,14 +25,17 @@ def answers(facts: Facts, urls: Sequence[str]) -> Iterator[Finding]:
     """Each of `urls` must answer with success."""
     for url in urls:
         place = _place(url)
-        if place is None or _has_pods(facts, place):
-            if why := ask(url, _authority(facts, place)):
+        slices = facts.slices_of(*place) if place is not None else []
+        hooks = [hook for hook in facts.hooks if place is not None and hook_service(hook) == place]
+        if not slices or any(each.get("endpoints") for each in slices):  # unknown: only a request can tell
+            clients = (each.get("clientConfig") for hook in hooks for each in hook.get("webhooks") or ())
+            trusted = next((each["caBundle"] for each in clients if each and each.get("caBundle")), "")
+            if why := ask(url, base64.b64decode(trusted).decode("ascii", "replace")):
                 fix = "see whether the pods behind it are ready, their logs, and network policies before them"
                 yield Finding(Level.ERROR, url, f"does not answer: {why}", fix)
-        elif place[1] != EXTENDER:  # the extender has its own check
+        elif place is not None and place[1] != EXTENDER:  # the extender has its own check
             # only a note if its pods run on nodes that share cards, and there is none yet
-            anywhere = any(hook_service(hook) == place for hook in facts.hooks)
-            level = Level.ERROR if anywhere or facts.labelled() else Level.NOTE
+            level = Level.ERROR if hooks or facts.labelled() else Level.NOTE
             fix = f"kubectl -n {place[0]} get all -l component={place[1]}, and the events of what is there"
             if level is Level.NOTE:
                 fix = f"label a node with cards {facts.node_label}=true, if pods of it are expected"
@@ -40,30 +43,12 @@ def answers(facts: Facts, urls: Sequence[str]) -> Iterator[Finding]:
 
 
 def _place(url: str) -> tuple[str, str] | None:
-    name, _, rest = (urlsplit(url).hostname or "").partition(".")
+    try:
+        name, _, rest = (urlsplit(url).hostname or "").partition(".")
+    except ValueError:  # of brackets that are no address
+        return None
     namespace, _, kind = rest.partition(".")
     return (namespace, name) if kind == "svc" or kind.startswith("svc.") else None
-
-
-def _has_pods(facts: Facts, place: tuple[str, str]) -> bool:
-    """True also if that is unknown: then only a request can show it."""
-    known = [
-        each
-        for each in facts.slices
-        if each["metadata"]["namespace"] == place[0]
-        and (each["metadata"].get("labels") or {}).get("kubernetes.io/service-name") == place[1]
-    ]
-    return not known or any(each.get("endpoints") for each in known)
-
-
-def _authority(facts: Facts, place: tuple[str, str] | None) -> str:
-    """The CA certificates that the API server trusts for this service, as PEM; "" for the system's."""
-    for hook in facts.hooks:
-        if place is not None and hook_service(hook) == place:
-            for each in hook.get("webhooks") or []:
-                if bundle := (each.get("clientConfig") or {}).get("caBundle"):
-                    return base64.b64decode(bundle).decode("ascii", "replace")
-    return ""
 
 
 def ask(url: str, authority: str) -> str:

@@ -8,16 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
-from gpuslice.adapters.kube.resources import (
-    DICT,
-    EVENTS,
-    LIVING,
-    NODES,
-    PODS,
-    Resource,
-)
+from gpuslice.adapters.kube.label_selector import LabelSelector
+from gpuslice.adapters.kube.resources import DICT, EVENTS, LIVING, NODES, PODS, Resource
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.cluster import check_namespace, connection_of
@@ -142,14 +138,8 @@ def _of_owner(
         names = [each["metadata"]["name"] for each in client.list(resource, namespace)]
         hint = nearest(name, names) or "-n names another namespace"
         raise NoSuchPodError(f'there is no {kind} "{name}" in namespace {namespace}; {hint}') from error
-    selector = owner.get("spec", {}).get("selector") or {}
-    terms = [f"{label}={value}" for label, value in (selector.get("matchLabels") or {}).items()]
-    for each in selector.get("matchExpressions") or ():
-        values = f" ({','.join(each.get('values') or ())})" if each.get("values") else ""
-        operator = {"In": " in", "NotIn": " notin", "Exists": "", "DoesNotExist": ""}[each["operator"]]
-        terms.append(f"{'!' if each['operator'] == 'DoesNotExist' else ''}{each['key']}{operator}{values}")
-    pods = client.list(PODS, namespace, labels=",".join(terms)) if terms else []
-
+    selector = str(msgspec.convert(owner.get("spec", {}).get("selector") or {}, LabelSelector))
+    pods = client.list(PODS, namespace, labels=selector) if selector else []
     problems = [
         f"{each.get('reason', each['type'])}: {printable(each.get('message', ''))}"
         for each in owner.get("status", {}).get("conditions") or ()

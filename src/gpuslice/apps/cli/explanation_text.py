@@ -20,7 +20,7 @@ Of several: ``name``, ``problems[]`` and ``pods[]``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
@@ -34,7 +34,6 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     sentences_of,
 )
 from gpuslice.core.errors import printable
-from gpuslice.core.explanation import NodeClass
 from gpuslice.core.model import CardSlice, Tier
 from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted
@@ -91,7 +90,13 @@ def pod_text(explained: PodExplanation) -> str:
         amounts += [f"its limit is {_mib(use.limit_bytes)}"] if use.limit_bytes is not None else []
         parts.append(f"Container {use.container} on card {use.gpu}: {', '.join(amounts)}.\n")
     if explained.explanation is not None:
-        parts.append("\n" + _classes_table(explained.explanation.classes))
+        rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
+        for nodes in explained.explanation.classes:  # by the reason why they cannot hold the pod
+            most = "-" if nodes.most is None else f"{nodes.most} ({nodes.best}, card {nodes.card})"
+            names = ", ".join(nodes.nodes[:2]) + (", …" if len(nodes.nodes) > 2 else "")
+            why = f"it fits: {nodes.reason[0].lower()}{nodes.reason[1:]}" if nodes.fits else nodes.reason
+            rows.append(row(len(nodes.nodes), why, most, names))
+        parts.append("\n" + aligned("".join(rows)))
     if explained.ends or explained.hints:
         parts.append("\n" + "".join(f"{sentence}\n" for sentence in (*explained.ends, *explained.hints)))
     if explained.events:
@@ -119,17 +124,6 @@ def _what_it_holds(explained: PodExplanation, slices: Sequence[CardSlice]) -> It
     if explained.neighbours:
         others = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
         yield f"Other pods on its {'card' if len(slices) == 1 else 'cards'}: {others}.\n"
-
-
-def _classes_table(classes: Iterable[NodeClass]) -> str:
-    """Nodes grouped by the reason why they cannot hold the pod."""
-    rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
-    for nodes in classes:
-        most = "-" if nodes.most is None else f"{nodes.most} ({nodes.best}, card {nodes.card})"
-        names = ", ".join(nodes.nodes[:2]) + (", …" if len(nodes.nodes) > 2 else "")
-        why = f"it fits: {nodes.reason[0].lower()}{nodes.reason[1:]}" if nodes.fits else nodes.reason
-        rows.append(row(len(nodes.nodes), why, most, names))
-    return aligned("".join(rows))
 
 
 def _mib(amount: float | None) -> str:

@@ -61,16 +61,12 @@ def chosen_cards(
     for card in best:
         room, asked = room_bytes(card, running), memory_bytes(memory, card)
         if asked > room:
-            raise BudgetError(no_room(asked, room, card, count))
+            of = "on a card" if count == 1 else f"on card {card.index}"
+            raise BudgetError(
+                f"{asked // MIB} MiB are asked for and {max(room, 0) // MIB} MiB are the most"
+                f" that is left {of} (`gpuslice ps` shows who has the rest)"
+            )
     return sorted(best, key=wanted.index)
-
-
-def no_room(asked_bytes: int, room_bytes: int, card: DriverCard, count: int) -> str:
-    of = "on a card" if count == 1 else f"on card {card.index}"
-    return (
-        f"{asked_bytes // MIB} MiB are asked for and {max(room_bytes, 0) // MIB} MiB are the most"
-        f" that is left {of} (`gpuslice ps` shows who has the rest)"
-    )
 
 
 def visible_cards(cards: Sequence[DriverCard]) -> list[DriverCard]:
@@ -86,17 +82,13 @@ def visible_cards(cards: Sequence[DriverCard]) -> list[DriverCard]:
 def named_cards(names: str, source: str, cards: Sequence[DriverCard]) -> list[DriverCard]:
     found = []
     for name in (part.strip() for part in names.split(",")):
-        same = [card for card in cards if name == str(card.index) or is_uuid_of(name, card)]
+        is_uuid = name.startswith(("GPU-", "MIG-"))  # as in the driver: any prefix of one card's
+        same = [card for card in cards if name == str(card.index) or (is_uuid and card.uuid.startswith(name))]
         if len(same) != 1:
             known = ", ".join(f"{card.index} ({card.uuid})" for card in cards)
             raise BudgetError(f'{source}: there is no card "{name}": this machine has {known}')
         found += [card for card in same if card not in found]
     return found
-
-
-def is_uuid_of(name: str, card: DriverCard) -> bool:
-    """As in the driver: any prefix that is unique among the cards."""
-    return name.startswith(("GPU-", "MIG-")) and card.uuid.startswith(name)
 
 
 def room_bytes(card: DriverCard, running: Sequence[Budget]) -> int:

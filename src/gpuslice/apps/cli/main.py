@@ -36,7 +36,7 @@ PLUGINS = "gpuslice.commands"  # entry points by which other distributions add a
 
 
 class Entry(NamedTuple):
-    """One command: its name, the location of its click command, and its line in the help.
+    """One command: its name, its module, its line in the help, and its name in the module.
 
     A command without a module comes with another distribution, which lists it among its entry points;
     `source` says how to install that.
@@ -44,54 +44,47 @@ class Entry(NamedTuple):
 
     name: str
     module: str
-    attribute: str
     help: str
+    attribute: str = "command"
     source: str = ""
 
 
 COMMANDS = (
-    Entry("inspect", "gpuslice.apps.cli.inspect", "command", "Show what is allocated on which card."),
-    Entry("top", "gpuslice.apps.cli.top", "command", "Watch what cards and containers use now."),
-    Entry("console", "gpuslice.apps.console.command", "command", "Show a cluster in the browser."),
-    Entry("run", "gpuslice.apps.cli.run", "command", "Run a program with part of a card, on this machine."),
-    Entry("ps", "gpuslice.apps.cli.ps", "command", "Show the programs that `run` started."),
-    Entry(
-        "explain", "gpuslice.apps.cli.explain", "command", "Say why a pod waits, or why it is on its card."
-    ),
-    Entry("advise", "gpuslice.apps.cli.advise", "command", "Find requests that are too large or too small."),
-    Entry(
-        "doctor", "gpuslice.apps.cli.doctor", "command", "Find problems in a cluster, and how to fix them."
-    ),
-    Entry("migrate", "gpuslice.apps.cli.migrate", "command", "Migrate from another system, or back to it."),
-    Entry(
-        "simulate", "gpuslice.apps.cli.simulate", "command", "Place pods on empty nodes, and see what fits."
-    ),
+    Entry("inspect", "gpuslice.apps.cli.inspect", "Show what is allocated on which card."),
+    Entry("top", "gpuslice.apps.cli.top", "Watch what cards and containers use now."),
+    Entry("console", "gpuslice.apps.console.command", "Show a cluster in the browser."),
+    Entry("run", "gpuslice.apps.cli.run", "Run a program with part of a card, on this machine."),
+    Entry("ps", "gpuslice.apps.cli.ps", "Show the programs that `run` started."),
+    Entry("explain", "gpuslice.apps.cli.explain", "Say why a pod waits, or why it is on its card."),
+    Entry("advise", "gpuslice.apps.cli.advise", "Find requests that are too large or too small."),
+    Entry("doctor", "gpuslice.apps.cli.doctor", "Find problems in a cluster, and how to fix them."),
+    Entry("migrate", "gpuslice.apps.cli.migrate", "Migrate from another system, or back to it."),
+    Entry("simulate", "gpuslice.apps.cli.simulate", "Place pods on empty nodes, and see what fits."),
     Entry(
         "demo",
-        "",
         "",
         "Play the whole story on this machine, without a GPU.",
         source="in a checkout of gpuslice, `make demo` installs and plays it",
     ),
-    Entry("extender", "gpuslice.apps.extender.command", "command", "Run the scheduler extender."),
-    Entry("agent", "gpuslice.apps.agent.command", "command", "Run the node agent: kubelet's device plugin."),
-    Entry("switch", "gpuslice.apps.agent.command", "switch", "Switch a node between shared and whole cards."),
+    Entry("extender", "gpuslice.apps.extender.command", "Run the scheduler extender."),
+    Entry("agent", "gpuslice.apps.agent.command", "Run the node agent: kubelet's device plugin."),
+    Entry("switch", "gpuslice.apps.agent.command", "Switch a node between shared and whole cards.", "switch"),
     Entry(
-        "keep-off", "gpuslice.apps.agent.command", "keep_off", "Keep a DaemonSet off nodes that share cards."
+        "keep-off", "gpuslice.apps.agent.command", "Keep a DaemonSet off nodes that share cards.", "keep_off"
     ),
-    Entry("install-library", "gpuslice.apps.agent.command", "install_library", "Keep the library on a node."),
+    Entry("install-library", "gpuslice.apps.agent.command", "Keep the library on a node.", "install_library"),
     Entry(
         "install-extender",
         "gpuslice.apps.agent.command",
-        "install_extender",
         "Let a node's kube-scheduler call the extender.",
+        "install_extender",
     ),
-    Entry("exporter", "gpuslice.apps.exporter.command", "command", "Run the metrics exporter of a node."),
-    Entry("webhook", "gpuslice.apps.webhook.command", "command", "Run the admission webhook."),
-    Entry("claims", "gpuslice.apps.claims.command", "command", "Make the templates of pods' claims."),
-    Entry("load", "gpuslice.apps.load.main", "command", "Put a known load on a card, and check the metrics."),
-    Entry("completion", "gpuslice.apps.cli.completion", "command", "Print the completion script of a shell."),
-    Entry("version", "gpuslice.apps.cli.version", "command", "Print the version."),
+    Entry("exporter", "gpuslice.apps.exporter.command", "Run the metrics exporter of a node."),
+    Entry("webhook", "gpuslice.apps.webhook.command", "Run the admission webhook."),
+    Entry("claims", "gpuslice.apps.claims.command", "Make the templates of pods' claims."),
+    Entry("load", "gpuslice.apps.load.main", "Put a known load on a card, and check the metrics."),
+    Entry("completion", "gpuslice.apps.cli.completion", "Print the completion script of a shell."),
+    Entry("version", "gpuslice.apps.cli.version", "Print the version."),
 )
 
 
@@ -198,8 +191,7 @@ def run(
             help_option_names=["-h", "--help"],
             standalone_mode=False,  # otherwise an interrupt would print "Aborted!" and exit with 1
         )
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         end_quietly_on_interrupt()
     except click.ClickException as error:
         error.show()

@@ -315,7 +315,12 @@ def _workload(
         return [Note(where, f"is made by {owner['kind']} {owner['name']}: change it there"), *said]
     if resource == JOBS:
         return [Note(where, "recreate it: the pods of a Job cannot be changed"), *said]
-    steps = [*_missing(template, after, path), *_below(path, difference(before, after))]
+    parents = [  # that a JSON Patch needs and that may be missing in the object
+        {"op": "add", "path": f"{path}/spec/{each.shelf}/{each.index}/resources", "value": {}}
+        for each in after.containers
+        if each.limits and template["spec"][each.shelf][each.index].get("resources") is None
+    ]
+    steps = [*parents, *_below(path, difference(before, after))]
     back = _below(path, difference(after, before))
     words, words_back = tuple(_words(before, after)), tuple(_words(after, before))
     return [_patch(resource, thing, system.name, steps, back, what=words, what_back=words_back), *said]
@@ -325,14 +330,6 @@ def _form(pod: Object) -> PodForm:
     return pod_form(
         msgspec.Raw(msgspec.json.encode({"metadata": pod.get("metadata"), "spec": pod.get("spec")}))
     )
-
-
-def _missing(template: Object, after: PodForm, path: str) -> Iterator[Object]:
-    """Parents that a JSON Patch needs and that may be missing in the object."""
-    for each in after.containers:
-        given = template["spec"][each.shelf][each.index]
-        if each.limits and given.get("resources") is None:
-            yield {"op": "add", "path": f"{path}/spec/{each.shelf}/{each.index}/resources", "value": {}}
 
 
 def _below(path: str, operations: Iterable[Operation]) -> list[Object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 from typing import NoReturn
 
 
@@ -22,11 +23,13 @@ def raise_on_interrupt() -> None:
 
 def open_standard_files() -> None:
     """Reopen standard files that are closed: otherwise sockets get their numbers, and receive what is
-    printed.
+    printed. Python has no stream for a file that was closed when it started.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _begin(name: str) -> NoReturn:

@@ -144,7 +144,11 @@ def start(wish: Wish, program: Sequence[str], library: Path | None, budgets: Bud
     preload = folder / LIBRARY
     if re.search(r"[\s:]", str(preload)):
         raise BudgetError(f'the path "{preload}" has a blank or a colon, and the loader splits there')
-    environment = program_environment(limits, preload)
+    preloads = filter(None, (str(preload), os.environ.get("LD_PRELOAD", "")))
+    environment = os.environ | {
+        "LD_PRELOAD": os.pathsep.join(preloads),
+        "CUDA_VISIBLE_DEVICES": ",".join(limit.uuid for limit in limits),
+    }
     warn(program[0])
     sys.stdout.flush()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -200,7 +204,10 @@ def given_budget(
             folder, limits = joined.folder, same_budget(wish, cards, joined)
             budgets.join(folder, member)
         else:
-            limits = new_limits(wish, cards, running)
+            limits = tuple(
+                LimitsEntry(card.uuid, memory_bytes(wish.memory, card), wish.compute_percent)
+                for card in chosen_cards(wish.gpu, wish.gpus, wish.memory, cards, running)
+            )
             folder = budgets.make(name, limits, checked_library(library or found_library()), member)
         running = budgets.list()
         is_too_much = joined is None and is_over_or_double(folder, wish, cards, running)
@@ -229,14 +236,6 @@ def is_over_or_double(
     taken = {limit.uuid for budget in running if budget.folder == folder for limit in budget.limits}
     over = any(room_bytes(card, running) < 0 for card in cards if card.uuid in taken)
     return over or any(budget.folder != folder for budget in of_the_group(wish, running))
-
-
-def new_limits(wish: Wish, cards: Sequence[DriverCard], running: Sequence[Budget]) -> tuple[LimitsEntry, ...]:
-    """On cards that have the room."""
-    return tuple(
-        LimitsEntry(card.uuid, memory_bytes(wish.memory, card), wish.compute_percent)
-        for card in chosen_cards(wish.gpu, wish.gpus, wish.memory, cards, running)
-    )
 
 
 def same_budget(wish: Wish, cards: Sequence[DriverCard], budget: Budget) -> tuple[LimitsEntry, ...]:
@@ -301,12 +300,3 @@ def user_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return f"uid{os.getuid()}"
-
-
-def program_environment(limits: Sequence[LimitsEntry], preload: Path) -> dict[str, str]:
-    """With the preload library first, and only these cards visible."""
-    others = os.environ.get("LD_PRELOAD", "")
-    return os.environ | {
-        "LD_PRELOAD": os.pathsep.join(filter(None, (str(preload), others))),
-        "CUDA_VISIBLE_DEVICES": ",".join(limit.uuid for limit in limits),
-    }

@@ -241,11 +241,10 @@ class TopApp(App[None]):
         main.query_one("#headline", Static).update(f"{headline(found, self._cluster)} · {self._read_at}")
         main.query_one("#problems", Static).update("\n".join(found.problem_lines))
         containers, cards = self._chosen()
+        order = f"by {self._sort or 'node'}{', reversed' if self._reverse else ''}"
         chosen = [
             f"namespace {self._namespace}" if self._namespace else "all namespaces",
-            "as a tree"
-            if self._tree
-            else f"by {self._sort or 'node'}{', reversed' if self._reverse else ''}",
+            "as a tree" if self._tree else order,
             *([f'filter "{self._filter}"'] if self._filter else []),
             *([f"{len(containers)} of {len(found.containers)} containers"] if containers else []),
             *(["paused"] if self._paused else []),
@@ -332,10 +331,8 @@ class TopApp(App[None]):
         empty = {name: Text("") for name in CONTAINER_COLUMNS}
         for node in dict.fromkeys(card.node for card in cards):
             here = [card for card in cards if card.node == node]
-            used, total = (
-                sum(each.used_bytes or 0 for each in here),
-                sum(each.total_bytes or 0 for each in here),
-            )
+            used = sum(each.used_bytes or 0 for each in here)
+            total = sum(each.total_bytes or 0 for each in here)
             memory = Text(f"{gib(used)}/{gib(total)}", "bold")
             rows.append({**empty, "POD": Text(node, "bold"), "NODE": Text(node), "MEMORY": memory})
             for card in here:

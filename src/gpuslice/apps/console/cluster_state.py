@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -20,7 +19,7 @@ from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
 from gpuslice.apps.diagnosis.other_pods import resources_of
-from gpuslice.apps.diagnosis.pod_explanation import place_of
+from gpuslice.apps.diagnosis.pod_explanation import place_of, waits_for
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIMED, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
@@ -39,7 +38,6 @@ COUNTED = {
 """Resources of shared cards that a ResourceQuota may limit, by the names used for them."""
 NEEDED = ("nodes", "pods")
 """Without these there is nothing to show; the others add to it if they may be read."""
-STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 RUNNING = "Running"
 """The phase of a row without one: nearly all pods are running, and the word would be sent for each of them.
 """
@@ -47,6 +45,26 @@ AT_ONCE = 200
 
 _NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
 _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
+
+
+class Followed:
+    """A small collection of which only the current state matters, selected in several ways."""
+
+    def __init__(
+        self, client: KubeClient, resource: Resource[dict[str, Any]], *selectors: dict[str, str]
+    ) -> None:
+        self.plural = resource.plural
+        self.reflectors = [
+            Reflector(client, resource, lambda _: None, **each)  # type: ignore[arg-type]
+            for each in selectors
+        ]
+
+    @property
+    def synced(self) -> bool:
+        return all(each.synced.is_set() for each in self.reflectors)
+
+    def objects(self) -> list[dict[str, Any]]:
+        return list({key: found for each in self.reflectors for key, found in each.objects.items()}.values())
 
 
 class ClusterState:
@@ -77,24 +95,21 @@ class ClusterState:
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
         self._quotas = Reflector(client, QUOTAS, self._quota_changed, namespace=namespace)
-        self._services = (  # the vendor's by name; by label also ours under another name
-            _kept(client, SERVICES, fields=f"metadata.name={EXTENDER}"),
-            _kept(client, SERVICES, labels=f"component={EXTENDER}"),
+        self.services = Followed(  # the vendor's by name; by label also ours under another name
+            client, SERVICES, {"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"}
         )
-        self._slices = (  # a slice has its service's labels; the vendor's may have none
-            _kept(client, SLICES, labels="app=gpushare"),
-            _kept(client, SLICES, labels=f"kubernetes.io/service-name={EXTENDER}"),
+        self.slices = Followed(  # a slice has its service's labels; the vendor's may have none
+            client, SLICES, {"labels": "app=gpushare"}, {"labels": f"kubernetes.io/service-name={EXTENDER}"}
         )
-        self.hooks = [_kept(client, kind) for kind in HOOKS]
+        self.hooks = [Followed(client, kind, {}) for kind in HOOKS]
 
     async def run(self) -> None:
         """Follow the cluster until cancelled."""
         reflectors: dict[str, Reflector[Any]] = {
             "nodes": self._nodes, "pods": self._pods, "configmaps": self._config_maps, "quotas": self._quotas,
         }  # fmt: skip
-        reflectors |= {f"endpoint slices {number}": each for number, each in enumerate(self._slices)}
-        reflectors |= {f"services {number}": each for number, each in enumerate(self._services)}
-        reflectors |= {f"hooks {number}": hook for number, hook in enumerate(self.hooks)}
+        for kind in (self.slices, self.services, *self.hooks):
+            reflectors |= {f"{kind.plural} {number}": each for number, each in enumerate(kind.reflectors)}
         async with asyncio.TaskGroup() as tasks:
             for name, reflector in reflectors.items():
                 tasks.create_task(reflector.run(), name=f"watch {name}")
@@ -112,25 +127,11 @@ class ClusterState:
     def config_maps(self) -> Iterable[objects.ConfigMap]:
         return self._config_maps.objects.values()
 
-    @property
-    def knows_services(self) -> bool:
-        return all(each.synced.is_set() for each in self._services)
-
-    def services(self) -> list[dict[str, Any]]:
-        return list({key: found for each in self._services for key, found in each.objects.items()}.values())
-
-    @property
-    def knows_slices(self) -> bool:
-        return all(each.synced.is_set() for each in self._slices)
-
-    def slices(self) -> list[dict[str, Any]]:
-        return list({key: found for each in self._slices for key, found in each.objects.items()}.values())
-
     def own_hooks(self) -> list[dict[str, Any]]:
         return [
             each | {"kind": kind.kind}
             for kind, hook in zip(HOOKS, self.hooks, strict=True)
-            for each in hook.objects.values()
+            for each in hook.objects()
             if is_own_hook(each)
         ]
 
@@ -234,10 +235,8 @@ class ClusterState:
             self.rows.drop("cardUsage", name)
         else:
             status, interner = change.object.status, self._interner
-            status.capacity, status.allocatable = (
-                interner.one(status.capacity),
-                interner.one(status.allocatable),
-            )
+            status.capacity = interner.one(status.capacity)
+            status.allocatable = interner.one(status.allocatable)
             self.nodes[name] = change.object
             self.ledger.apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
             self._touch(name)
@@ -322,15 +321,9 @@ class ClusterState:
         return row
 
 
-def _kept(client: KubeClient, resource: Resource[dict[str, Any]], **scope: str) -> Reflector[dict[str, Any]]:
-    """A small collection of which only the current state matters."""
-    return Reflector(client, resource, lambda _: None, **scope)  # type: ignore[arg-type]
-
-
 def _is_stuck(pod: objects.Pod) -> bool:
     """It is on its node, and one of its containers is waiting there for something that may never come."""
-    states = [each.state or {} for each in pod.status.container_statuses or ()]
-    return any((state.get("waiting") or {}).get("reason", "") not in STARTING for state in states)
+    return any(map(waits_for, pod.status.container_statuses or ()))
 
 
 def _prune(pod: objects.Pod, interner: Interner) -> None:
@@ -381,12 +374,6 @@ def _pod_row(view: Pod, pod: objects.Pod) -> dict[str, Any]:
     statuses = pod.status.container_statuses or ()
     if restarts := sum(each.restart_count for each in statuses):
         row["restarts"] = restarts
-    reasons = [((each.state or {}).get("waiting") or {}).get("reason", "") for each in statuses]
-    reason = next((each for each in reasons if each not in STARTING), pod.status.reason)
-    if reason:
+    if reason := next(filter(None, map(waits_for, statuses)), pod.status.reason):
         row["reason"] = reason
     return row
-
-
-def now_s() -> float:
-    return datetime.now(UTC).timestamp()

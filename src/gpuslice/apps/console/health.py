@@ -6,11 +6,10 @@ import asyncio
 import time
 from typing import Any
 
-from gpuslice.adapters.kube.resources import SERVICES
 from gpuslice.apps.console.access import Viewer
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.diagnosis.doctor import WATCHED_CHECKS, worst_first
-from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Finding
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
 from gpuslice.apps.diagnosis.doctor_groups import Group, grouped
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 
@@ -95,21 +94,17 @@ class Health:
 
     def _facts(self) -> Facts:
         state = self._state
-        unreadable = [] if state.knows_services else [SERVICES.plural]
-        unreadable += [] if state.knows_slices else [SLICES.plural]
-        unreadable += [
-            kind.plural for kind, hook in zip(HOOKS, state.hooks, strict=True) if not hook.synced.is_set()
-        ]
+        small = (state.services, state.slices, *state.hooks)
         return Facts(
             nodes=list(state.nodes.values()),
             pods=list(state.pods.values()),
             plugins=list(state.plugins.values()),
             config_maps=[each for each in state.config_maps() if each.data is not None],
-            services=state.services(),
-            slices=state.slices(),
+            services=state.services.objects(),
+            slices=state.slices.objects(),
             hooks=state.own_hooks(),
             claims=state.claims if state.follows_claims else None,
-            unreadable=unreadable,
+            unreadable=[each.plural for each in small if not each.synced],
             node_label=self._node_label,
         )
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import secrets
+import time
 import webbrowser
 from collections.abc import Awaitable, Callable
 
@@ -13,7 +14,7 @@ import click
 import msgspec
 
 import gpuslice
-from gpuslice.adapters.kube.config import Connection, connect
+from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.malloc import share_one_arena
 from gpuslice.adapters.web.app import Probes, make_app
@@ -23,7 +24,7 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.apps.console.access import Access, OnePerson, TokenAccess, Viewer
-from gpuslice.apps.console.cluster_state import NEEDED, ClusterState, now_s
+from gpuslice.apps.console.cluster_state import NEEDED, ClusterState
 from gpuslice.apps.console.documents import NOTHING, ClusterDocuments, without_strangers
 from gpuslice.apps.console.health import Health
 from gpuslice.apps.console.observed_client import ObservedClient
@@ -152,7 +153,7 @@ class Console:
             "usage": {"readAt": self.usage.read_at_s, "problem": self.usage.problem},
             "history": "prometheus" if self.usage.prometheus is not None else "memory",
             "namespace": self.settings.namespace,
-            "now": now_s(),
+            "now": time.time(),
             "release": gpuslice.__version__,
         }
         kind = "whole" if known == NOTHING else "changes"
@@ -202,7 +203,7 @@ class Console:
         containers = [each for pod in self.usage.containers.values() for each in pod]
         seen = [each for each in containers if viewer.sees(each.namespace)]
         peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], seen)
-        document = advice_document(advise(ledger, peaks, claims, now_s=now_s()))
+        document = advice_document(advise(ledger, peaks, claims, now_s=time.time()))
         if not (viewer.everything and viewer.nodes):
             document["cards"] = []
         return await packed(msgspec.json.encode({**document, "problem": self.usage.problem}), request)
@@ -253,18 +254,14 @@ class Console:
         return [*found, answers]
 
 
-def connection_of(settings: ConsoleSettings) -> Connection:
-    return connect(
+async def serve(settings: ConsoleSettings) -> None:
+    connection = connect(
         os.environ,
         kubeconfig=settings.kubeconfig,
         context=settings.context,
         namespace=settings.namespace,
         interactive=settings.access == "kubeconfig",
     )
-
-
-async def serve(settings: ConsoleSettings) -> None:
-    connection = connection_of(settings)
 
     def listening(address: str) -> None:
         if settings.access == "kubeconfig":

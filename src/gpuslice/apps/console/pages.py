@@ -105,7 +105,10 @@ class Pages:
         """Refuses names of other hosts: a foreign page may have pointed its name at this address (DNS
         rebinding).
         """
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        try:
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        except ValueError:  # of brackets that are no address
+            host = None
         if self._local and host not in LOCAL_HOSTS:
             return text_answer("421: this page is served on this machine alone", 421)
         return None

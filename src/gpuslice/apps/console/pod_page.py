@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,7 +11,7 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import EVENTS
-from gpuslice.apps.console.cluster_state import ClusterState, now_s
+from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_reader import UsageReader
 from gpuslice.apps.diagnosis.pod_document import pod_document
 from gpuslice.apps.diagnosis.pod_explanation import explained, place_of
@@ -34,7 +35,13 @@ class PodPages:
         state, key = self._state, f"{namespace}/{name}"
         if key not in state.pods:
             return None
-        events, events_problem = await self._events(namespace, name)
+        events, events_problem = list[objects.Event](), ""
+        fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
+        try:
+            listing = await self._client.list(EVENTS, namespace, fields=fields, page=MOST_EVENTS)
+            events = listing.items or []
+        except KubeError as error:  # without them, everything else can still be shown
+            events_problem = str(error)
         history = await self._history(namespace, name)
         found = state.pods.get(key)  # it may have gone in the meantime
         view = state.view(found) if found is not None else None
@@ -61,20 +68,11 @@ class PodPages:
             document["card"] = {"units": card.units, "memoryMiB": card.memory_mib, "model": card.model}
         return {**document, "way": way(view, found), "history": history}
 
-    async def _events(self, namespace: str, name: str) -> tuple[list[objects.Event], str]:
-        """The pod's events, and why they cannot be read."""
-        fields = f"involvedObject.kind=Pod,involvedObject.name={name}"
-        try:
-            listing = await self._client.list(EVENTS, namespace, fields=fields, page=MOST_EVENTS)
-        except KubeError as error:  # without them, everything else can still be shown
-            return [], str(error)
-        return listing.items or [], ""
-
     async def _history(self, namespace: str, name: str) -> dict[str, Any]:
         usage = self._usage
         if usage.prometheus is not None:
             try:
-                found = await asyncio.to_thread(usage.prometheus.history, namespace, name, now_s())
+                found = await asyncio.to_thread(usage.prometheus.history, namespace, name, time.time())
                 used = [None if each is None else round(each / (1 << 20)) for each in found["used"]]
                 sm = [None if each is None else round(each * 100) for each in found["sm"]]
                 refused = [round(each or 0) for each in found["refused"]]

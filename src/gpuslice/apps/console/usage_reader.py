@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import intern
 from typing import Any
@@ -13,8 +14,9 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.transport import Transport
 from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
-from gpuslice.apps.console.cluster_state import ClusterState, now_s
+from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_history import Point, UsageHistory
+from gpuslice.apps.diagnosis.advice import suggestion_of
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
 from gpuslice.apps.diagnosis.usage import (
     CardUsage,
@@ -25,9 +27,8 @@ from gpuslice.apps.diagnosis.usage import (
     proxied_path,
     usage_of,
 )
-from gpuslice.core.advice import card_of
 from gpuslice.core.hosts import bracketed
-from gpuslice.core.sizing import Suggestion, suggested_size
+from gpuslice.core.sizing import Suggestion
 from gpuslice.core.units import MIB
 
 _log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class UsageReader:
             try:
                 # cards are freed before containers are read: both at once take much memory
                 self._take_cards(await asyncio.to_thread(self.prometheus.cards))
-                await self._take(await asyncio.to_thread(self.prometheus.containers), now_s())
+                await self._take(await asyncio.to_thread(self.prometheus.containers), time.time())
                 self.problem = ""
             except PrometheusError as error:
                 self.problem = str(error)
@@ -131,15 +132,15 @@ class UsageReader:
             self.problem = self._unanswered.left(left)
         found = usage_of(page for page in pages if page is not None)
         self._take_cards(found.cards)
-        await self._take(found.containers, now_s())
+        await self._take(found.containers, time.time())
 
     async def team_hours(self) -> tuple[float, dict[str, TeamHours]]:
         """Over how many seconds, and by namespace; for the last day if Prometheus has it."""
         if self.prometheus is None:
             return self.history.team_hours()
-        if not self._hours[1] or now_s() - self._hours_at_s > HOURS_HOLD_S:
+        if not self._hours[1] or time.time() - self._hours_at_s > HOURS_HOLD_S:
             self._hours = (DAY_S, await asyncio.to_thread(self.prometheus.team_hours))
-            self._hours_at_s = now_s()
+            self._hours_at_s = time.time()
         return self._hours
 
     async def _page(self, exporter: objects.Pod) -> Page | None:
@@ -225,20 +226,12 @@ class UsageReader:
         return row
 
     def suggestion(self, key: str) -> Suggestion | None:
-        """A suggested size for a pod with one container on one card, as in `explain`."""
-        found, containers = self._state.pods.get(key), self.containers.get(key, ())
+        """A better size for a pod, as in `explain`."""
+        found = self._state.pods.get(key)
         pod = self._state.view(found) if found is not None else None
-        card = card_of(self._state.ledger_of(pod.node), pod) if pod is not None else None
-        if pod is None or card is None or len(containers) != 1 or containers[0].peak_bytes is None:
+        if pod is None:
             return None
-        assert pod.placement is not None
-        return suggested_size(
-            units=pod.placement.slices[0].units,
-            card_units=card.units,
-            card_mib=card.memory_mib,
-            peak_mib=containers[0].peak_bytes / MIB,
-            refused=bool(containers[0].refused),
-        )
+        return suggestion_of(self._state.ledger_of(pod.node), pod, self.containers.get(key, ()))
 
 
 def _by_namespace(containers: Mapping[str, Sequence[ContainerUsage]]) -> dict[str, TeamHours]:

@@ -11,12 +11,14 @@ The document::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.core.advice import MOVE_RISK, SIZE_RISK, Advice, Peak
+from gpuslice.core.advice import MOVE_RISK, SIZE_RISK, Advice, Peak, card_of
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod
+from gpuslice.core.sizing import Suggestion, suggested_size
 from gpuslice.core.units import MIB
 
 
@@ -31,6 +33,20 @@ def peaks_of(pods: Iterable[Pod], containers: Iterable[ContainerUsage]) -> dict[
         for key, rows in by_pod.items()
         if key in uids and len(rows) == 1 and rows[0].peak_bytes is not None
     }
+
+
+def suggestion_of(ledger: Ledger, pod: Pod, usage: Sequence[ContainerUsage]) -> Suggestion | None:
+    """A better size for a pod with one container on one card, of which the exporter knows the peak."""
+    card = card_of(ledger, pod)
+    if card is None or pod.placement is None or len(usage) != 1 or usage[0].peak_bytes is None:
+        return None
+    return suggested_size(
+        units=pod.placement.slices[0].units,
+        card_units=card.units,
+        card_mib=card.memory_mib,
+        peak_mib=usage[0].peak_bytes / MIB,
+        refused=bool(usage[0].refused),
+    )
 
 
 def advice_document(found: Advice) -> dict[str, Any]:
@@ -68,12 +84,8 @@ def advice_document(found: Advice) -> dict[str, Any]:
     ]
     return {
         "resizes": resizes,
-        "namespaces": given_back(found.given_back),
+        "namespaces": [{"namespace": name, "units": units} for name, units in found.given_back.items()],
         "cards": cards,
         "measured": found.measured,
         "risks": [*([SIZE_RISK] if resizes else []), *([MOVE_RISK] if cards else [])],
     }
-
-
-def given_back(units: Mapping[str, int]) -> list[dict[str, Any]]:
-    return [{"namespace": namespace, "units": number} for namespace, number in units.items()]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import PODS, RESOURCE_SLICES
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, Facts, Finding, Level
+from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, Facts, Finding, Level, option_of
 from gpuslice.apps.diagnosis.doctor_plugins import problem_of_plugin
 from gpuslice.core.claim_views import cards_of_claims
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_MODE
@@ -16,6 +17,8 @@ from gpuslice.core.words import counted
 CLAIMS_QPS = 100
 """Requests a second by kube-controller-manager for claims: upstream measures from 75 on."""
 MOST_NAMED = 3
+CLAIMS_SINCE = 34
+"""The minor version from which kubelet knows the claims that we use (``resource.k8s.io/v1``)."""
 
 
 def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
@@ -35,6 +38,14 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
                 f"{'holds' if len(holders) == 1 else 'hold'} parts of its cards there",
                 f"kubectl drain {node.metadata.name}, or let them end; or take label {LABEL_MODE} away again",
             )
+        elif kubelet := _kubelet_before_claims(node):
+            yield Finding(
+                Level.ERROR,
+                where,
+                f"is to give its cards out by claims, which its kubelet {kubelet} does not know",
+                f"upgrade its kubelet to Kubernetes 1.{CLAIMS_SINCE} or later, or take label {LABEL_MODE} "
+                "away again",
+            )
         elif found := problem_of_plugin(facts, node):
             what, fix = found
             yield Finding(Level.ERROR, where, f"is labelled {LABEL_MODE}=claims and {what}", fix)
@@ -45,6 +56,13 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
                 "is to give its cards out by claims and its agent publishes none",
                 "delete the agent's pod there, so that it reads the label; else see its /readyz and its log",
             )
+
+
+def _kubelet_before_claims(node: Node) -> str:
+    """The version of a kubelet that is too old for claims, as during an upgrade of the cluster; else ""."""
+    version: str = (node.status.node_info or {}).get("kubeletVersion", "")
+    found = re.match(r"v1\.(\d+)", version)
+    return version if found and int(found[1]) < CLAIMS_SINCE else ""
 
 
 def both_kinds(facts: Facts) -> Iterator[Finding]:
@@ -109,13 +127,7 @@ def claims_made_slowly(facts: Facts) -> Iterator[Finding]:
     if not any(map(facts.is_of_claims, facts.nodes)) or not facts.knows(PODS, "kube-system"):
         return
     for pod in facts.managers:
-        arguments = [
-            argument
-            for container in pod["spec"]["containers"]
-            for argument in (*(container.get("command") or ()), *(container.get("args") or ()))
-        ]
-        flag = "--kube-api-qps="
-        said = next((each.removeprefix(flag) for each in arguments if each.startswith(flag)), "20")
+        said = option_of(pod, "kube-api-qps") or "20"
         if said.replace(".", "", 1).isdigit() and float(said) < CLAIMS_QPS:
             yield Finding(
                 Level.NOTE,

@@ -101,6 +101,15 @@ class Facts:
         """What each pod holds, as the extender sees it; `all_cards`: including cards out of use."""
         return ledger_of(self.nodes, self.pods, () if all_cards else self.config_maps)
 
+    def slices_of(self, namespace: str, service: str) -> list[Object]:
+        """The endpoint slices of a service."""
+        return [
+            each
+            for each in self.slices
+            if each["metadata"]["namespace"] == namespace
+            and (each["metadata"].get("labels") or {}).get("kubernetes.io/service-name") == service
+        ]
+
     def labelled(self) -> bool:
         """Whether any node should share its cards."""
         return any(self.is_to_share(node) or self.is_of_claims(node) for node in self.nodes)
@@ -137,6 +146,17 @@ def amount(node: Node, resource: str) -> int:
 def is_ready(pod: Pod) -> bool:
     """Whether its kubelet says so."""
     return any(each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ())
+
+
+def option_of(pod: Object, name: str) -> str:
+    """The value of ``--name=VALUE`` in the command line of a static pod; "" if it is not there."""
+    arguments = (
+        argument
+        for container in pod["spec"]["containers"]
+        for argument in (*(container.get("command") or ()), *(container.get("args") or ()))
+    )
+    option = f"--{name}="
+    return next((str(each).removeprefix(option) for each in arguments if each.startswith(option)), "")
 
 
 class _Reader:

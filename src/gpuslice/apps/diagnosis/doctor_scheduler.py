@@ -8,7 +8,7 @@ import msgspec
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, PODS
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, Object, is_ready
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready, option_of
 from gpuslice.core.contract import EITHER_MEMORY, MEMORY_NAMES, SYSTEM_NAMESPACE, of_our_chart
 from gpuslice.core.errors import words_of
 from gpuslice.core.nesting import checked_depth
@@ -97,7 +97,7 @@ def scheduler_configuration(facts: Facts) -> Iterator[Finding]:
             for section in read.sections:
                 yield from _section(where, section)
             yield from _sampling(where, read, len(facts.nodes))
-    files = sorted({file for pod in facts.schedulers if (file := _config_file(pod))})
+    files = sorted({file for pod in facts.schedulers if (file := option_of(pod, "config"))})
     if found:
         names = {
             profile.scheduler_name or _DEFAULT
@@ -264,11 +264,3 @@ def sample_size(nodes: int, percentage: int) -> int:
         return nodes
     percentage = percentage or max(5, 50 - nodes // 125)
     return max(_EVERYBODY_BELOW, nodes * percentage // 100)
-
-
-def _config_file(pod: Object) -> str:
-    for container in pod["spec"]["containers"]:
-        for word in [*(container.get("command") or []), *(container.get("args") or [])]:
-            if word.startswith("--config="):
-                return str(word.removeprefix("--config="))
-    return ""

@@ -14,7 +14,6 @@ from gpuslice.apps.diagnosis.doctor_facts import (
     Facts,
     Finding,
     Level,
-    Object,
     hook_service,
 )
 from gpuslice.core.contract import SYSTEM_NAMESPACE
@@ -52,9 +51,7 @@ def extender(facts: Facts) -> Iterator[Finding]:
 def _ready(facts: Facts, namespace: str, name: str) -> bool:
     return not facts.knows(SLICES, namespace) or any(
         (endpoint.get("conditions") or {}).get("ready", True)
-        for found in facts.slices
-        if found["metadata"]["namespace"] == namespace
-        and (found["metadata"].get("labels") or {}).get("kubernetes.io/service-name") == name
+        for found in facts.slices_of(namespace, name)
         for endpoint in found.get("endpoints") or []
     )
 
@@ -75,7 +72,19 @@ def webhook(facts: Facts) -> Iterator[Finding]:
                 f"kubectl -n {service[0]} logs deployment/{service[1]}",
             )
         for each in hook.get("webhooks") or []:
-            yield from _lockout(where, each)
+            rules = (each.get("namespaceSelector") or {}).get("matchExpressions") or []
+            spared = any(
+                rule.get("operator") == "NotIn" and SYSTEM_NAMESPACE in (rule.get("values") or [])
+                for rule in rules
+            )
+            if each.get("failurePolicy") == "Fail" and not spared:
+                yield Finding(
+                    Level.ERROR,
+                    where,
+                    f"failurePolicy is Fail and {SYSTEM_NAMESPACE} is not left out: without the webhook the "
+                    "cluster cannot repair itself",
+                    f"leave {SYSTEM_NAMESPACE} out by namespaceSelector, or set failurePolicy: Ignore",
+                )
             if bundle := (each.get("clientConfig") or {}).get("caBundle"):
                 runs_out = ends(base64.b64decode(bundle))
                 yield from _ending(where, "certificate authority", runs_out, facts.now)
@@ -91,21 +100,6 @@ def webhook(facts: Facts) -> Iterator[Finding]:
         meta = secret["metadata"]
         shown = ends(base64.b64decode((secret.get("data") or {}).get("tls.crt", "")))
         yield from _ending(f"secret {meta['namespace']}/{meta['name']}", "certificate", shown, facts.now)
-
-
-def _lockout(where: str, hook: Object) -> Iterator[Finding]:
-    rules = (hook.get("namespaceSelector") or {}).get("matchExpressions") or []
-    spared = any(
-        rule.get("operator") == "NotIn" and SYSTEM_NAMESPACE in (rule.get("values") or []) for rule in rules
-    )
-    if hook.get("failurePolicy") == "Fail" and not spared:
-        yield Finding(
-            Level.ERROR,
-            where,
-            f"failurePolicy is Fail and {SYSTEM_NAMESPACE} is not left out: without the webhook the cluster "
-            "cannot repair itself",
-            f"leave {SYSTEM_NAMESPACE} out by namespaceSelector, or set failurePolicy: Ignore",
-        )
 
 
 def _ending(where: str, what: str, end: datetime | None, now: datetime) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from gpuslice.adapters.kube import objects
+from gpuslice.apps.diagnosis.advice import suggestion_of
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.other_pods import (
@@ -37,7 +38,6 @@ from gpuslice.core.explanation import (
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
 from gpuslice.core.model import Node, Pod, Request, Tier
-from gpuslice.core.sizing import suggested_size
 from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
@@ -90,7 +90,7 @@ def explained(
         found.status.phase,
         found.spec.scheduler_name,
         _last(events, view),
-        found.status.reason or next(filter(None, map(_waits_for, found.status.container_statuses or ())), ""),
+        found.status.reason or next(filter(None, map(waits_for, found.status.container_statuses or ())), ""),
         ends=tuple(_ends(found)),
         usage=tuple(usage),
         claims=claimed.names if claimed else (),
@@ -200,7 +200,7 @@ def _on_its_node(
         hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
-        hints += _about_size(view, node, begun.usage)
+        hints += _about_size(view, ledger, begun.usage)
         hints += why_there(state, view) if state and not begun.ends and not out_of_use else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
             meta = pod.metadata
@@ -252,39 +252,27 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     return []
 
 
-def _about_size(view: Pod, node: Node | None, usage: Sequence[ContainerUsage]) -> Iterator[str]:
-    """What was refused, and a better size if the exporter knows the peak; for one container on one card."""
+def _about_size(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Iterator[str]:
+    """What was refused, and a better size if one is known."""
     for each in usage:
         if each.refused:
             times = "once" if each.refused == 1 else f"{each.refused:.0f} times"
             yield f"Container {each.container} asked for more memory than its limit, and was refused {times}."
-    placed = view.placement.slices if view.placement is not None else ()
-    if node is None or len(usage) != 1 or len(placed) != 1 or usage[0].peak_bytes is None:
-        return
-    card = next((card for card in node.cards if card.index == placed[0].card), None)
-    if card is None or not card.memory_mib:
-        return
-    better = suggested_size(
-        units=placed[0].units,
-        card_units=card.units,
-        card_mib=card.memory_mib,
-        peak_mib=usage[0].peak_bytes / MIB,
-        refused=bool(usage[0].refused),
-    )
+    better = suggestion_of(ledger, view, usage)
     if better is not None and better.more:
         yield (
             f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it "
             "needs is not known, because it was refused."
         )
     elif better is not None:
-        peak = usage[0].peak_bytes / MIB
+        peak = (usage[0].peak_bytes or 0) / MIB
         yield (
             f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: its "
             f"peak since the start is {peak:.0f} MiB."
         )
 
 
-def _waits_for(container: objects.ContainerStatus) -> str:
+def waits_for(container: objects.ContainerStatus) -> str:
     """Why a container does not run, as in kubectl's STATUS; "" if it runs or is about to."""
     reason = container.waiting_reason
     return "" if reason in ("ContainerCreating", "PodInitializing") else reason
@@ -304,7 +292,7 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             why = f" ({printable(ended['reason'])})" if ended.get("reason") else ""
             at = f" at {ended['finishedAt']}" if ended.get("finishedAt") else ""
             parts.append(f"last ended with exit code {ended.get('exitCode', '?')}{why}{at}")
-        if _waits_for(each):
+        if waits_for(each):
             shown = waiting.get("message", "").partition(" restarting failed ")[0]  # its name is above
             message = f": {printable(shown)}" if shown else ""
             parts.append(f"is waiting: {printable(waiting['reason'])}{message}")

@@ -122,14 +122,22 @@ class Prometheus:
 
     def _ask(self, verb: str, query: Mapping[str, str], shape: type[T], part: str = "result") -> T:
         """The part named `part` of the answer's data. Raises PrometheusError."""
+        authorization, context = self._basic, None
+        try:
+            if self._token_file:
+                authorization = f"Bearer {Path(self._token_file).read_text().strip()}"
+        except (OSError, ValueError) as error:
+            raise PrometheusError(f"token file {self._token_file}: {words_of(error)}") from error
+        try:
+            if self._url.startswith("https:"):
+                context = ssl.create_default_context(cafile=self._ca_file or None)
+        except OSError as error:
+            raise PrometheusError(f"CA file {self._ca_file}: {words_of(error)}") from error
         request = Request(
             f"{self._url}/api/v1/{verb}?{urlencode(query)}", headers={"Accept": "application/json"}
         )
-        if self._token_file:
-            request.add_header("Authorization", f"Bearer {self._token()}")
-        elif self._basic:
-            request.add_header("Authorization", self._basic)
-        context = self._trust() if self._url.startswith("https:") else None
+        if authorization:
+            request.add_header("Authorization", authorization)
         try:
             with urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
                 data = msgspec.json.decode(answer.read(), type=_Answer).data
@@ -141,18 +149,6 @@ class Prometheus:
             reason = getattr(error, "reason", error)  # of urllib's errors, what is behind them
             words = words_of(reason if isinstance(reason, Exception) else error)
             raise PrometheusError(f"Prometheus at {self._url} cannot be asked: {words}") from error
-
-    def _token(self) -> str:
-        try:
-            return Path(self._token_file).read_text().strip()
-        except (OSError, ValueError) as error:
-            raise PrometheusError(f"token file {self._token_file}: {words_of(error)}") from error
-
-    def _trust(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self._ca_file or None)
-        except OSError as error:
-            raise PrometheusError(f"CA file {self._ca_file}: {words_of(error)}") from error
 
 
 class _Answer(msgspec.Struct):

@@ -8,7 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from sys import intern
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -367,14 +367,10 @@ def gpu_order(gpu: str) -> tuple[int, str]:
 def documents(found: ClusterUsage) -> dict[str, Any]:
     """For ``-o json``: the rows, unknown figures left out."""
     return {
-        "cards": [known(**_figures_of(row)) for row in found.cards],
-        "containers": [known(**_figures_of(row)) for row in found.containers],
+        "cards": [known(**asdict(row)) for row in found.cards],
+        "containers": [known(**asdict(row)) for row in found.containers],
         "problems": list(found.problems),
     }
-
-
-def _figures_of(row: CardUsage | ContainerUsage) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def known(**values: Any) -> dict[str, Any]:

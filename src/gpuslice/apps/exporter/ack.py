@@ -6,7 +6,7 @@ Units are theirs: percent, MiB, milliwatts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.apps.exporter.card_snapshot import CardSnapshot, NodeSnapshot
@@ -70,9 +70,8 @@ def custom_families(
             "gpu": str(sample.index),
             "modelName": sample.model,
         }
-        support = str(
-            bool(sample.fields)
-        ).lower()  # a board that asks for it shows the card's DCGM_FI_* series
+        # a board that asks for it shows the card's DCGM_FI_* series
+        support = "true" if sample.fields else "false"
         at = labels(device | {"DriverVersion": snapshot.driver_version, "SupportDCGM": support})
         if sample.total_bytes:
             found["DCGM_CUSTOM_DEV_FB_TOTAL"].add(sample.total_bytes / MIB, at)
@@ -144,10 +143,17 @@ def legacy_families(snapshot: NodeSnapshot, node: str) -> list[Family]:
             "node_name": node,
             "uuid": sample.uuid,
         }
-        for holder, used, duty in _holders(card):
+        duty = _times(fields.get(203), 1)
+        shown: list[tuple[dict[str, str], float | None, float | None]] = []  # holder, bytes used, duty cycle
+        for key, each in card.containers.items():
+            if each.grant is not None and each.grant.mode is ShareMode.EXCLUSIVE:
+                shown.append((_legacy_pod(key, "exclusive"), sample.used_bytes, duty))
+            elif each.grant is not None:
+                shown.append((_legacy_pod(key, "share"), each.used_bytes, _times(each.sm_ratio, 100)))
+        for holder, used, busy in shown or [(_legacy_pod(None, ""), sample.used_bytes, duty)]:
             at = labels(about_card | holder)
             values = {
-                "nvidia_gpu_duty_cycle": duty,
+                "nvidia_gpu_duty_cycle": busy,
                 "nvidia_gpu_memory_total_bytes": sample.total_bytes,
                 "nvidia_gpu_memory_used_bytes": used,
                 "nvidia_gpu_power_usage_milliwatts": _times(fields.get(155), 1000),
@@ -157,20 +163,6 @@ def legacy_families(snapshot: NodeSnapshot, node: str) -> list[Family]:
                 if value is not None:
                     found[name].add(value, at)
     return list(found.values())
-
-
-def _holders(card: CardSnapshot) -> Iterator[tuple[dict[str, str], float | None, float | None]]:
-    """(labels of the holder, bytes used, duty cycle) of each series of a card."""
-    duty = _times(card.sample.fields.get(203), 1)
-    held = [(key, each, each.grant) for key, each in card.containers.items() if each.grant is not None]
-    if not held:
-        yield _legacy_pod(None, ""), card.sample.used_bytes, duty
-    for key, each, grant in held:
-        if grant.mode is ShareMode.EXCLUSIVE:
-            yield _legacy_pod(key, "exclusive"), card.sample.used_bytes, duty
-        else:
-            share = None if each.sm_ratio is None else each.sm_ratio * 100
-            yield _legacy_pod(key, "share"), each.used_bytes, share
 
 
 def _legacy_pod(key: ContainerKey | None, mode: str) -> dict[str, str]:

@@ -151,11 +151,8 @@ def _holders(
     """Whose labels the series get: the only holder's; with `virtual`, those of each holder."""
     if not style.pod_labels and not style.virtual:
         return []
-    devices = (
-        {each.uuid for each in card.sample.mig if each.gpu_instance == instance.gpu_instance}
-        if (instance is not None)
-        else set()
-    )
+    number = instance.gpu_instance if instance is not None else None
+    devices = {each.uuid for each in card.sample.mig if each.gpu_instance == number}
     found = [
         (key, each)
         for key, each in card.containers.items()

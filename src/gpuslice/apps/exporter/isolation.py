@@ -167,20 +167,18 @@ class IsolationReader:
                     folder = self._open(name)
                 if folder.key is not None:
                     at_rest = not fresh and busy is not None and folder.key not in busy
-                    at_rest = at_rest or self._turn < folder.rests_until
-                    found[folder.key] = (at_rest and folder.isolated) or self._read(folder, fresh=fresh)
+                    isolated = folder.isolated if at_rest or self._turn < folder.rests_until else None
+                    if isolated is None:
+                        began_s = self._clock()
+                        isolated = folder.read(fresh=fresh)
+                        rest = min(int((self._clock() - began_s) / BUDGET_S), LONGEST_REST)
+                        folder.rests_until = self._turn + 1 + rest if rest else 0
+                    found[folder.key] = isolated
             except (OSError, ValueError) as error:
                 problems.append(f"{self._folder / name}: {error}")
             if place % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
         return Isolation(found, tuple(problems))
-
-    def _read(self, folder: _Folder, *, fresh: bool) -> ContainerIsolation:
-        began_s = self._clock()
-        isolated = folder.read(fresh=fresh)
-        rest = min(int((self._clock() - began_s) / BUDGET_S), LONGEST_REST)
-        folder.rests_until = self._turn + 1 + rest if rest else 0
-        return isolated
 
     def _open(self, name: str) -> _Folder:
         place = f"{self._folder}/{name}"  # strings, since this is done for every container each second

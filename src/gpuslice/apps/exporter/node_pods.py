@@ -127,30 +127,27 @@ def known_pod(pod: objects.Pod) -> KnownPod:
     """A pod of the API."""
     meta, status = pod.metadata, pod.status
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    containers = (*(pod.spec.init_containers or ()), *pod.spec.containers)
+    named = (*(pod.spec.resource_claims or ()), *(status.resource_claim_statuses or ()))
+    claims = {each.name: each.resource_claim_name for each in named if each.resource_claim_name}
+    requests: dict[tuple[str, str], frozenset[str]] = {}
+    for container in containers if claims else ():
+        for use in (container.resources and container.resources.claims) or ():
+            if use.name in claims:
+                key = container.name, claims[use.name]
+                requests[key] = requests.get(key, frozenset()) | {use.request}
     return KnownPod(
         namespace=meta.namespace,
         name=meta.name,
         uid=meta.uid,
-        names=tuple(each.name for each in (*(pod.spec.init_containers or ()), *pod.spec.containers)),
+        names=tuple(each.name for each in containers),
         containers={  # "containerd://<id>" without the runtime
             each.container_id.rpartition("://")[2]: each.name for each in statuses if each.container_id
         },
         labels=meta.labels or {},
         cgroup_uid=(meta.annotations or {}).get(CONFIG_HASH, ""),
-        requests=_requests(pod) if pod.spec.resource_claims else {},
+        requests=requests,
     )
-
-
-def _requests(pod: objects.Pod) -> dict[tuple[str, str], frozenset[str]]:
-    named = (*(pod.spec.resource_claims or ()), *(pod.status.resource_claim_statuses or ()))
-    claims = {each.name: each.resource_claim_name for each in named if each.resource_claim_name}
-    found: dict[tuple[str, str], frozenset[str]] = {}
-    for container in (*(pod.spec.init_containers or ()), *pod.spec.containers):
-        for use in (container.resources and container.resources.claims) or ():
-            if use.name in claims:
-                key = container.name, claims[use.name]
-                found[key] = found.get(key, frozenset()) | {use.request}
-    return found
 
 
 class LogFolders:

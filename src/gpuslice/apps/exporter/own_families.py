@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import gpuslice
 from gpuslice.adapters.gpu.mig import MigSample
-from gpuslice.adapters.web.exposition import Family, Piece, labels
+from gpuslice.adapters.web.exposition import Family, labels
 from gpuslice.apps.exporter import catalogue as c
 from gpuslice.apps.exporter.card_history import XidCounts
 from gpuslice.apps.exporter.card_snapshot import CardSnapshot, NodeSnapshot
-from gpuslice.apps.exporter.collectors import CollectorReading
 from gpuslice.apps.exporter.container_rows import COLUMNS, Rows
+from gpuslice.apps.exporter.counters import CounterKind
+from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.device_grants import ShareMode
 from gpuslice.apps.exporter.fields import NVLINK, PCIE, RECOVERY, THROTTLE
 from gpuslice.apps.exporter.node_pods import NodePods
+from gpuslice.apps.exporter.node_state import NodeState
 
 _MODES = {ShareMode.EXCLUSIVE: 1, ShareMode.SHARE: 2, ShareMode.MIG: 2}
 _MILLI = 1e-3
@@ -29,21 +32,16 @@ class Families:
     def __init__(self) -> None:
         self._found: dict[str, Family] = {}
 
+    def of(self, metric: c.Metric) -> Family:
+        family = self._found.get(metric.name)
+        if family is None:
+            family = self._found[metric.name] = metric.family()
+        return family
+
     def add(self, metric: c.Metric, label_text: str, value: float | None) -> None:
         """Add one sample; nothing if the value is unknown."""
-        if value is None:
-            return
-        family = self._found.get(metric.name)
-        if family is None:
-            family = self._found[metric.name] = metric.family()
-        family.samples.append((label_text, value))
-
-    def put(self, metric: c.Metric, piece: Piece) -> None:
-        """Add samples that are already written."""
-        family = self._found.get(metric.name)
-        if family is None:
-            family = self._found[metric.name] = metric.family()
-        family.pieces.append(piece)
+        if value is not None:
+            self.of(metric).samples.append((label_text, value))
 
     def all(self) -> list[Family]:
         return list(self._found.values())
@@ -91,7 +89,7 @@ def families(snapshot: NodeSnapshot, context: PageContext) -> list[Family]:
         room = 0 if left_out else room - fit * len(COLUMNS)
         for chunk in context.rows.pieces(card, islice(card.containers, fit), snapshot.sm_seconds):
             for metric, piece in zip(COLUMNS, chunk, strict=True):
-                found.put(metric, piece)
+                found.of(metric).pieces.append(piece)
         for kind, use in card.strangers.items():
             at = card_labels(node, index, uuid, reason=kind)
             found.add(c.UNATTRIBUTED_MEMORY, at, use.memory_bytes)
@@ -192,39 +190,32 @@ def pod_label_family(
 # -- the exporter itself -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SelfReport:
-    """How the exporter is doing at the moment of a scrape."""
-
-    readings: Mapping[str, CollectorReading]
-    sample_age_s: float | None
-    attributed: bool | None
-    devices: int | None
-    expected: int
-    supported: Mapping[str, bool]
-    config_ok: bool
-    config_problems: int
-    series: int
-
-
-def self_families(node: str, report: SelfReport) -> list[Family]:
-    found = Families()
-    at = labels({"node": node})
+def self_families(state: NodeState, snapshot: NodeSnapshot, series: int, *, kubernetes: bool) -> list[Family]:
+    """How the exporter is doing at the moment of a scrape. `snapshot`: what is shown, with `series`."""
+    found, cards = Families(), snapshot.cards
+    at = labels({"node": state.node})
     found.add(c.BUILD_INFO, labels({"version": gpuslice.__version__}), 1)
-    for name, reading in sorted(report.readings.items()):
-        which = labels({"node": node, "collector": name})
+    for name, reading in sorted(state.collectors.readings.items()):
+        which = labels({"node": state.node, "collector": name})
         found.add(c.COLLECTOR_SUCCESS, which, int(reading.success))
         found.add(c.COLLECTOR_DURATION, which, round(reading.took_s, 6))
         found.add(c.COLLECTOR_ERRORS, which, reading.errors)
-    found.add(c.SAMPLE_AGE, at, None if report.sample_age_s is None else round(report.sample_age_s, 3))
-    found.add(c.ATTRIBUTION, at, None if report.attributed is None else int(report.attributed))
-    found.add(c.DEVICES, at, report.devices)
-    found.add(c.DEVICES_EXPECTED, at, report.expected)
-    for name, given in report.supported.items():
-        found.add(c.FIELD_SUPPORTED, labels({"node": node, "field": name}), int(given))
-    found.add(c.CONFIG_SUCCESS, at, int(report.config_ok))
-    found.add(c.CONFIG_PROBLEMS, at, report.config_problems)
-    found.add(c.SERIES, at, report.series)
+    if taken_at_s := state.snapshot.taken_at_s:
+        found.add(c.SAMPLE_AGE, at, round(time.monotonic() - taken_at_s, 3))
+    if kubernetes and cards:
+        found.add(c.ATTRIBUTION, at, int(all(card.attributed for card in cards)))
+    found.add(c.DEVICES, at, len(cards) if snapshot.taken_at_s else None)
+    found.add(c.DEVICES_EXPECTED, at, state.expected_cards)
+    counters = state.counters
+    given = {number for card in cards for number in card.sample.fields} | {XID_FIELD}
+    given |= {number for card in cards for device in card.sample.mig for number in device.fields}
+    for counter in counters.file.counters if cards else ():  # while no card answers, nobody knows
+        if counter.field is not None and counter.kind is not CounterKind.LABEL:
+            which = labels({"node": state.node, "field": counter.name})
+            found.add(c.FIELD_SUPPORTED, which, int(counter.field.id in given))
+    found.add(c.CONFIG_SUCCESS, at, int(counters.ok))
+    found.add(c.CONFIG_PROBLEMS, at, len(counters.file.problems))
+    found.add(c.SERIES, at, series)
     return found.all()
 
 

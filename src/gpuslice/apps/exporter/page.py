@@ -8,7 +8,6 @@ from typing import Any
 from gpuslice.adapters.web.exposition import Format, Piece, pieces
 from gpuslice.apps.exporter import ack, dcgm, own_families
 from gpuslice.apps.exporter.card_snapshot import NodeSnapshot
-from gpuslice.apps.exporter.counters import CounterKind
 from gpuslice.apps.exporter.dcgm_entities import DcgmStyle, patterns_of
 from gpuslice.apps.exporter.node_state import NodeState
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_devices
@@ -77,8 +76,7 @@ class MetricsPage:
                 )
             self._pages[format] = pieces(found, format)
             self._series = sum(piece.samples for piece in self._pages[format])
-        report = self._self_report(snapshot)
-        own = own_families.self_families(state.node, report)
+        own = own_families.self_families(state, snapshot, self._series, kubernetes=settings.kubernetes)
         return [*self._pages[format], *pieces(own, format)]
 
     def render_legacy(self, format: Format) -> list[Piece]:
@@ -105,30 +103,3 @@ class MetricsPage:
         snapshot = self._state.snapshot
         age_s = time.monotonic() - snapshot.taken_at_s
         return snapshot if snapshot.taken_at_s and age_s <= self._settings.stale_s else NodeSnapshot()
-
-    def _self_report(self, snapshot: NodeSnapshot) -> own_families.SelfReport:
-        state, cards = self._state, snapshot.cards
-        taken_at_s = state.snapshot.taken_at_s
-        attributed: bool | None = None
-        if self._settings.kubernetes and cards:
-            attributed = all(card.attributed for card in cards)
-        supported = {}
-        if cards:  # while no card answers, nobody knows
-            given = {number for card in cards for number in card.sample.fields} | {dcgm.XID_FIELD}
-            given |= {number for card in cards for device in card.sample.mig for number in device.fields}
-            supported = {
-                counter.name: counter.field.id in given
-                for counter in state.counters.file.counters
-                if counter.field is not None and counter.kind is not CounterKind.LABEL
-            }
-        return own_families.SelfReport(
-            readings=state.collectors.readings,
-            sample_age_s=time.monotonic() - taken_at_s if taken_at_s else None,
-            attributed=attributed,
-            devices=len(cards) if snapshot.taken_at_s else None,
-            expected=state.expected_cards,
-            supported=supported,
-            config_ok=state.counters.ok,
-            config_problems=len(state.counters.file.problems),
-            series=self._series,
-        )

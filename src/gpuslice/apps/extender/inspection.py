@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
@@ -41,14 +41,16 @@ class Inspection(msgspec.Struct, omit_defaults=True):
 
 async def inspect_all(ledger: Ledger) -> Inspection:
     """Every node with shared cards, sorted by name; each is consistent in itself."""
-    nodes = []
-    for number, name in enumerate(ledger.node_names()):
+    known = _known(ledger, ledger.node_names())
+    return Inspection([_node(each) async for each in known if each.node is not None and each.node.cards])
+
+
+async def _known(ledger: Ledger, names: Iterable[str]) -> AsyncIterator[NodeAllocations]:
+    for number, name in enumerate(names):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-        allocations = ledger.allocations(name)
-        if allocations is not None and allocations.node is not None and allocations.node.cards:
-            nodes.append(_node(allocations))
-    return Inspection(nodes)
+        if (allocations := ledger.allocations(name)) is not None:
+            yield allocations
 
 
 def inspect_node(ledger: Ledger, name: str) -> Inspection:
@@ -78,14 +80,7 @@ def _node(allocations: NodeAllocations) -> InspectedNode:
 
 async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, Any]]:
     """Those of the nodes that are known, in full."""
-    nodes = []
-    for number, name in enumerate(names):
-        if number % SLICE == SLICE - 1:
-            await asyncio.sleep(0)
-        allocations = ledger.allocations(name)
-        if allocations is not None:
-            nodes.append(debug_node(allocations))
-    return nodes
+    return [debug_node(each) async for each in _known(ledger, names)]
 
 
 def debug_node(allocations: NodeAllocations) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -82,9 +81,8 @@ FIRST_LEASE_S = 1.0  # so that, if possible, the first list is already made as l
 LOOK_AGAIN_S = 1.0
 RESOLVE_EVERY_S = 15.0
 TEND_EVERY_S = 0.05
-CONNECTIONS = (
-    MOST_AT_ONCE + LIMITS.at_once + 8
-)  # to the API server: no bind waits for another's, nor a nomination
+CONNECTIONS = MOST_AT_ONCE + LIMITS.at_once + 8
+"""To the API server: no bind waits for another's, nor a nomination."""
 
 
 class Extender:
@@ -163,9 +161,22 @@ class Extender:
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` is called with the port."""
+        settings, memory_bytes = self.settings, memory_limit_bytes() or LARGEST_QUESTION_BYTES * 8
+        listen = Listen(
+            port=settings.port,
+            host=settings.host,
+            certificate=settings.tls_certificate,
+            key=settings.tls_key,
+            client_ca=settings.tls_client_ca,
+            client_names=frozenset(settings.tls_client_names),
+            http2=settings.http2,
+            admit=self._admit,
+            body_limit_bytes=LARGEST_QUESTION_BYTES,
+            # of all in flight an eighth of the container's limit: reading one takes several times its bytes
+            most_bytes=min(LARGEST_QUESTION_BYTES, memory_bytes // 8),
+        )
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
-            listen = replace(listen_of(self.settings), admit=self._admit)
             self.process.certificates = (listen.certificate, listen.client_ca)
             async with self.process.measured(), serving(self.app(), listen, self._met) as port:
                 _log.info("extender started", extra={"port": port, "policy": self.policy.name})
@@ -328,27 +339,6 @@ def lease_of(settings: ExtenderSettings) -> LeaseSettings:
         renew_deadline_s=settings.lease_duration_s * 2 / 3,
         retry_s=settings.lease_duration_s / 7.5,
     )
-
-
-def listen_of(settings: ExtenderSettings) -> Listen:
-    return Listen(
-        port=settings.port,
-        host=settings.host,
-        certificate=settings.tls_certificate,
-        key=settings.tls_key,
-        client_ca=settings.tls_client_ca,
-        client_names=frozenset(settings.tls_client_names),
-        http2=settings.http2,
-        body_limit_bytes=LARGEST_QUESTION_BYTES,
-        most_bytes=most_bytes(memory_limit_bytes()),
-    )
-
-
-def most_bytes(memory_limit_bytes: int | None) -> int:
-    """The most that all requests and answers in flight may take: an eighth of the container's limit, since
-    reading a question takes several times its bytes.
-    """
-    return min(LARGEST_QUESTION_BYTES, (memory_limit_bytes or LARGEST_QUESTION_BYTES * 8) // 8)
 
 
 def start(settings: ExtenderSettings) -> None:

@@ -38,7 +38,9 @@ LONGEST_FOR_NEW_S = 10.0  # the same for a pod that nobody was woken for yet
 REMEMBERED = 1000  # pods; the oldest are left to kube-scheduler
 LOOKED_AT = 50  # pods in one check for which a node is chosen
 UNKNOWN_FOR_S = 30.0  # if the watch has not shown a pod by then, there is none
-ASKS_AGAIN = 28  # minor version from which kube-scheduler asks again about pods whose question got no answer
+ASKS_AGAIN = 29
+"""From this minor version of the API server on, kube-scheduler asks again about pods whose question got no
+answer. 1.28 does, but it may be one version older than the API server (`waker`)."""
 UNANSWERED_FOR_S = 30.0  # after a takeover, until the Service leads to us
 
 

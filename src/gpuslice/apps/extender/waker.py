@@ -28,7 +28,9 @@ from gpuslice.core.model import Placement
 
 _log = logging.getLogger(__name__)
 
-HEEDS_ANNOTATIONS = 30  # minor version from which kube-scheduler notices annotations
+HEEDS_ANNOTATIONS = 31
+"""From this minor version of the API server on, kube-scheduler notices annotations. 1.30 does, but while a
+cluster is upgraded, kube-scheduler may be one version older than the API server."""
 NODES_AT_ONCE = 16  # at most, if one node is not enough
 RETRY_EVERY_S = 5.0  # what could not be written, or was not ours to write while another replica led
 
@@ -43,7 +45,7 @@ class Waker:
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.kubernetes = 0  # the cluster's minor version; 0 if unknown, which counts as new
+        self.kubernetes = 0  # the API server's minor version; 0 if unknown, which counts as new
         self._client = client
         self._leadership = leadership
         self._sleep = sleep
@@ -124,26 +126,21 @@ class Waker:
         """Write all that differs. Raises `KubeError` for a node that failed, after all others."""
         refused: KubeError | None = None
         for node in [*(self._wanted | self._shown | self._unshown)]:
+            if node not in self._unshown and self._wanted.get(node) == self._shown.get(node):
+                continue
             try:
-                await self._write_node(node)
+                if (
+                    node in self._unshown
+                ):  # it ended before it was written: kube-scheduler notices its removal
+                    await self._show(node, self._unshown[node])
+                    self._unshown.pop(node, None)
+                await self._show(node, self._wanted.get(node, ""))
+                for value in ("", None) if self.by_labels else ():
+                    await self._patch(node, {"labels": {NODE_OUT_OF_USE: value}})
             except KubeError as error:
                 refused = error
         if refused is not None:
             raise refused
-
-    async def _write_node(self, node: str) -> None:
-        """What has ended before it was written is shown first, since kube-scheduler notices its removal."""
-        if node in self._unshown:
-            await self._show(node, self._unshown[node])
-            self._unshown.pop(node, None)
-            await self._show(node, self._wanted.get(node, ""))
-        elif self._wanted.get(node) != self._shown.get(node):
-            await self._show(node, self._wanted.get(node, ""))
-        else:
-            return
-        if self.by_labels:
-            for value in ("", None):
-                await self._patch(node, {"labels": {NODE_OUT_OF_USE: value}})
 
     async def _show(self, node: str, text: str) -> None:
         await self._patch(node, {"annotations": {NODE_OUT_OF_USE: text or None}})

@@ -80,12 +80,13 @@ def works_of(text: str, *, between_cards: bool) -> Iterator[Work]:
     if text == "all":
         yield from (work for work in WORKS.values() if between_cards or work.kind not in BETWEEN_CARDS)
         return
+    by_id = {str(number): work for number, work in WORKS.items()}
     for part in filter(None, (each.strip() for each in text.split(","))):
-        if not part.isdecimal() or int(part) not in WORKS:
+        if part not in by_id:
             raise click.BadParameter(
                 f'field id is "{part}", must be one of {min(WORKS)} to {max(WORKS)}, or all'
             )
-        yield WORKS[int(part)]
+        yield by_id[part]
 
 
 def size_bytes(text: str) -> int:

@@ -46,11 +46,7 @@ DEFAULT_POLICY = OpportunityCost.name
 
 
 def make_policy(
-    name: str,
-    fleet: Fleet,
-    counts: Mapping[Shape, float] | None = None,
-    *,
-    renew_when_asked: bool = True,
+    name: str, fleet: Fleet, counts: Mapping[Shape, float] | None = None, *, renew_when_asked: bool = True
 ) -> Policy:
     """Return the policy of this name for a fleet; ValueError lists the valid names.
 

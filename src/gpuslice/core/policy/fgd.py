@@ -97,7 +97,8 @@ class _Gradient:
     def __init__(self, fleet: Fleet, typical: Typical) -> None:
         self.fleet = fleet
         self._typical = typical
-        self._card_units = mean_card_units(fleet)
+        cards = int(fleet.cards.sum())
+        self._card_units = float(fleet.size.sum()) / cards if cards else 1.0  # of one card, on average
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         left = self.fleet.left[rows].astype(np.int64)
@@ -167,9 +168,3 @@ def _without(left: Ints, shape: Shape, fits: Flags) -> Ints:
     after = left.copy()
     np.put_along_axis(after, chosen, np.take_along_axis(left, chosen, axis=1) - shape.units, axis=1)
     return after
-
-
-def mean_card_units(fleet: Fleet) -> float:
-    """Mean card size in units; 1 if there are no cards."""
-    cards = int(fleet.cards.sum())
-    return float(fleet.size.sum()) / cards if cards else 1.0

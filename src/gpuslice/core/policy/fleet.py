@@ -89,14 +89,16 @@ class Fleet:
             self.cards_version += 1
         row = self.row_of.get(node.name)
         if row is None:
-            name = node.name
             if not self._free_rows:
                 self._lengthen(max(16, self.rows))
-            row = self._free_rows.pop()
-            self.row_of[name] = row
+            row = self.row_of[node.name] = self._free_rows.pop()
         self._put_cards(row, node)
         self._put_free(row, node)
-        self._put_links(row, node.links)
+        if node.links != self.links.get(row, ()):
+            self.links.pop(row, None)
+            if node.links:
+                self.links[row] = node.links
+            self.touch(row)
         self._set_slots(row, len(node.size))
         return row
 
@@ -175,14 +177,6 @@ class Fleet:
             return
         self.left[row], self.compute_left[row] = left, core
         self.cpu_left[row], self.memory_left[row] = node.cpu_left, node.memory_left
-        self.touch(row)
-
-    def _put_links(self, row: int, links: CardLinks) -> None:
-        if links == self.links.get(row, ()):
-            return
-        self.links.pop(row, None)
-        if links:
-            self.links[row] = links
         self.touch(row)
 
     def _padded(self, amounts: Sequence[int]) -> list[int]:

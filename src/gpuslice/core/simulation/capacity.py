@@ -17,6 +17,7 @@ from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Rows, Shape
 from gpuslice.core.policy.ranking import card_fits, fitting_rows
 from gpuslice.core.simulation.claims import simulated_policy
 from gpuslice.core.simulation.replay import Cluster, Filling, Progress, fill
+from gpuslice.core.simulation.trace import fleet_of
 from gpuslice.core.words import counted
 
 MOST_TIMES = 32  # the nodes given; a workload that needs more is a mistake in its description
@@ -97,9 +98,7 @@ def outcome_of(
 def _fill(
     nodes: Sequence[FleetNode], pods: Sequence[Shape], policy: str, progress: Progress | None = None
 ) -> tuple[Cluster, Filling]:
-    fleet = Fleet()
-    for node in nodes:
-        fleet.put(empty(node))
+    fleet = fleet_of([empty(node) for node in nodes])
     cluster = Cluster(fleet, simulated_policy(policy, fleet))
     return cluster, fill(cluster, pods, max(1, int(fleet.size.sum())), progress)
 
@@ -116,19 +115,14 @@ def empty(node: FleetNode) -> FleetNode:
 
 
 def cards_needed(
-    nodes: Sequence[FleetNode],
-    pods: Sequence[Shape],
-    policy: str,
-    progress: Progress = lambda _: None,
+    nodes: Sequence[FleetNode], pods: Sequence[Shape], policy: str, progress: Progress = lambda _: None
 ) -> Needed | None:
     """The smallest cluster of this mix of nodes that holds the pods; None when there is no such cluster.
 
     `progress` hears how many sizes were tried, parts of one too: about the binary logarithm of the number of
     nodes in the end.
     """
-    fleet = Fleet()
-    for node in nodes:
-        fleet.put(empty(node))
+    fleet = fleet_of([empty(node) for node in nodes])
     rows = np.arange(fleet.rows)
     fits = {shape: bool(len(fitting_rows(fleet, shape, rows))) for shape in set(pods)}
     possible = [shape for shape in pods if fits[shape]]

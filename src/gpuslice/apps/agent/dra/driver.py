@@ -92,7 +92,18 @@ class ClaimDriver(DraService):
     async def node_prepare_resources(
         self, request: pb.NodePrepareResourcesRequest
     ) -> pb.NodePrepareResourcesResponse:
-        answers = {claim.uid: await self._prepare(claim) for claim in request.claims}
+        answers = {}
+        for claim in request.claims:
+            try:
+                async with self._one_at_a_time:
+                    allocation = await self._prepared(claim)
+            except (UnpreparedError, KubeError, IsolationMissingError, LimitsError, OSError) as error:
+                about = {"claim": f"{claim.namespace}/{claim.name}", "error": str(error)}
+                _log.warning("claim not prepared", extra=about)
+                answers[claim.uid] = pb.NodePrepareResourceResponse(error=str(error))
+                continue
+            await self._tell(allocation)
+            answers[claim.uid] = pb.NodePrepareResourceResponse(devices=self._devices(allocation))
         return pb.NodePrepareResourcesResponse(claims=answers)
 
     async def node_unprepare_resources(
@@ -135,18 +146,6 @@ class ClaimDriver(DraService):
 
     # -- preparing ------------------------------------------------------------------------------------
 
-    async def _prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
-        try:
-            async with self._one_at_a_time:
-                allocation = await self._prepared(claim)
-        except (UnpreparedError, KubeError, IsolationMissingError, LimitsError, OSError) as error:
-            _log.warning(
-                "claim not prepared", extra={"claim": f"{claim.namespace}/{claim.name}", "error": str(error)}
-            )
-            return pb.NodePrepareResourceResponse(error=str(error))
-        await self._tell(allocation)
-        return pb.NodePrepareResourceResponse(devices=list(self._devices(allocation)))
-
     async def _prepared(self, claim: pb.Claim) -> ClaimAllocation:
         """The claim's allocation, after putting in place all that its containers need."""
         found = await self._client.get(RESOURCE_CLAIMS, claim.name, claim.namespace)
@@ -155,16 +154,31 @@ class ClaimDriver(DraService):
             return allocation
         if obstacle := self._obstacle():
             raise UnpreparedError(obstacle)
-        self._check_room(allocation)
+        # the allocator counts by itself: cards or units may have changed since
+        others = [each.allocation for each in self.prepared.all() if each.uid != allocation.uid]
+        held = units_held([*others, allocation])
+        for card in self._state.node.cards:
+            if held.get(card.index, 0) > card.units:
+                raise UnpreparedError(
+                    f"card {card.index} of node {self._state.node.name} has {card.units} units, and prepared "
+                    f"claims with this one would hold {held[card.index]}; it is prepared once others end"
+                )
         users = await self._users(found)
+        # a container has the limits of one request of one claim: of two, the last would be in force for both
+        own = folder_name(allocation.uid, "")
+        owners = [self._folders.owner(name) for name in self._folders.of_claims() if not name.startswith(own)]
         for user in users:
+            about = f"container {user.container} of pod {user.namespace}/{user.pod} uses"
             if len(user.requests) > 1:
                 raise UnpreparedError(
-                    f"container {user.container} of pod {user.namespace}/{user.pod} uses the requests "
-                    f"{', '.join(sorted(user.requests))} of shared cards at once, and has limits for one "
-                    f"only: let it name one request; one with count: 2 is of two cards"
+                    f"{about} the requests {', '.join(sorted(user.requests))} of shared cards at once, and "
+                    f"has limits for one only: let it name one request; one with count: 2 is of two cards"
                 )
-            self._check_alone(user, allocation)
+            if any((owner.uid, owner.container) == (user.uid, user.container) for owner in owners):
+                raise UnpreparedError(
+                    f"{about} a second claim of shared cards, and has limits for one only: let one claim ask "
+                    f"for all that it needs"
+                )
         edits = [self._edits(allocation, name, users) for name in allocation.by_request()]
         self.prepared.write(allocation, edits)
         self.changed.set()
@@ -191,29 +205,6 @@ class ClaimDriver(DraService):
                 f"{node.name}"
             )
         return ClaimAllocation(claim.uid, claim.namespace, claim.name, slices)
-
-    def _check_room(self, allocation: ClaimAllocation) -> None:
-        """The allocator counts by itself; this check catches cards or units that changed since."""
-        others = [each.allocation for each in self.prepared.all() if each.uid != allocation.uid]
-        held = units_held([*others, allocation])
-        for card in self._state.node.cards:
-            if held.get(card.index, 0) > card.units:
-                raise UnpreparedError(
-                    f"card {card.index} of node {self._state.node.name} has {card.units} units, and prepared "
-                    f"claims with this one would hold {held[card.index]}; it is prepared once others end"
-                )
-
-    def _check_alone(self, user: _User, allocation: ClaimAllocation) -> None:
-        """A container has the limits of one claim: with two, the last one would be in force for both."""
-        for name in self._folders.of_claims():
-            owner = self._folders.owner(name)
-            if (owner.uid, owner.container) == (user.uid, user.container) and not name.startswith(
-                folder_name(allocation.uid, "")
-            ):
-                raise UnpreparedError(
-                    f"container {user.container} of pod {user.namespace}/{user.pod} uses a second claim of "
-                    f"shared cards, and has limits for one only: let one claim ask for all that it needs"
-                )
 
     async def _users(self, found: ResourceClaim) -> list[_User]:
         """The containers of this node's pods that use the claim, or also another one of ours."""

@@ -24,6 +24,9 @@ LOOK_S = 0.5
 """How often to check what there is to publish."""
 RETRY_S = 1.0
 
+GATED_FIELDS = frozenset({"allowMultipleAllocations", "taints"})
+"""The API server leaves them out where their feature gates are off."""
+
 Devices = list[dict[str, Any]]
 
 NOT_SHARED = (
@@ -45,9 +48,7 @@ class SlicePublisher:
         self._devices = devices
         self._node_uid = node_uid
         self._woken = asyncio.Event()
-        self._dropped: set[str] = (
-            set()
-        )  # fields that the API server leaves out, their feature gates being off
+        self._dropped: set[str] = set()  # those of `GATED_FIELDS` that this one leaves out
         fields = f"spec.nodeName={node},spec.driver={CLAIM_DRIVER}"
         self._reflector: Reflector[dict[str, Any]] = Reflector(
             client, RESOURCE_SLICES, self._changed, fields=fields
@@ -57,7 +58,23 @@ class SlicePublisher:
         """Publish for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._reflector.run())
-            tasks.create_task(self._keep())
+            await self._reflector.synced.wait()
+            while True:
+                self._woken.clear()
+                try:
+                    await self._publish()
+                    self.problem = NOT_SHARED if "allowMultipleAllocations" in self._dropped else ""
+                except (ConflictError, AlreadyExistsError):
+                    pass  # the watch is behind our own write, and wakes us when it has caught up
+                except KubeError as error:
+                    if str(error) != self.problem:
+                        about = {"error": str(error)}
+                        _log.warning("ResourceSlices not written, will try again", extra=about)
+                    self.problem = str(error)
+                    await asyncio.sleep(RETRY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._woken.wait()
 
     @property
     def withdrawn(self) -> bool:
@@ -66,24 +83,6 @@ class SlicePublisher:
 
     def _changed(self, _: Change[dict[str, Any]]) -> None:
         self._woken.set()
-
-    async def _keep(self) -> None:
-        await self._reflector.synced.wait()
-        while True:
-            self._woken.clear()
-            try:
-                await self._publish()
-                self.problem = NOT_SHARED if "allowMultipleAllocations" in self._dropped else ""
-            except (ConflictError, AlreadyExistsError):
-                pass  # the watch is behind our own write, and wakes us when it has caught up
-            except KubeError as error:
-                if str(error) != self.problem:
-                    _log.warning("ResourceSlices not written, will try again", extra={"error": str(error)})
-                self.problem = str(error)
-                await asyncio.sleep(RETRY_S)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._woken.wait()
 
     async def _publish(self) -> None:
         """Write what differs. A pool counts only when every slice of its newest generation exists."""
@@ -102,29 +101,23 @@ class SlicePublisher:
             spec = before["spec"] if before else {}
             if spec.get("pool") == pool and same_devices(part, spec.get("devices")):
                 continue
-            await self._write(name, pool, part, before)
+            owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid()}
+            document: dict[str, Any] = {
+                "metadata": {"name": name, "ownerReferences": [owner]},
+                "spec": {"driver": CLAIM_DRIVER, "nodeName": self._node, "pool": pool, "devices": part},
+            }
+            if before is None:
+                stored = await self._client.create(RESOURCE_SLICES, document)
+            else:
+                document["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+                stored = await self._client.replace(RESOURCE_SLICES, document)
+            _log.info("ResourceSlice written", extra={"slice": name, "devices": len(part)})
+            for ours, kept in zip(part, stored["spec"].get("devices") or (), strict=False):
+                if dropped := GATED_FIELDS & (ours.keys() - kept.keys()) - self._dropped:
+                    _log.warning("the API server leaves fields out", extra={"fields": sorted(dropped)})
+                    self._dropped |= dropped
+                    self._woken.set()
         for name in present.keys() - wanted.keys():
             with contextlib.suppress(NotFoundError):
                 await self._client.delete(RESOURCE_SLICES, name)
             _log.info("ResourceSlice withdrawn", extra={"slice": name})
-
-    async def _write(
-        self, name: str, pool: dict[str, Any], devices: Devices, before: dict[str, Any] | None
-    ) -> None:
-        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node_uid()}
-        document: dict[str, Any] = {
-            "metadata": {"name": name, "ownerReferences": [owner]},
-            "spec": {"driver": CLAIM_DRIVER, "nodeName": self._node, "pool": pool, "devices": devices},
-        }
-        if before is None:
-            stored = await self._client.create(RESOURCE_SLICES, document)
-        else:
-            document["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
-            stored = await self._client.replace(RESOURCE_SLICES, document)
-        _log.info("ResourceSlice written", extra={"slice": name, "devices": len(devices)})
-        for ours, kept in zip(devices, stored["spec"].get("devices") or (), strict=False):
-            dropped = {"allowMultipleAllocations", "taints"} & (ours.keys() - kept.keys()) - self._dropped
-            if dropped:
-                _log.warning("the API server leaves fields out", extra={"fields": sorted(dropped)})
-                self._dropped |= dropped
-                self._woken.set()

@@ -52,6 +52,7 @@ class ClaimService:
         cards: CardMonitor,
         node: NodeReconciler,
         *,
+        lock: ActiveLock,
         settings: AgentSettings,
         obstacle: Callable[[], str],
     ) -> None:
@@ -75,6 +76,7 @@ class ClaimService:
         self._state = state
         self._cards = cards
         self._node = node
+        self._lock = lock
         self._obstacle = obstacle
         self._unit = unit
         self._slots = settings.claim_slots
@@ -116,6 +118,8 @@ class ClaimService:
     def _devices(self) -> Devices:
         if not self._state.rules.claims or self._obstacle():
             return []
+        if self.publisher.withdrawn and not self.server.registered:
+            return []  # a kubelet that knows no claims would start their pods without a card and a limit
         pool = Pool(
             self._state.node.name,
             self._state.node.cards,
@@ -135,8 +139,8 @@ class ClaimService:
 
     # -- running ------------------------------------------------------------------------------------------
 
-    async def run(self, lock: ActiveLock) -> None:
-        """Serve for ever, while wanted. `lock` is held."""
+    async def run(self) -> None:
+        """Serve for ever, while wanted. The lock is held."""
         while True:
             while not self.wanted:  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
@@ -147,7 +151,7 @@ class ClaimService:
                 "resource slices": self.publisher.run(),
                 "what others change": self._look_after(),
             }
-            with lock.serving():
+            with self._lock.serving():
                 await work_until(self._until_left(), tasks)
             _log.info("leaving claims: the node's labels say so, and none holds a part of its cards")
 
@@ -171,23 +175,19 @@ class ClaimService:
             if self.prepared.all() or not (self.publisher.withdrawn or self.publisher.problem):
                 continue
             try:
-                self._may_be_allocated = await self._allocated()
+                found = (await self._client.list(RESOURCE_CLAIMS)).items
+            except NotFoundError:  # the cluster has no claims at all
+                self._may_be_allocated = False
             except KubeError as error:
                 _log.warning("claims not read, will try again", extra={"error": str(error)})
+            else:
+                self._may_be_allocated = any(
+                    result.driver == CLAIM_DRIVER and result.pool == self._state.node.name
+                    for each in found or ()
+                    if each.status.allocation is not None
+                    for result in each.status.allocation.devices.results or ()
+                )
             if not self._may_be_allocated and not self.prepared.all():
                 with contextlib.suppress(OSError):
                     self.prepared.end()
                     return
-
-    async def _allocated(self) -> bool:
-        """Whether, according to the API server, a claim has a part of this node's cards."""
-        try:
-            found = await self._client.list(RESOURCE_CLAIMS)
-        except NotFoundError:  # the cluster has no claims at all
-            return False
-        return any(
-            result.driver == CLAIM_DRIVER and result.pool == self._state.node.name
-            for each in found.items or ()
-            if each.status.allocation is not None
-            for result in each.status.allocation.devices.results or ()
-        )

@@ -138,7 +138,14 @@ class BatchPreemptor:
         async def work() -> None:
             for pod in waiting:
                 try:
-                    await self._preempt(answer, pod, like)
+                    if await self._read(pod) != like or self._clock() > answer.since_s + LASTS_S:
+                        continue
+                    now = self._ledger.pods.get(pod.uid)
+                    if now is None or now.node or not self._may_follow(answer, now):
+                        continue
+                    found, evictor = self._choose(answer, now), self._preemptor.evictor
+                    if found is not None and await evictor.carry_out(now, answer.request, found, ahead=True):
+                        self.evicted += 1  # after the await: += reads first, and others count meanwhile
                 except KubeError as error:
                     _log.warning("no room made ahead", extra={"pod": pod.key, "error": str(error)})
 
@@ -162,16 +169,6 @@ class BatchPreemptor:
         taken_up = self._ledger.allocation(pod.uid) or pod.nominated or self.pending.knows(pod.uid)
         had_room = self._preemptor.evictor.victims_for(pod.uid)  # even if it lost what was kept for it
         return alike and not taken_up and not had_room and self._nominator.terms_of(pod.uid) == answer.terms
-
-    async def _preempt(self, answer: _Answer, pod: Pod, like: bytes) -> None:
-        if await self._read(pod) != like or self._clock() > answer.since_s + LASTS_S:
-            return
-        now = self._ledger.pods.get(pod.uid)
-        if now is None or now.node or not self._may_follow(answer, now):
-            return
-        found = self._choose(answer, now)
-        if found is not None:
-            self.evicted += await self._preemptor.evictor.carry_out(now, answer.request, found, ahead=True)
 
     async def _read(self, pod: Pod) -> bytes | None:
         """All of a pod that determines where it may run and whom it may evict; None if it no longer waits."""

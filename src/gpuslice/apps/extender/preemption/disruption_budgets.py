@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import NotFoundError
+from gpuslice.adapters.kube.label_selector import LabelSelector
 from gpuslice.adapters.kube.objects import Metadata
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.core.preemption import Budget
 
 
-class Requirement(msgspec.Struct):
-    """One line of a selector's ``matchExpressions``."""
-
-    key: str = ""
-    operator: str = ""
-    values: list[str] | None = None
-
-    def __str__(self) -> str:
-        values = ",".join(self.values or ())
-        words = {"In": f"{self.key} in ({values})", "NotIn": f"{self.key} notin ({values})"}
-        words |= {"Exists": self.key, "DoesNotExist": f"!{self.key}"}
-        return words[self.operator]
-
-
-class Selector(msgspec.Struct, rename="camel"):
-    match_labels: Mapping[str, str] | None = None
-    match_expressions: list[Requirement] | None = None
-
-    def __str__(self) -> str:
-        """As in a list request; empty if it selects everything."""
-        equal = [f"{key}={value}" for key, value in (self.match_labels or {}).items()]
-        return ",".join([*equal, *map(str, self.match_expressions or ())])
-
-
 class _Spec(msgspec.Struct):
-    selector: Selector | None = None
+    selector: LabelSelector | None = None
 
 
 class _Status(msgspec.Struct, rename="camel"):

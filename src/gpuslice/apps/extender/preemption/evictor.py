@@ -18,10 +18,11 @@ from gpuslice.adapters.kube.errors import ConflictError, ForbiddenError, KubeErr
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.preemption.reserver import Reserver, placement_of
+from gpuslice.apps.extender.preemption.reserver import Reserver
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_allocations import Allocation
+from gpuslice.core.placement import on_cards
 from gpuslice.core.preemption import Eviction
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Evictor:
 
         Nothing may have changed since `found` was chosen: the cards are kept before the first await.
         """
-        self._reserver.keep(pod.uid, pod.priority, placement_of(found, request))
+        self._reserver.keep(pod.uid, pod.priority, on_cards(found.node, found.cards, request))
         living = self._ledger.pods
         self._victims = {uid: uids for uid, uids in self._victims.items() if uid in living}
         self._victims[pod.uid] = frozenset(each.pod.uid for each in found.victims)

@@ -77,9 +77,12 @@ class PendingEvictions:
             return {}
         found = self._choose(pod, request, proposed)
         if any(each.uids != _uids(proposed[name]) for name, each in found.items()):
+            held = [node for name in proposed if (node := ledger.allocations(name)) is not None]
+            holders = [each.pod for node in held for each in node.by_uid.values()]
+            below = {each.namespace for each in holders if each.priority < pod.priority}
             try:
                 async with asyncio.timeout(BUDGETS_S):
-                    budgets = await read_budgets(self._client, self._namespaces_below(pod, proposed))
+                    budgets = await read_budgets(self._client, below)
             except (KubeError, TimeoutError) as error:
                 _log.warning("budgets not read", extra={"pod": pod.key, "error": str(error)})
                 return {}
@@ -223,15 +226,6 @@ class PendingEvictions:
 
         taken = taken_by(before_it, pod.uid, pod.priority)
         return victims(allocations, request, pod.priority, going, budgets, taken=taken, suffices=suffices)
-
-    def _namespaces_below(self, pod: Pod, proposed: Collection[str]) -> set[str]:
-        """Of those on these nodes who are less important than the pod."""
-        found = set[str]()
-        for name in proposed:
-            allocations = self._ledger.allocations(name)
-            held = allocations.by_uid.values() if allocations is not None else ()
-            found.update(each.pod.namespace for each in held if each.pod.priority < pod.priority)
-        return found
 
 
 def _uids(victims: MetaVictims) -> frozenset[str]:

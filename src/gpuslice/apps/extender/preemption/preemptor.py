@@ -49,10 +49,7 @@ TICK_S = 0.25
 WAITING = 100  # refused pods remembered with their nodes; beyond that the least important are dropped
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # until a pod for which no eviction helps is examined again
 REST = 4.0  # times the duration of a search, before the next one: requests come first
-LEAST_CANDIDATES, CANDIDATES_PART = (
-    100,
-    0.1,
-)  # when so many nodes would do, no more are looked at; as upstream
+LEAST_CANDIDATES, CANDIDATES_PART = 100, 0.1  # if so many nodes would do, no more are looked at; as upstream
 SLICE = 20  # nodes examined before other requests get their turn
 
 
@@ -243,9 +240,8 @@ class Preemptor:
             return None  # nodes were added or removed: rows may be those of others
         refused = set(waiting.rows.tolist())
         names = [name for name, row in fleet.row_of.items() if row in refused and name in nodes]
-        self._start = (self._start + LEAST_CANDIDATES) % max(
-            1, len(names)
-        )  # starting with another node each time, as upstream
+        # starting with another node each time, as upstream
+        self._start = (self._start + LEAST_CANDIDATES) % max(1, len(names))
         names = names[self._start :] + names[: self._start]
         enough = max(LEAST_CANDIDATES, int(CANDIDATES_PART * len(names)))
         best: Eviction | None = None

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Placement, Request
+from gpuslice.core.model import Placement
 from gpuslice.core.placement import on_cards
-from gpuslice.core.preemption import LOWEST, Eviction, eviction
+from gpuslice.core.preemption import LOWEST, eviction
 from gpuslice.core.reservation import Reservation, comes_free
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Reserver:
                 taken = ledger.reservations.taken(node, uid, pod.priority)
                 found = eviction(allocations, pod.request, LOWEST, (), taken)
                 if found is not None:
-                    self.keep(uid, pod.priority, placement_of(found, pod.request))
+                    self.keep(uid, pod.priority, on_cards(node, found.cards, pod.request))
         now_s, kept = self._clock(), {reservation.uid for reservation in ledger.reservations}
         if any(ledger.allocation(uid) is not None for uid in self._kept - kept):
             self._taken_s = now_s
@@ -80,8 +80,3 @@ class Reserver:
         for memory in (self._since_s, self._lapsed):
             for uid in [uid for uid in memory if uid not in ledger.pods]:
                 del memory[uid]
-
-
-def placement_of(found: Eviction, request: Request) -> Placement:
-    """The cards on which an eviction makes room."""
-    return on_cards(found.node, found.cards, request)
