@@ -181,6 +181,24 @@ def test_large_nodes_stay_whole_among_equals() -> None:
     assert OpportunityCost(fleet, {Shape(10): 1.0}).choose(Shape(10)) == 1
 
 
+def test_small_cards_are_used_first_among_equals() -> None:
+    """Both gaps cost next to nothing: pods of 60 or 160 units can use neither."""
+    fleet = make_fleet((160,), (60,), (160,))
+    mix = {Shape(160): 50.0, Shape(60): 50.0, Shape(1): 1.0}
+    for row in (0, 1):
+        fleet.take(row, (0,), Shape(50 + 100 * (row == 0)))
+    assert OpportunityCost(fleet, mix).choose(Shape(1)) == 1
+
+
+def test_a_small_pod_goes_where_it_fits_exactly_though_it_costs_little_elsewhere() -> None:
+    """It is smaller than the step below which costs count as equal, and the first node has room, too."""
+    fleet = make_fleet((160,), (160,))
+    for row, units in ((0, 153), (1, 159)):
+        fleet.take(row, (0,), Shape(units))
+    mix = {Shape(160): 1.0, Shape(7): 50.0, Shape(1): 50.0}
+    assert OpportunityCost(fleet, mix).choose(Shape(1)) == 1
+
+
 def test_ranks_stay_in_force_until_the_new_ones_are_ready() -> None:
     """With `tend`, no request pays for a new mix, and in the end all is as if it had."""
     fleet = make_fleet(*[(10,) * 4] * 5)

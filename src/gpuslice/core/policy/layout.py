@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
+from gpuslice.core.policy.ranking import MOST_NODE_SIZES
 
 MOST_PARTS = 1000  # larger cards are divided into thousandths
 MOST_SIZES = 12  # of cards, priced separately; a card of any further size is treated as the nearest of these
@@ -53,6 +54,7 @@ class Layout:
     """The cards that exist, as arrays over [row, slot] and rows; changes only with `Fleet.cards_version`.
 
     A card's value is found at `start + left · parts // size`. `kind` is each node's index in `kinds`.
+    `node_size` orders nodes by their number of cards, then by their largest card; 0 for the smallest nodes.
     """
 
     classes: tuple[CardClass, ...]
@@ -61,6 +63,7 @@ class Layout:
     size: Ints
     kind: Ints
     kinds: tuple[Kind, ...]
+    node_size: Ints
     mean_units: float
     version: int
     by_unit: bool  # each card is divided into as many parts as it has units
@@ -135,10 +138,18 @@ def layout_of(fleet: Fleet) -> Layout:
         size=np.maximum(fleet.size, 1).astype(np.int64),
         kind=kind,
         kinds=kinds,
+        node_size=_node_sizes(kinds)[kind],
         mean_units=mean,
         version=fleet.cards_version,
         by_unit=bool((parts == fleet.size)[present].all()),
     )
+
+
+def _node_sizes(kinds: Sequence[Kind]) -> Ints:
+    """[kind] See `Layout.node_size`."""
+    sizes = [(len(kind.sizes), max(kind.sizes, default=0)) for kind in kinds]
+    order = {size: min(place, MOST_NODE_SIZES - 1) for place, size in enumerate(sorted(set(sizes)))}
+    return np.array([order[size] for size in sizes], dtype=np.int64)
 
 
 def _kinds(fleet: Fleet, mean: float) -> tuple[tuple[Kind, ...], Ints]:

@@ -27,10 +27,17 @@ from gpuslice.core.policy.node_value import (
     demand_of,
 )
 from gpuslice.core.policy.packing import fullest_card
-from gpuslice.core.policy.ranking import NO_SLOT, Policy, RankCache, card_fits, keys_small_first
+from gpuslice.core.policy.ranking import (
+    NO_SLOT,
+    STEP_PARTS,
+    Policy,
+    RankCache,
+    card_fits,
+    keys_small_first,
+)
 from gpuslice.core.policy.slot_price import Turnover
 
-STEP = 0.02  # cards; costs closer together than this count as equal
+STEP = 0.02  # cards; costs closer together than this count as equal, except among nodes of one size
 TIE_FREE_NODE = 0.0001  # per card of free GPU on the node after the pod
 TIE_FREE_CARD = 0.001  # per card left free on the pod's own card
 ROUNDING = 1e-9
@@ -55,7 +62,7 @@ class _Nodes:
 
 
 class OpportunityCost(Policy):
-    """Least loss of saleable GPU; among equals nodes with fewer cards, so that large ones stay whole."""
+    """Least loss of saleable GPU; among equals smaller nodes, so that large ones stay whole."""
 
     name: ClassVar[str] = "opportunity-cost"
 
@@ -174,8 +181,8 @@ class Pricing:
 
     def rank(self, shape: Shape, rows: Rows) -> tuple[Ints, Ints]:
         cost, slot = self.cost(shape, rows)
-        step = np.floor((cost + ROUNDING) / STEP).astype(np.int64)
-        return keys_small_first(step, rows, self.fleet.cards.take(rows)), slot
+        parts = np.floor((cost + ROUNDING) * (STEP_PARTS / STEP)).astype(np.int64)
+        return keys_small_first(parts, rows, self.worth.layout.node_size.take(rows)), slot
 
     def cost(self, shape: Shape, rows: Rows) -> tuple[Floats, Ints]:
         """Loss of worth in cards on each of `rows`, on all of which the shape fits, and the card to use

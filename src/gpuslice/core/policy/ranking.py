@@ -15,8 +15,11 @@ from gpuslice.core.policy.fleet import Flags, Fleet, Ints, Rows, Shape
 
 NEVER = np.iinfo(np.int64).max
 NO_SLOT = -1
-TIE_BITS = 32  # of a key, below the score: the fixed order among equals
-CARDS_SHIFT = 24
+TIE_BITS = 32  # of a key, below the score: the order among equals
+NODE_SIZE_SHIFT, PART_SHIFT = 24, 21  # of a tie; below them the row
+MOST_NODE_SIZES = 1 << (TIE_BITS - NODE_SIZE_SHIFT)
+PART_BITS = NODE_SIZE_SHIFT - PART_SHIFT
+STEP_PARTS = 1 << PART_BITS
 LOST_SHIFT = 60  # of a key: above every score, which has 27 bits and a sign
 CACHE_BYTES = 24 << 20  # of all ranks that one policy keeps
 BYTES_PER_ROW = 16
@@ -217,6 +220,11 @@ def keys_of(score: Ints, rows: Rows) -> Ints:
     return (score << TIE_BITS) + rows
 
 
-def keys_small_first(score: Ints, rows: Rows, cards: Ints) -> Ints:
-    """Keys from whole-number costs; among equals nodes with fewer cards win, then the first row."""
-    return (score << TIE_BITS) + (cards << CARDS_SHIFT) + rows
+def keys_small_first(parts: Ints, rows: Rows, node_size: Ints) -> Ints:
+    """Keys from costs in parts of a step, `STEP_PARTS` of which are one score.
+
+    Among equal scores smaller nodes win (by their place in `Layout.node_size`), among equally large ones the
+    lower part of the step, then the first row.
+    """
+    tie = (node_size << NODE_SIZE_SHIFT) + ((parts & (STEP_PARTS - 1)) << PART_SHIFT) + rows
+    return (parts >> PART_BITS << TIE_BITS) + tie
