@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,7 +25,7 @@ from gpuslice.apps.exporter.device_grants import (
     devices_of,
     grants_of,
     is_card_resource,
-    prepared_parts,
+    prepared_claims,
 )
 from gpuslice.apps.exporter.node_pods import KnownPod, LogFolders, NodePods, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
@@ -293,16 +294,21 @@ def test_one_that_stays_outside_is_looked_at_from_time_to_time(tmp_path: Path) -
     assert owners.of([7, 8], {}) == {7: Stranger.HOST, 8: Stranger.HOST}
 
 
-def test_a_container_has_of_a_claim_what_it_asks_for_by_name(tmp_path: Path) -> None:
-    """kubelet lists the whole claim to each of its containers, and before 1.35 does not tell shares apart."""
+@pytest.mark.parametrize("uuids", [{"uuids": {"1": CARD.uuid}}, {}], ids=["with uuids", "of an older agent"])
+def test_a_container_has_of_a_claim_what_it_asks_for_by_name(tmp_path: Path, uuids: dict[str, Any]) -> None:
+    """kubelet lists the whole claim to each of its containers, and before 1.35 does not tell shares apart.
+
+    The card may have had another index when the claim was prepared.
+    """
+    card = 1 if uuids else CARD.index
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "broken.json").write_text("{")
     slices = [
-        {"request": "a", "card": 0, "units": 4, "share_id": "s1"},
-        {"request": "b/small", "card": 0, "units": 2, "share_id": "s2"},
-        {"request": "m", "card": 0, "units": 0, "share_id": "s3", "admin": True},
+        {"request": "a", "card": card, "units": 4, "share_id": "s1"},
+        {"request": "b/small", "card": card, "units": 2, "share_id": "s2"},
+        {"request": "m", "card": card, "units": 0, "share_id": "s3", "admin": True},
     ]
-    record = {"uid": "u", "namespace": "default", "name": "c", "boot": "b", "slices": slices}
+    record = {"uid": "u", "namespace": "default", "name": "c", "boot": "b", "slices": slices} | uuids
     (tmp_path / "claims" / "u.json").write_text(json.dumps(record))
     uses = {"train": ["a"], "serve": ["b"], "monitor": ["m"], "all": [""]}
     containers = [
@@ -320,7 +326,7 @@ def test_a_container_has_of_a_claim_what_it_asks_for_by_name(tmp_path: Path) -> 
         for container in uses
         for share in shares
     ]
-    prepared, known = prepared_parts(tmp_path), NodePods()
+    prepared, known = prepared_claims(tmp_path), NodePods()
     assert claimed_parts(claims, prepared, known) == {}, "of an unknown pod nobody knows"
     known.put(known_pod(msgspec.convert(document, objects.Pod)))
     for listed in (claims, [replace(each, share_id="") for each in claims]):

@@ -47,24 +47,32 @@ _NUMBERED = re.compile(r"gpu-(\d+)")
 
 
 class PreparedPart(msgspec.Struct, frozen=True):
-    """What one request of a claim was given of one card; `units` is 0 if it takes nothing."""
+    """What one request of a claim was given of one card; `units` is 0 if it takes nothing.
+
+    `card`: its index when the claim was prepared.
+    """
 
     request: str
     card: int
     units: int
 
 
-PreparedParts = Mapping[tuple[str, str], list[PreparedPart]]
-"""(namespace, claim) → its parts."""
+class PreparedClaim(msgspec.Struct, frozen=True):
+    """The agent's record of a claim. `uuids`: of its cards, by index."""
 
-
-class _PreparedClaim(msgspec.Struct, frozen=True):
     namespace: str
     name: str
-    slices: list[PreparedPart]
+    slices: list[PreparedPart] = []
+    uuids: dict[int, str] = {}
+
+    def device(self, part: PreparedPart) -> str:
+        """The card's uuid; its name if an older agent recorded none."""
+        return self.uuids.get(part.card, f"nvidia{part.card}")
 
 
-_PREPARED_CLAIM = msgspec.json.Decoder(_PreparedClaim)
+PreparedClaims = Mapping[tuple[str, str], PreparedClaim]
+"""By namespace and name."""
+_PREPARED_CLAIM = msgspec.json.Decoder(PreparedClaim)
 
 
 class ShareMode(StrEnum):
@@ -156,7 +164,7 @@ def grants_of(
     assignments: Mapping[str, Iterable[DeviceAssignment]],
     claims: Iterable[Claimed] = (),
     devices: Mapping[tuple[str, str], str] = {},
-    parts: Mapping[tuple[ContainerKey, int], tuple[int, Claimed]] = {},
+    parts: Mapping[tuple[ContainerKey, str], tuple[int, Claimed]] = {},
 ) -> DeviceGrants:
     """kubelet's device assignments by resource, and claims, as grants. `devices`: (pool, device) → uuid.
 
@@ -173,7 +181,7 @@ def grants_of(
             except GrantError as error:
                 problems.append(f"{resource} of {key.namespace}/{key.pod}: {error}")
     for (key, card), (units, claim) in parts.items():
-        grants[f"nvidia{card}"][key] = DeviceGrant(claim.driver, ShareMode.SHARE, units, claim=claim)
+        grants[card][key] = DeviceGrant(claim.driver, ShareMode.SHARE, units, claim=claim)
     for claim in claims:
         if claim.driver != NVIDIA_DRIVER:
             continue
@@ -192,26 +200,28 @@ def grants_of(
 
 
 def claimed_parts(
-    claims: Iterable[Claimed], prepared: PreparedParts, pods: NodePods
-) -> dict[tuple[ContainerKey, int], tuple[int, Claimed]]:
-    """(container, card) → its units by claims of our driver, and the claim.
+    claims: Iterable[Claimed], prepared: PreparedClaims, pods: NodePods
+) -> dict[tuple[ContainerKey, str], tuple[int, Claimed]]:
+    """(container, card's uuid or name) → its units by claims of our driver, and the claim.
 
     Of a claim with several requests, a container has those that its pod names; nothing until that is known.
     """
-    found: dict[tuple[ContainerKey, int], tuple[int, Claimed]] = {}
+    found: dict[tuple[ContainerKey, str], tuple[int, Claimed]] = {}
     ours = (each for each in claims if each.driver == CLAIM_DRIVER)
     by_container = {(each.namespace, each.pod, each.container, each.claim): each for each in ours}
     for claim in by_container.values():
-        given = prepared.get((claim.claim_namespace, claim.claim), [])
+        record = prepared.get((claim.claim_namespace, claim.claim))
+        if record is None:
+            continue
         pod = pods.pod(claim.namespace, claim.pod)
         uses = (
             pod.requests.get((claim.container, claim.claim), frozenset()) if pod is not None else frozenset()
         )
-        if "" in uses or len({each.request for each in given}) == 1:
-            uses = frozenset(each.request.partition("/")[0] for each in given)
-        for each in given:
+        if "" in uses or len({each.request for each in record.slices}) == 1:
+            uses = frozenset(each.request.partition("/")[0] for each in record.slices)
+        for each in record.slices:
             if each.units and each.request.partition("/")[0] in uses:  # an alternative is named gpu/small
-                key = ContainerKey(claim.namespace, claim.pod, claim.container), each.card
+                key = ContainerKey(claim.namespace, claim.pod, claim.container), record.device(each)
                 before = found[key][0] if key in found else 0
                 found[key] = before + each.units, claim
     return found
@@ -293,7 +303,7 @@ def devices_of(document: Mapping[str, Any]) -> Iterable[tuple[tuple[str, str], s
             yield (spec.get("pool", {}).get("name", ""), device.get("name", "")), uuid
 
 
-def prepared_parts(root: Path) -> PreparedParts:
+def prepared_claims(root: Path) -> PreparedClaims:
     """Every claim that is prepared below the agent's `root`, by its records, without unreadable ones.
 
     kubelet does not report how much of a card a claim was given: it lists all of a claim for each container
@@ -304,5 +314,5 @@ def prepared_parts(root: Path) -> PreparedParts:
     for path in (root / "claims").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):  # it is being replaced, or its disk fails
             record = _PREPARED_CLAIM.decode(path.read_bytes())
-            found[record.namespace, record.name] = record.slices
+            found[record.namespace, record.name] = record
     return found

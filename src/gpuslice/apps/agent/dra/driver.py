@@ -187,11 +187,12 @@ class ClaimDriver(DraService):
 
     def _check_room(self, allocation: ClaimAllocation) -> None:
         """The allocator counts by itself; this check catches cards or units that changed since."""
+        now = {card.index: card.uuid for card in self._state.node.cards}
         held: Counter[str] = Counter()  # by uuid: since a claim was prepared its index may be another card's
         for record in self.prepared.all():
             if record.uid != allocation.uid:
                 for index, units in units_held([record.allocation]).items():
-                    held[record.uuids[index]] += units
+                    held[record.uuids.get(index) or now.get(index, "")] += units
         asked = units_held([allocation])
         for card in self._state.node.cards:
             would_hold = held[card.uuid] + asked.get(card.index, 0)

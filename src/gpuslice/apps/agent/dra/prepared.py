@@ -43,7 +43,7 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     name: str
     boot: str
     slices: list[PreparedSlice]
-    uuids: dict[int, str]
+    uuids: dict[int, str] = {}  # an older agent recorded none
 
     @property
     def allocation(self) -> ClaimAllocation:
