@@ -22,7 +22,7 @@ import yaml
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kubelet.podresources import PodResources
-from gpuslice.apps.exporter.device_grants import claimed_parts, prepared_claims
+from gpuslice.apps.exporter.device_grants import claim_records, claimed_parts
 from gpuslice.apps.exporter.node_pods import NodePods, known_pod
 from gpuslice.core.contract import LABEL_CLAIMED, LABEL_CLAIMS, VENDOR_NAMES
 from gpuslice.core.units import limit_bytes
@@ -115,7 +115,7 @@ def test_two_containers_have_a_limit_each_on_one_card(cluster: Cluster) -> None:
     listed = asyncio.run(PodResources(cluster.places.pod_resources).read(lambda _: False)).claims
     pods = NodePods()
     pods.put(known_pod(msgspec.convert(cluster.pod("p"), objects.Pod)))
-    parts = claimed_parts(listed, prepared_claims(cluster.places.folder / "gpuslice"), pods)
+    parts = claimed_parts(listed, claim_records(cluster.places.folder / "gpuslice"), pods)
     assert {key.container: units for (key, _), (units, _) in parts.items()} == {"one": 4, "two": 2}
 
 

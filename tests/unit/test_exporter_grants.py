@@ -21,11 +21,11 @@ from gpuslice.adapters.kubelet.podresources import Claimed
 from gpuslice.apps.exporter.device_grants import (
     DeviceGrant,
     ShareMode,
+    claim_records,
     claimed_parts,
     devices_of,
     grants_of,
     is_card_resource,
-    prepared_claims,
 )
 from gpuslice.apps.exporter.node_pods import KnownPod, LogFolders, NodePods, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
@@ -326,7 +326,7 @@ def test_a_container_has_of_a_claim_what_it_asks_for_by_name(tmp_path: Path, uui
         for container in uses
         for share in shares
     ]
-    prepared, known = prepared_claims(tmp_path), NodePods()
+    prepared, known = claim_records(tmp_path), NodePods()
     assert claimed_parts(claims, prepared, known) == {}, "of an unknown pod nobody knows"
     known.put(known_pod(msgspec.convert(document, objects.Pod)))
     for listed in (claims, [replace(each, share_id="") for each in claims]):

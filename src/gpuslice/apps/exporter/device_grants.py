@@ -57,7 +57,7 @@ class PreparedPart(msgspec.Struct, frozen=True):
     units: int
 
 
-class PreparedClaim(msgspec.Struct, frozen=True):
+class ClaimRecord(msgspec.Struct, frozen=True):
     """The agent's record of a claim. `uuids`: of its cards, by index."""
 
     namespace: str
@@ -70,9 +70,9 @@ class PreparedClaim(msgspec.Struct, frozen=True):
         return self.uuids.get(part.card, f"nvidia{part.card}")
 
 
-PreparedClaims = Mapping[tuple[str, str], PreparedClaim]
+ClaimRecords = Mapping[tuple[str, str], ClaimRecord]
 """By namespace and name."""
-_PREPARED_CLAIM = msgspec.json.Decoder(PreparedClaim)
+_CLAIM_RECORD = msgspec.json.Decoder(ClaimRecord)
 
 
 class ShareMode(StrEnum):
@@ -200,7 +200,7 @@ def grants_of(
 
 
 def claimed_parts(
-    claims: Iterable[Claimed], prepared: PreparedClaims, pods: NodePods
+    claims: Iterable[Claimed], prepared: ClaimRecords, pods: NodePods
 ) -> dict[tuple[ContainerKey, str], tuple[int, Claimed]]:
     """(container, card's uuid or name) → its units by claims of our driver, and the claim.
 
@@ -303,7 +303,7 @@ def devices_of(document: Mapping[str, Any]) -> Iterable[tuple[tuple[str, str], s
             yield (spec.get("pool", {}).get("name", ""), device.get("name", "")), uuid
 
 
-def prepared_claims(root: Path) -> PreparedClaims:
+def claim_records(root: Path) -> ClaimRecords:
     """Every claim that is prepared below the agent's `root`, by its records, without unreadable ones.
 
     kubelet does not report how much of a card a claim was given: it lists all of a claim for each container
@@ -313,6 +313,6 @@ def prepared_claims(root: Path) -> PreparedClaims:
     found = {}
     for path in (root / "claims").glob("*.json"):
         with contextlib.suppress(OSError, ValueError):  # it is being replaced, or its disk fails
-            record = _PREPARED_CLAIM.decode(path.read_bytes())
+            record = _CLAIM_RECORD.decode(path.read_bytes())
             found[record.namespace, record.name] = record
     return found

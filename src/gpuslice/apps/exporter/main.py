@@ -32,10 +32,10 @@ from gpuslice.adapters.web.webconfig import read_web_config
 from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.device_grants import (
     DeviceSlices,
+    claim_records,
     claimed_parts,
     grants_of,
     is_card_resource,
-    prepared_claims,
 )
 from gpuslice.apps.exporter.driver import keep_driver_open
 from gpuslice.apps.exporter.memory import set_aside_what_lives
@@ -126,7 +126,7 @@ class Exporter:
             try:
                 found = await kubelet.read(wanted)
                 devices = dict(await slices.of(found.claims))
-                prepared = prepared_claims(root) if found.claims else {}
+                prepared = claim_records(root) if found.claims else {}
                 parts = claimed_parts(found.claims, prepared, state.pods)
                 if before is None or before[0] is not found or before[1:] != (devices, parts):
                     before = found, devices, parts
