@@ -169,9 +169,8 @@ class CardMonitor:
             health = health.seen(answering, (card.uuid for card in self.cards))
             new = [each for each in unusable if each not in self._unusable]
             self._unusable = unusable
-            if new and len(unusable) > len(
-                health.lost
-            ):  # otherwise they were known, and are reported as such
+            # as many as lost cards: they were known, and are reported as such
+            if new and len(unusable) > len(health.lost):
                 for each in new:
                     _log.warning("card cannot be given out", extra={"reason": each})
                 self._untold.extend(_NodeEvent("GPUOutOfUse", each) for each in new)

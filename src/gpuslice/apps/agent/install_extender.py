@@ -40,10 +40,8 @@ PODS = Resource("v1", "pods", "Pod", DICT)
 BACKUP = "gpuslice.io/backup"
 """Annotation of a manifest that we wrote: the file beside it with what it was before."""
 HASH = "kubernetes.io/config.hash"  # kubelet's, of the file that a mirror pod stands for
-CONFIGURATION, CERTIFICATES = (
-    "/etc/kubernetes/gpuslice",
-    "/etc/kubernetes/gpuslice-tls",
-)  # as the scheduler sees them
+CONFIGURATION = "/etc/kubernetes/gpuslice"  # as the scheduler sees it, like the next
+CERTIFICATES = "/etc/kubernetes/gpuslice-tls"
 FILES = ("ca.crt", "tls.crt", "tls.key")
 
 Json = Mapping[str, Any]

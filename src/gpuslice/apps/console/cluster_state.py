@@ -180,8 +180,9 @@ class ClusterState:
             _prune(change.object, self._interner)
             self._followed.follow()
         elif view.finished or not (
+            # what requests nothing of ours, nor anything similar
             view.request or view.problem or any(map(_hint, resources_of(change.object)))
-        ):  # it requests nothing of ours, nor anything similar
+        ):
             self._forget(key)
             meta.labels = meta.annotations = meta.finalizers = None
             change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS

@@ -129,9 +129,8 @@ class Waker:
             if node not in self._unshown and self._wanted.get(node) == self._shown.get(node):
                 continue
             try:
-                if (
-                    node in self._unshown
-                ):  # it ended before it was written: kube-scheduler notices its removal
+                # what ended before it was written is shown first: kube-scheduler notices its removal
+                if node in self._unshown:
                     await self._show(node, self._unshown[node])
                     self._unshown.pop(node, None)
                 await self._show(node, self._wanted.get(node, ""))
