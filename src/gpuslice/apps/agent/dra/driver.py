@@ -146,11 +146,16 @@ class ClaimDriver(DraService):
 
     # -- preparing ------------------------------------------------------------------------------------
 
+    @property
+    def _uuids(self) -> dict[int, str]:
+        """Of the node's cards, by the index that each has now."""
+        return {card.index: card.uuid for card in self._state.node.cards}
+
     async def _prepared(self, claim: pb.Claim) -> ClaimAllocation:
         """The claim's allocation, after putting in place all that its containers need."""
         found = await self._client.get(RESOURCE_CLAIMS, claim.name, claim.namespace)
         allocation = self._allocation(claim, found)
-        uuids = {card.index: card.uuid for card in self._state.node.cards}
+        uuids = self._uuids
         if self.prepared.in_place(allocation):
             record = self.prepared.get(allocation.uid)
             for index, uuid in record.uuids.items() if record else ():
@@ -187,7 +192,7 @@ class ClaimDriver(DraService):
 
     def _check_room(self, allocation: ClaimAllocation) -> None:
         """The allocator counts by itself; this check catches cards or units that changed since."""
-        now = {card.index: card.uuid for card in self._state.node.cards}
+        now = self._uuids
         held: Counter[str] = Counter()  # by uuid: since a claim was prepared its index may be another card's
         for record in self.prepared.all():
             if record.uid != allocation.uid:
@@ -242,9 +247,8 @@ class ClaimDriver(DraService):
     def _edits(self, allocation: ClaimAllocation, request: str, users: list[_User]) -> CdiEdits:
         """What a container gets for one request; its folder is ready for the first instruction."""
         slices = allocation.by_request()[request]
-        node, rules = self._state.node, self._state.rules
-        uuids = {card.index: card.uuid for card in node.cards}
         if slices[0].admin:
+            uuids = self._uuids
             return CdiEdits(request, {ENV_VISIBLE: ",".join(uuids[each.card] for each in slices)})
         grant = self._grant(allocation, slices)
         mine = [each for each in users if request in each.requests]
@@ -253,12 +257,12 @@ class ClaimDriver(DraService):
             (user,) = mine
             owner = Owner([], user.uid, user.namespace, user.pod, user.container)
         name = folder_name(allocation.uid, request)
-        mounts = self._folders.start_claim(name, grant.limits, owner, rules)
+        mounts = self._folders.start_claim(name, grant.limits, owner, self._state.rules)
         return CdiEdits(request, grant.environment, mounts)
 
     def _grant(self, allocation: ClaimAllocation, slices: tuple[ClaimedSlice, ...]) -> Grant:
         """The sum of a request's slices: kube-scheduler 1.34 may allocate several on one card."""
-        uuids = {card.index: card.uuid for card in self._state.node.cards}
+        uuids = self._uuids
         units: Counter[str] = Counter()
         percents: Counter[str] = Counter()
         for each in slices:
@@ -273,7 +277,7 @@ class ClaimDriver(DraService):
 
     def _devices(self, allocation: ClaimAllocation) -> list[pb.Device]:
         """What kubelet is told. A request's CDI device covers all its cards and comes with the first."""
-        uuids = {card.index: card.uuid for card in self._state.node.cards}
+        uuids = self._uuids
         devices = []
         for request, slices in allocation.by_request().items():
             for position, each in enumerate(slices):
