@@ -25,7 +25,6 @@ from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice_demo.ports import free_port
 from tests import HANG_S
-from tests.unit.test_kube_config import kubeconfig
 
 Ask = Callable[..., Awaitable[ApiResponse]]
 
@@ -276,27 +275,18 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-@pytest.mark.parametrize("where", ["in a pod", "a kubeconfig"])
-async def test_a_rotated_authority_is_used(where: str, authority: Authority, tmp_path: Path) -> None:
+async def test_a_rotated_authority_is_used(authority: Authority, tmp_path: Path) -> None:
     """Of the cluster: kubelet replaces a pod's file, and only then does the server get its certificate."""
-    file, after = tmp_path / "ca.crt", Authority(trustme.CA())
+    file, after, port = tmp_path / "ca.crt", Authority(trustme.CA()), free_port()
     file.write_text(authority.pem)
     (tmp_path / "token").write_text("secret")
-    port = free_port()
-    if where == "in a pod":
-        environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
-        connection = in_cluster(environ, str(tmp_path))
-    else:
-        cluster = {"server": f"https://127.0.0.1:{port}", "certificate-authority": "ca.crt"}
-        connection = connect({}, kubeconfig=str(kubeconfig(tmp_path / "config", cluster=cluster)))
-    async with HttpTransport(connection, timeout_s=5) as transport:
-        async with serving(echo, authority.server("127.0.0.1"), port):
-            assert (await transport.request(ApiRequest("GET", "/"))).status == 200
-        async with serving(echo, after.server("127.0.0.1"), port):
-            with pytest.raises(UnavailableError, match="certificate verify failed"):
-                await transport.request(ApiRequest("GET", "/"))
-            file.write_text(authority.pem + after.pem)
-            assert (await transport.request(ApiRequest("GET", "/"))).status == 200
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
+    server = serving(echo, after.server("127.0.0.1"), port)
+    async with server, HttpTransport(in_cluster(environ, str(tmp_path))) as transport:
+        with pytest.raises(UnavailableError, match="certificate verify failed"):
+            await transport.request(ApiRequest("GET", "/"))
+        file.write_text(authority.pem + after.pem)
+        assert (await transport.request(ApiRequest("GET", "/"))).status == 200
 
 
 async def test_a_renewed_client_certificate_is_used(authority: Authority) -> None:
