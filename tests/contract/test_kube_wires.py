@@ -276,7 +276,6 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def test_a_rotated_authority_is_used(authority: Authority, tmp_path: Path) -> None:
-    """Of the cluster: kubelet replaces a pod's file, and only then does the server get its certificate."""
     file, after, port = tmp_path / "ca.crt", Authority(trustme.CA()), free_port()
     file.write_text(authority.pem)
     (tmp_path / "token").write_text("secret")
@@ -285,7 +284,7 @@ async def test_a_rotated_authority_is_used(authority: Authority, tmp_path: Path)
     async with server, HttpTransport(in_cluster(environ, str(tmp_path))) as transport:
         with pytest.raises(UnavailableError, match="certificate verify failed"):
             await transport.request(ApiRequest("GET", "/"))
-        file.write_text(authority.pem + after.pem)
+        file.write_text(authority.pem + after.pem)  # as kubelet replaces a pod's
         assert (await transport.request(ApiRequest("GET", "/"))).status == 200
 
 
