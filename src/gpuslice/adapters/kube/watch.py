@@ -104,6 +104,7 @@ class Reflector(Generic[T]):
         self._uniform = (rng or random).uniform
         self._version = ""  # the last that was seen
         self._must_list = True
+        self._pause: asyncio.Future[None] | None = None  # after a failure
         self._heard_s: float | None = None
         self._failures = 0  # in a row: lists and watches that got no answer
         self._refusals = 0  # since a watch last worked, however well lists do
@@ -112,6 +113,11 @@ class Reflector(Generic[T]):
         """Since the API server said anything: a list, a change, or the bookmark of each minute; 0 before the
         first."""
         return 0.0 if self._heard_s is None else self._clock() - self._heard_s
+
+    def hurry(self) -> None:
+        """There is news that has not come: connect now if that waits for the end of a pause."""
+        if self._pause is not None:
+            self._pause.cancel()
 
     async def run(self) -> None:
         """Follow the collection for ever."""
@@ -228,7 +234,11 @@ class Reflector(Generic[T]):
             "watch interrupted",
             extra={"resource": self._resource.plural, "error": str(error), "retry_in_s": round(delay_s, 2)},
         )
-        await self._sleep(delay_s)
+        self._pause = asyncio.ensure_future(self._sleep(delay_s))
+        try:
+            await asyncio.wait([self._pause])
+        finally:
+            self._pause.cancel()
 
 
 def _metadata(item: Any) -> tuple[str, str, str, str]:
