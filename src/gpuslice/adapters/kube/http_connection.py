@@ -123,7 +123,9 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
-        line: socket.socket = transport.get_extra_info("socket")
+        line: socket.socket | None = transport.get_extra_info("socket")
+        if line is None:
+            return
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _PROBES.items():
             if hasattr(socket, name):  # Linux' names; elsewhere the system's times apply

@@ -104,10 +104,9 @@ class Agent:
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", clock=clock
         )
-        options = plugin_options(settings, unit)
         self.plugin = GpuMemoryPlugin(
             state, self.devices, folders, self.reconciler, counters=self.counters,
-            ask_for_news=self._pods.hurry, options=options,
+            ask_for_news=self._pods.hurry, options=plugin_options(settings, unit),
         )  # fmt: skip
         address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)

@@ -113,8 +113,10 @@ def _actual_placement(
                 table[key] = {index_of[uuid]: count for uuid, count in sorted(counts.items())}
                 held_on.update(table[key])
             else:
-                # an init container, which kubelet does not list: others of its pod have some of its devices
+                # an init container, which kubelet does not list: others of its pod have some of its devices;
+                # so may a grant to an earlier pod, perhaps on more cards
                 grants = (ids for ids in reversed(ours) if len(ids) == container.units and ids & mine)
+                grants = (ids for ids in grants if len(units_per_card(ids)) <= request.card_count)
                 left = next((ids - mine for ids in grants if len(ids - mine) == units), ())
                 left_on = Counter({index_of[uuid]: count for uuid, count in units_per_card(left).items()})
                 table[key] = dict(left_on or _promised_beyond(held_on, units, pod))
