@@ -17,8 +17,7 @@ number appended (``-2`` …); the highest is the one that Allocate named last::
 
 A claim of dynamic resource allocation is known when it is prepared: its folder is ``claim-<uid>.<request>``.
 
-Only root can enter ``containers`` and ``cards``: what a tenant creates in its folder, such as a setuid
-program, is out of reach of the host's users.
+Only root can enter ``containers`` and ``cards``: no user of the host reaches what a tenant creates there.
 """
 
 from __future__ import annotations
