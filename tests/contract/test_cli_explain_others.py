@@ -8,7 +8,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.transport import HttpTransport
-from tests.builders import api_pod
+from tests.builders import api_container, api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_explain import asking, create, deployment, node, placed
 
@@ -81,6 +81,14 @@ async def test_an_amount_that_must_have_been_meant_in_mib_is_put_into_gib(
     out = (await shell("gpuslice", "explain", "p")).out
     assert told in out
     assert ("a unit is one GiB here" in out) == bool(told)
+
+
+async def test_many_containers_that_ask_for_a_unit_each_were_not_meant_in_mib(shell: Shell) -> None:
+    containers = [api_container("1", f"worker-{number}") for number in range(1024)]
+    await shell.has([node("n1", 8)], [api_pod("p", containers=containers)])
+    out = (await shell("gpuslice", "explain", "p")).out
+    assert "It will never fit here: it asks for 1024 units" in out
+    assert "MiB" not in out
 
 
 async def test_a_pod_on_a_card_that_is_out_of_use_is_told_so(shell: Shell) -> None:

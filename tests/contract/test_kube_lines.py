@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,21 @@ async def test_an_answer_is_the_same_wherever_its_bytes_are_cut() -> None:
             (200, b"hello"), (200, b"hello"), (200, b"hello"), (204, b""), (200, b"hello"), (200, b"hello"),
         ]  # fmt: skip
         assert script.connections == 2  # one until the server closes it, and another
+
+
+async def test_a_server_that_lost_its_power_is_noticed_within_a_minute() -> None:
+    """Even on a watch, on which neither side may have anything to say for longer."""
+    async with speaking(OK) as (transport, _):
+        await transport.request(ApiRequest("GET", "/"))
+        (connection,) = transport._open
+        assert connection._transport is not None
+        option = connection._transport.get_extra_info("socket").getsockopt
+        assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        idle_s, every_s, probes = (
+            option(socket.IPPROTO_TCP, each)
+            for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+    assert idle_s + every_s * probes <= 60
 
 
 async def test_a_request_says_who_and_what() -> None:
@@ -174,6 +190,7 @@ async def test_a_token_with_a_line_end_is_refused_before_it_is_sent() -> None:
     "test",
     [
         test_an_answer_is_the_same_wherever_its_bytes_are_cut,
+        test_a_server_that_lost_its_power_is_noticed_within_a_minute,
         test_a_line_that_the_server_closed_while_idle_is_replaced_for_a_read,
         test_a_write_is_never_sent_twice,
         test_a_given_up_request_does_not_spoil_the_next,

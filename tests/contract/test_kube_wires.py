@@ -17,12 +17,13 @@ import pytest
 import trustme
 from aiohttp import web
 
-from gpuslice.adapters.kube.config import Connection, connect
+from gpuslice.adapters.kube.config import Connection, connect, in_cluster
 from gpuslice.adapters.kube.credentials import Fixed, Secret, Tls, TokenFile
 from gpuslice.adapters.kube.errors import ConfigError, ForbiddenError, UnavailableError
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice_demo.ports import free_port
 from tests import HANG_S
 
 Ask = Callable[..., Awaitable[ApiResponse]]
@@ -75,12 +76,12 @@ def authority() -> Authority:
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Any, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+async def serving(handler: Any, tls: ssl.SSLContext | None = None, port: int = 0) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    await web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls).start()
     try:
         yield f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
@@ -272,6 +273,19 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         writer.write(data)
         await writer.drain()
     writer.close()
+
+
+async def test_a_rotated_authority_is_used(authority: Authority, tmp_path: Path) -> None:
+    file, after, port = tmp_path / "ca.crt", Authority(trustme.CA()), free_port()
+    file.write_text(authority.pem)
+    (tmp_path / "token").write_text("secret")
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(port)}
+    server = serving(echo, after.server("127.0.0.1"), port)
+    async with server, HttpTransport(in_cluster(environ, str(tmp_path))) as transport:
+        with pytest.raises(UnavailableError, match="certificate verify failed"):
+            await transport.request(ApiRequest("GET", "/"))
+        file.write_text(authority.pem + after.pem)  # as kubelet replaces a pod's
+        assert (await transport.request(ApiRequest("GET", "/"))).status == 200
 
 
 async def test_a_renewed_client_certificate_is_used(authority: Authority) -> None:

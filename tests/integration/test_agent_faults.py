@@ -264,6 +264,17 @@ async def test_a_pod_heard_of_a_moment_after_kubelets_question_is_waited_for(tmp
         assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "1"
 
 
+async def test_kubelets_question_ends_the_pause_after_an_outage(tmp_path: Path) -> None:
+    """kubelet may be connected again half a minute before we would be, and fails for good what we refuse."""
+    async with Bench(tmp_path, TWO, settings={"match_wait_s": 5.0}).running() as node:
+        outage = Fault(path="/api/v1/pods", code=503, retry_after_s=30, times=1)
+        node.cluster.add_fault(outage)
+        node.cluster.drop_watches()
+        await eventually(lambda: outage.times == 0, "the watch pauses")
+        granted = (await node.kubelet.admit(await node.place("p", 4, 1, known=False)))["main"]
+        assert granted.envs["ALIYUN_COM_GPU_MEM_IDX"] == "1"
+
+
 async def test_a_request_without_a_pod_is_refused_after_a_bounded_wait_and_not_waited_for_twice(
     tmp_path: Path,
 ) -> None:

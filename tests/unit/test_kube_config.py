@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpuslice.adapters.kube.config import Connection, connect, in_cluster, proxy_for
-from gpuslice.adapters.kube.credentials import Exec, Secret, TokenFile
+from gpuslice.adapters.kube.credentials import Exec, Secret, Tls, TokenFile
 from gpuslice.adapters.kube.errors import ConfigError
 from gpuslice.adapters.kube.kubeconfig import MissingConfigError
 
@@ -80,14 +80,14 @@ def test_relative_paths_start_at_the_file_that_holds_them(tmp_path: Path) -> Non
             user={"client-certificate": "pki/me.crt", "client-key": "pki/me.key"},
         )
     )
-    assert (found.tls.authority, found.tls.server_name) == ("AUTHORITY", "y")
+    assert found.tls == Tls("AUTHORITY", str(tmp_path / "pki" / "ca.crt"), server_name="y")
     assert found.credentials.current() == Secret(certificate="CERTIFICATE", key="KEY")
 
 
 def test_data_beats_files(tmp_path: Path) -> None:
     data = base64.b64encode(b"INLINE").decode()
     cluster = {"server": "https://x", "certificate-authority": "/none", "certificate-authority-data": data}
-    assert of(kubeconfig(tmp_path / "config", cluster=cluster)).tls.authority == "INLINE"
+    assert of(kubeconfig(tmp_path / "config", cluster=cluster)).tls == Tls("INLINE")
 
 
 def test_a_token_file_beats_an_inline_token(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import UnavailableError
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.adapters.kube.watch import Change, ChangeKind, Pace, Reflector
+from gpuslice.adapters.kube.watch import Change, ChangeKind, HistoryRewoundError, Pace, Reflector
 from tests.unit.kube_wire import (
     EndOfScriptError,
     ScriptedTransport,
@@ -197,8 +197,31 @@ async def test_a_watch_that_is_refused_each_time_is_not_listed_for_without_end()
 
 async def test_a_lost_connection_resumes_and_does_not_list_again() -> None:
     lost = UnavailableError("connection lost")
-    followed = await Followed(page("7"), [line("ADDED", pod("a", "8")), lost], []).run()
-    assert followed.versions()[:3] == ["", "7", "8"]
+    followed = await Followed(page("7"), [line("ADDED", pod("a", "8")), lost], page("9"), []).run()
+    assert followed.versions()[:4] == ["", "7", "", "8"]
+    assert followed.transport.requests[2].query == {"limit": "1"}  # only for its version
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [UnavailableError("connection lost"), page("6")],  # a watch from 8 on would be silent until then
+        [failure(410, "Expired"), page("7")],
+        [failure(410, "Expired"), page("1000008", pod("a", "3"))],  # of `etcdutl … --bump-revision`
+    ],
+    ids=["found before the watch is resumed", "found by the list", "found by an object of the list"],
+)
+async def test_a_backup_that_was_restored_ends_the_run(after: list[Any]) -> None:
+    """What was deleted since the backup lives again, and versions are given out a second time."""
+    followed = Followed(page("5", pod("a", "3")), [line("MODIFIED", pod("a", "8"))], *after)
+    with pytest.raises(HistoryRewoundError, match="pods"):
+        await followed.reflector.run()
+
+
+async def test_versions_that_are_no_numbers_are_not_compared() -> None:
+    lost = UnavailableError("connection lost")
+    followed = await Followed(page("z", pod("a", "y")), lost, page("x"), [], page("b", pod("a", "a"))).run()
+    assert followed.told() == ["added a", "synced"]
 
 
 async def test_the_server_may_ask_for_a_longer_wait() -> None:
@@ -213,7 +236,7 @@ async def test_a_refusal_is_retried_with_a_new_list() -> None:
 
 
 async def test_a_watch_that_ends_at_once_and_empty_is_not_hammered() -> None:
-    followed = await Followed(page("7"), [], [], []).run()
+    followed = await Followed(page("7"), [], page("7"), [], page("7"), []).run()
     assert len(followed.time.slept) == 3
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
+
 from gpuslice.adapters.kube import requests
 from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError
 from gpuslice.adapters.kube.http import ApiRequest
@@ -62,6 +64,11 @@ class KubeClient:
             token = answer.metadata.continue_
             if not token:
                 return Listing(ListMetadata(answer.metadata.resource_version), items)
+
+    async def current_version(self, resource: Resource[Any], namespace: str = "") -> str:
+        """The resourceVersion that a list would have now."""
+        request = requests.list_page(resource, namespace, "", "", limit=1, token="")
+        return (await self._decoded(Listing[msgspec.Raw], request)).metadata.resource_version
 
     def received(self, page: Sequence[object]) -> None:
         """A page of a list was read; a client that keeps thousands of objects makes them smaller here."""

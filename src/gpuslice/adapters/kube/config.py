@@ -80,11 +80,11 @@ def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Con
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         raise ConfigError("KUBERNETES_SERVICE_HOST is not set: this process does not run in a pod")
-    namespace = Path(folder, "namespace")
+    namespace, authority = Path(folder, "namespace"), Path(folder, "ca.crt")
     return Connection(
         server=f"https://{bracketed(host)}:{port}",
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
-        tls=Tls(authority=_read(Path(folder, "ca.crt"), "certificate authority")),
+        tls=Tls(_read(authority, "certificate authority"), str(authority)),
         credentials=TokenFile(str(Path(folder, "token"))),
         source=folder,
     )
@@ -108,13 +108,10 @@ def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
             f'kubeconfig {merged.source}: context "{name}" names user "{context.user}", which is missing'
         )
     user, user_folder = merged.users.get(context.user, (User(), Path()))
+    inline, file = cluster.certificate_authority_data, cluster.certificate_authority
     tls = Tls(
-        authority=_data_or_file(
-            cluster.certificate_authority_data,
-            cluster.certificate_authority,
-            cluster_folder,
-            "certificate-authority",
-        ),
+        authority=_data_or_file(inline, file, cluster_folder, "certificate-authority"),
+        authority_file=str(cluster_folder / file) if file and not inline else "",
         server_name=cluster.tls_server_name,
         insecure=cluster.insecure_skip_tls_verify,
     )

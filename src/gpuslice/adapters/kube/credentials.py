@@ -7,6 +7,7 @@ is used without a restart. Nothing here needs an event loop: the command line us
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import shutil
 import ssl
@@ -38,9 +39,13 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to trust the API server. Without `authority` (PEM) the system's authorities are used."""
+    """How to trust the API server. Without `authority` (PEM) the system's authorities are used.
+
+    `authority_file`: where it came from; what is there when a connection is made takes precedence.
+    """
 
     authority: str = ""
+    authority_file: str = ""
     server_name: str = ""
     insecure: bool = False
 
@@ -243,8 +248,12 @@ def checked_header(value: str, what: str) -> str:
 
 def tls_context(tls: Tls, secret: Secret) -> ssl.SSLContext:
     """The TLS settings for the API server; ConfigError when a certificate or key cannot be used."""
+    authority = tls.authority
+    if tls.authority_file:
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # kubelet replaces it when it changes
+            authority = Path(tls.authority_file).read_text() or authority
     try:
-        context = ssl.create_default_context(cadata=tls.authority or None)
+        context = ssl.create_default_context(cadata=authority or None)
     except ssl.SSLError as error:
         raise ConfigError(f"the cluster's certificate-authority is not a PEM certificate: {error}") from error
     # many clusters' own authorities lack the key usage that it wants

@@ -192,8 +192,12 @@ class HttpTransport:
             if connection.usable and now - connection.idle_since < _IDLE_S:
                 return connection
             self._discard(connection)
-        async with asyncio.timeout(self._timeout_s):
-            connection = await dial(self._route, context)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                connection = await dial(self._route, context)
+        except ssl.SSLError:
+            self._tls = None  # next time with what the authority's file has then: it may have been rotated
+            raise
         self._open.add(connection)
         return connection
 

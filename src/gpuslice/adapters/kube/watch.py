@@ -20,6 +20,8 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import GoneError, KubeError, UnavailableError
 from gpuslice.adapters.kube.requests import PAGE
 from gpuslice.adapters.kube.resources import Resource
+from gpuslice.core.errors import GpusliceError
+from gpuslice.core.views import version_number
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -27,6 +29,14 @@ _log = logging.getLogger(__name__)
 
 WORKED_S = 1.0
 """A watch that stayed open for that long has worked, even if nothing came."""
+
+
+class HistoryRewoundError(GpusliceError):
+    """The API server's data are older than what it said before: a backup of etcd was restored.
+
+    What was deleted since then lives again, under its old uid, and versions are given out a second time. Who
+    remembers either has to be restarted, as Kubernetes advises for its own components.
+    """
 
 
 class ChangeKind(StrEnum):
@@ -63,7 +73,8 @@ class Reflector(Generic[T]):
     """Calls `handle` for each change of a collection until cancelled; `synced` is set after the first list.
 
     `handle` is called on the event loop and must return soon: what takes time goes to a queue of its own. An
-    exception from it ends `run`. `objects` is the collection as reported so far, by (namespace, name).
+    exception from it ends `run`, and so does `HistoryRewoundError`. `objects` is the collection as reported
+    so far, by (namespace, name).
     """
 
     def __init__(
@@ -85,12 +96,15 @@ class Reflector(Generic[T]):
         self._client = client
         self._resource = resource
         self._handle = handle
+        self._namespace = namespace
         self._scope = {"namespace": namespace, "labels": labels, "fields": fields}
         self._pace = pace
         self._sleep = sleep
         self._clock = clock
         self._uniform = (rng or random).uniform
-        self._version = ""
+        self._version = ""  # the last that was seen
+        self._must_list = True
+        self._pause: asyncio.Future[None] | None = None  # after a failure
         self._heard_s: float | None = None
         self._failures = 0  # in a row: lists and watches that got no answer
         self._refusals = 0  # since a watch last worked, however well lists do
@@ -100,18 +114,28 @@ class Reflector(Generic[T]):
         first."""
         return 0.0 if self._heard_s is None else self._clock() - self._heard_s
 
+    def hurry(self) -> None:
+        """There is news that has not come: connect now if that waits for the end of a pause."""
+        if self._pause is not None:
+            self._pause.cancel()
+
     async def run(self) -> None:
         """Follow the collection for ever."""
         while True:
             try:
-                if not self._version:
+                if self._must_list:
                     await self._list()
+                elif (
+                    self._failures
+                ):  # a watch from a version that is still to come would be silent until then
+                    current = await self._client.current_version(self._resource, self._namespace)
+                    self._check_not_older(current, self._version)
                 await self._watch()
             except GoneError as error:
                 if self._refusals:  # what it listed just now is too old for it already
                     await self._back_off(error)
                 else:
-                    self._version, self._refusals = "", 1
+                    self._must_list, self._refusals = True, 1
             except KubeError as error:
                 await self._back_off(error)
 
@@ -123,11 +147,17 @@ class Reflector(Generic[T]):
         except GoneError:  # a slow reader in a busy cluster: pages expire, one whole answer cannot
             listing = await self._client.list(self._resource, page=0, **self._scope)
         found = {_key(item): item for item in listing.items or []}
+        self._check_not_older(listing.metadata.resource_version, self._version)
+        for key, item in found.items():
+            _, _, version, uid = _metadata(item)
+            if key in self.objects and (known := _metadata(self.objects[key]))[3] == uid:
+                self._check_not_older(version, known[2])  # restored as if at a later version
         for key in [key for key in self.objects if key not in found]:
             self._delete(key, self.objects[key])
         for item in found.values():
             self._put(item)
         self._version = listing.metadata.resource_version
+        self._must_list = False
         self._failures = 0
         self._heard_s = self._clock()
         self.synced.set()
@@ -160,6 +190,15 @@ class Reflector(Generic[T]):
 
     # -- changes --------------------------------------------------------------------------------------
 
+    def _check_not_older(self, version: str, known: str) -> None:
+        """Raises `HistoryRewoundError`."""
+        if 0 < version_number(version) < version_number(known):
+            raise HistoryRewoundError(
+                f"the API server's {self._resource.plural} went back from version {known} to {version}: a "
+                "backup of etcd was probably restored; what this process knows is not true any more, so it "
+                "ends and has to be started again"
+            )
+
     def _put(self, item: T) -> None:
         namespace, name, version, uid = _metadata(item)
         key = (namespace, name)
@@ -189,13 +228,17 @@ class Reflector(Generic[T]):
             delay_s = max(delay_s, min(error.retry_after_s, self._pace.longest_delay_s))
             self._failures += 1
         else:
-            self._version = ""  # not a passing trouble: what we know may not be true any more
+            self._must_list = True  # not a passing trouble: what we know may not be true any more
             self._refusals += 1
         _log.warning(
             "watch interrupted",
             extra={"resource": self._resource.plural, "error": str(error), "retry_in_s": round(delay_s, 2)},
         )
-        await self._sleep(delay_s)
+        self._pause = asyncio.ensure_future(self._sleep(delay_s))
+        try:
+            await asyncio.wait([self._pause])
+        finally:
+            self._pause.cancel()
 
 
 def _metadata(item: Any) -> tuple[str, str, str, str]:

@@ -106,8 +106,9 @@ class Agent:
         )
         options = plugin_options(settings, unit)
         self.plugin = GpuMemoryPlugin(
-            state, self.devices, folders, self.reconciler, counters=self.counters, options=options
-        )
+            state, self.devices, folders, self.reconciler, counters=self.counters,
+            ask_for_news=self._pods.hurry, options=options,
+        )  # fmt: skip
         address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         plugin = TracedPlugin(self.plugin, state, self.spans) if self.spans else self.plugin

@@ -81,6 +81,7 @@ class GpuMemoryPlugin(DevicePluginService):
         reconciler: Reconciler,
         *,
         counters: Counters,
+        ask_for_news: Callable[[], None],
         options: PluginOptions = PluginOptions(),
     ) -> None:
         self._state = state
@@ -88,6 +89,7 @@ class GpuMemoryPlugin(DevicePluginService):
         self._folders = folders
         self._reconciler = reconciler
         self._counters = counters
+        self._ask_for_news = ask_for_news  # kubelet may know a pod that our watch has not shown
         self._options = options
         self._in_vain: dict[int, float] = {}  # size → until when waiting for it again is pointless
 
@@ -306,6 +308,7 @@ class GpuMemoryPlugin(DevicePluginService):
                 self._in_vain[size] = now() + self._options.match_wait_s
                 break
             self._reconciler.wake()
+            self._ask_for_news()
             self._state.changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):

@@ -12,10 +12,10 @@ from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready
 from gpuslice.core.contract import EITHER_MEMORY, MEMORY_NAMES, SYSTEM_NAMESPACE, of_our_chart
 from gpuslice.core.errors import words_of
 from gpuslice.core.nesting import checked_depth
+from gpuslice.core.node_sample import sample_size
 
 _KIND = "KubeSchedulerConfiguration"
 _DEFAULT = "default-scheduler"
-_EVERYBODY_BELOW = 100  # nodes; kube-scheduler examines all of them
 
 
 class _Managed(msgspec.Struct, rename="camel"):
@@ -256,11 +256,3 @@ def _sampling(where: str, configuration: _Configuration, nodes: int) -> Iterator
                 f"set percentageOfNodesToScore: 100{of}",
             )
             return
-
-
-def sample_size(nodes: int, percentage: int) -> int:
-    """How many feasible nodes kube-scheduler looks for (``numFeasibleNodesToFind`` of 1.36)."""
-    if nodes < _EVERYBODY_BELOW or percentage >= 100:
-        return nodes
-    percentage = percentage or max(5, 50 - nodes // 125)
-    return max(_EVERYBODY_BELOW, nodes * percentage // 100)

@@ -8,6 +8,7 @@ from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Request
+from gpuslice.core.node_sample import sample_size
 from gpuslice.core.placement import refuse
 from gpuslice.core.policy import Policy
 from gpuslice.core.words import counted
@@ -43,15 +44,8 @@ class Refusals:
             state = self._ledger.state(query.names(np.array([most.argmax()]))[0])
             detail = refuse(state, request).detail if state is not None else ""
             text = f"{detail} ({counted(shared, 'node')} with shared cards looked at)"
-        if fits_elsewhere and is_sample(len(query.rows), self._ledger.node_count()):
+        total = self._ledger.node_count()
+        if fits_elsewhere and len(query.rows) == sample_size(total) < total:
             self.sampled += 1
             text = f"{text}; {SAMPLED}"
         return text
-
-
-def is_sample(asked: int, nodes: int) -> bool:
-    """Whether `asked` is the number of nodes that kube-scheduler looks for in a cluster of `nodes` (1.36)."""
-    if nodes < 100 or asked >= nodes:
-        return False
-    percent = max(5, 50 - nodes // 125)
-    return asked == max(100, nodes * percent // 100)
