@@ -109,16 +109,18 @@ class ClaimService:
     def not_ready(self) -> str:
         if reason := self._why_not():
             return reason
-        return self.publisher.problem or (
-            "" if self.server.registered else "kubelet has not registered us yet"
-        )
+        if self.publisher.problem or self.server.registered:
+            return self.publisher.problem
+        if self.server.refusal:
+            return f"kubelet did not register the driver: {self.server.refusal}"
+        return "kubelet has not registered us yet"
 
     # -- what is published --------------------------------------------------------------------------------
 
     def _devices(self) -> Devices:
         if not self._state.rules.claims or self._obstacle():
             return []
-        if self.publisher.withdrawn and not self.server.registered:
+        if not self.server.registered and (self.publisher.withdrawn or self.server.refusal):
             return []  # a kubelet that knows no claims would start their pods without a card and a limit
         pool = Pool(
             self._state.node.name,
