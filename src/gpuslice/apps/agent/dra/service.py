@@ -36,7 +36,9 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 LOOKS_ON = 36
-"""From this minor version on kube-scheduler tries a node's next card if the first has too little room."""
+"""From this minor version of the API server on, kube-scheduler tries a node's next card if the first has too
+little room. 1.35 does (kubernetes/kubernetes#133706), but while a cluster is upgraded, kube-scheduler may be
+one version older than the API server, and 1.34 does not."""
 SWEEP_S = 30.0
 """How often to look for claims that ended without kubelet reporting it."""
 
