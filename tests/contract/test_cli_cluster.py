@@ -201,6 +201,23 @@ async def test_kubectl_completes_node_names_and_flags(shell: Shell) -> None:
     assert "yaml" in (await shell("kubectl", "__complete", "inspect", "cgpu", "-o", "")).out.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("words", "proposals"),
+    [
+        ("gpuslice explain -n def", ["plain,default"]),
+        ("gpuslice --context ", ["plain,gpuslice-sim"]),
+        ("gpuslice inspect --kubeconfig con", ["file,con"]),
+        ("gpuslice run --mem 4 python tr", ["file,tr"]),
+    ],
+)
+async def test_a_shell_completes_what_selects_the_cluster_and_files(
+    shell: Shell, words: str, proposals: list[str]
+) -> None:
+    place = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    told = await shell("gpuslice", _GPUSLICE_COMPLETE="bash_complete", **place)
+    assert told == Response(0, "".join(f"{each}\n" for each in proposals), "")
+
+
 async def test_one_node_counts_alone(shell: Shell) -> None:
     await shell.has(
         [node("a.1", units=15, cards=1), node("b.2", units=15, cards=1)],
