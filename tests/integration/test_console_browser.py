@@ -347,7 +347,7 @@ COLOURS = (
 
 
 async def test_where_the_system_chooses_the_colours_what_they_tell_is_still_seen() -> None:
-    """As with the contrast themes of Windows: every background becomes one colour, every clear line visible."""
+    """As with the contrast themes of Windows: every background becomes one colour, clear lines visible."""
     async with sample() as rig, page(forced_colors="active") as seen:
         await seen.open(rig, "#/teams", "text=notebooks")
         assert len(set(await seen.tab.evaluate(f"({COLOURS})('.dot', 'backgroundColor')"))) > 4
