@@ -261,6 +261,12 @@ async def test_a_node_that_gives_its_cards_out_twice_is_refused_by_top(shell: Sh
     assert "nvidia.com/gpu and aliyun.com/gpu-mem are both used in node a" in told.err
 
 
+async def test_a_mistyped_namespace_is_no_namespace_without_advice(shell: Shell) -> None:
+    told = await shell("gpuslice", "advise", "-n", "defalt")
+    sentence = 'Error: there is no namespace "defalt"; did you mean default?\n'
+    assert told == Response(1, "", sentence)
+
+
 async def test_no_kubeconfig_says_where_it_looked(shell: Shell) -> None:
     told = await shell("kubectl-inspect-cgpu", KUBECONFIG="/nowhere/config")
     assert told.code == 1
