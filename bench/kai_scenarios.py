@@ -49,7 +49,7 @@ from tests.e2e.cluster import (  # noqa: E402
     scheduler_arguments,
     shipped_configuration,
 )
-from tests.e2e.pod_groups import API, FIRST, GATES, GROUPS, group  # noqa: E402
+from tests.e2e.pod_groups import FIRST, api_flags, gates, group, groups_path  # noqa: E402
 
 from gpuslice.adapters.kube.errors import ConflictError, NotFoundError  # noqa: E402
 from gpuslice.adapters.kube.http import ApiRequest  # noqa: E402
@@ -82,7 +82,7 @@ async def measure(nodes: int, cards: int) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuslice-kai-")))
         plane = stack.enter_context(
             control_plane.api_server(
-                folder, without=("TaintNodesByCondition",), flags=(GATES, API) if gangs else ()
+                folder, without=("TaintNodesByCondition",), flags=api_flags() if gangs else ()
             )
         )
         async with cluster(plane, UNITS) as made, stand_in_for_kubelets(made):
@@ -95,7 +95,7 @@ async def measure(nodes: int, cards: int) -> dict[str, Any]:
             ours = await asyncio.to_thread(processes.enter_context, extender(plane))
             pods = [api_pod(f"job-{number:05d}") for number in range(nodes * cards)]
             arguments = scheduler_arguments(shipped_configuration(ours.url))
-            flags = (GATES,) if gangs else ()
+            flags = (gates(),) if gangs else ()
 
             await made.add_pods(pods)
             context = control_plane.scheduler(plane, flags=flags, **arguments)
@@ -150,7 +150,7 @@ async def gang_verdict(made: Cluster, cards: int) -> float:
     answer = await made.transport.request(
         ApiRequest(
             "POST",
-            GROUPS,
+            groups_path(),
             headers={"Content-Type": "application/json"},
             body=json.dumps(group("gang", MEMBERS)).encode(),
         )

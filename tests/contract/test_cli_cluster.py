@@ -201,6 +201,23 @@ async def test_kubectl_completes_node_names_and_flags(shell: Shell) -> None:
     assert "yaml" in (await shell("kubectl", "__complete", "inspect", "cgpu", "-o", "")).out.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("words", "proposals"),
+    [
+        ("gpuslice explain -n def", ["plain,default"]),
+        ("gpuslice --context ", ["plain,gpuslice-sim"]),
+        ("gpuslice inspect --kubeconfig con", ["file,con"]),
+        ("gpuslice run --mem 4 python tr", ["file,tr"]),
+    ],
+)
+async def test_a_shell_completes_what_selects_the_cluster_and_files(
+    shell: Shell, words: str, proposals: list[str]
+) -> None:
+    place = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    told = await shell("gpuslice", _GPUSLICE_COMPLETE="bash_complete", **place)
+    assert told == Response(0, "".join(f"{each}\n" for each in proposals), "")
+
+
 async def test_one_node_counts_alone(shell: Shell) -> None:
     await shell.has(
         [node("a.1", units=15, cards=1), node("b.2", units=15, cards=1)],
@@ -242,6 +259,12 @@ async def test_a_node_that_gives_its_cards_out_twice_is_refused_by_top(shell: Sh
     told = await shell("gpuslice", "top", "node")
     assert (told.code, told.out) == (1, "")
     assert "nvidia.com/gpu and aliyun.com/gpu-mem are both used in node a" in told.err
+
+
+async def test_a_mistyped_namespace_is_no_namespace_without_advice(shell: Shell) -> None:
+    told = await shell("gpuslice", "advise", "-n", "defalt")
+    sentence = 'Error: there is no namespace "defalt"; did you mean default?\n'
+    assert told == Response(1, "", sentence)
 
 
 async def test_no_kubeconfig_says_where_it_looked(shell: Shell) -> None:

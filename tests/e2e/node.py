@@ -219,7 +219,7 @@ def containerd(places: Places, *, shared: bool = False) -> Iterator[int]:
     config.write_text(_CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE))
     prepare = "mount --make-rshared / && " if shared else ""
     ours = {KUBELET_PLUGINS: places.plugins}
-    if control_plane.minor_version() < 30:
+    if control_plane.minor_version("kubelet") < 30:
         ours[POD_LOGS] = places.folder / "logs"
     prepare += " && ".join(f"mkdir -p {place} && mount --bind {own} {place}" for place, own in ours.items())
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]

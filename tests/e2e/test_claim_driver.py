@@ -196,7 +196,8 @@ def test_shares_of_one_card_are_told_apart(cluster: Cluster) -> None:
     shares = until(lambda: given() if len(given()) == 2 else {}, "both claims tell what is in force")
     assert len(set(shares.values())) == 2
     listed = asyncio.run(PodResources(cluster.places.pod_resources).read(lambda _: False)).claims
-    by_kubelet = shares if control_plane.minor_version() >= SHARES_TOLD_SINCE else dict.fromkeys(names, "")
+    tells = control_plane.minor_version("kubelet") >= SHARES_TOLD_SINCE
+    by_kubelet = shares if tells else dict.fromkeys(names, "")
     assert {each.pod: each.share_id for each in listed} == by_kubelet
 
 

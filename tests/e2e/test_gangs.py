@@ -27,7 +27,7 @@ from tests.e2e.cluster import (
 )
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.marks import ON_A_CONTROL_PLANE
-from tests.e2e.pod_groups import API, FIRST, GATES, GROUPS, group
+from tests.e2e.pod_groups import FIRST, api_flags, gates, group, groups_path
 
 pytestmark = ON_A_CONTROL_PLANE
 
@@ -40,13 +40,13 @@ MORE_THAN_HALF = 9  # units: one to a card
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
     if control_plane.minor_version() < FIRST:
         pytest.skip(f"pod groups came with Kubernetes 1.{FIRST}")
-    with control_plane.api_server(tmp_path, without=("TaintNodesByCondition",), flags=(GATES, API)) as made:
+    with control_plane.api_server(tmp_path, without=("TaintNodesByCondition",), flags=api_flags()) as made:
         yield made
 
 
 async def add_gang(made: Cluster, name: str) -> None:
     headers, body = {"Content-Type": "application/json"}, json.dumps(group(name, MEMBERS)).encode()
-    answer = await made.transport.request(ApiRequest("POST", GROUPS, headers=headers, body=body))
+    answer = await made.transport.request(ApiRequest("POST", groups_path(), headers=headers, body=body))
     assert answer.status == 201, answer.body
     await made.add_pods([member(name, number) for number in range(MEMBERS)])
 
@@ -70,7 +70,7 @@ async def test_gangs_are_bound_whole_and_others_beside_them(plane: ControlPlane)
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(extender(plane))
             arguments = scheduler_arguments(shipped_configuration(ours.url))
-            stack.enter_context(control_plane.scheduler(plane, flags=(GATES,), **arguments))
+            stack.enter_context(control_plane.scheduler(plane, flags=(gates(),), **arguments))
             for name in names:
                 await add_gang(made, name)
             await made.until(lambda: len(made.log.bound_at) >= GANGS * MEMBERS, 120)

@@ -228,7 +228,7 @@ async def claims(client: KubeClient, number: int, spec: dict[str, Any]) -> None:
 
 
 async def test_every_card_of_a_node_is_filled(tmp_path: Path) -> None:
-    """Before 1.36 kube-scheduler looks no further than the first card; so that must be the emptiest."""
+    """kube-scheduler 1.34 looks no further than the first card; so that must be the emptiest."""
     held = dict[int, int]()
     async with allocating(tmp_path, 15, 15, held=held) as client:
         for number in range(7):

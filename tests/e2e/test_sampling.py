@@ -85,7 +85,7 @@ async def scheduling(plane: ControlPlane, url: str, **changes: object) -> AsyncI
     with contextlib.ExitStack() as stack:
         context = control_plane.scheduler(plane, **scheduler_arguments(configuration))
         await asyncio.to_thread(stack.enter_context, context)
-        if control_plane.minor_version() < 28:  # it begins before it has taken in all nodes there
+        if control_plane.minor_version("kube-scheduler") < 28:  # it begins before it knows all nodes there
             await asyncio.sleep(SETTLED_S)
         yield configuration
         await asyncio.to_thread(stack.close)

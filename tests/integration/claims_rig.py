@@ -43,12 +43,14 @@ class ClaimBench:
                     known = found
             await asyncio.sleep(0.02)
 
-    async def register(self) -> pb.PluginInfo:
+    async def register(self, refusal: str = "") -> pb.PluginInfo:
+        """Register the driver, or refuse it with kubelet's words."""
         await eventually(self.address.registration.exists, "the registration socket")
         async with unix_channel(self.address.registration) as channel:
             reader = DriverRegistrationClient(channel)
             info = await reader.get_info(HANG_S)
-            await reader.notify(pb.RegistrationStatus(plugin_registered=True), HANG_S)
+            answer = pb.RegistrationStatus(plugin_registered=not refusal, error=refusal)
+            await reader.notify(answer, HANG_S)
         return info
 
     @contextlib.asynccontextmanager

@@ -341,6 +341,22 @@ async def test_language_and_theme_are_chosen_and_kept() -> None:
         assert await seen.tab.evaluate("document.documentElement.lang") == "zh-CN"
 
 
+COLOURS = (
+    """(where, which) => [...document.querySelectorAll(where)].map((each) => getComputedStyle(each)[which])"""
+)
+
+
+async def test_where_the_system_chooses_the_colours_what_they_tell_is_still_seen() -> None:
+    """As with the contrast themes of Windows: every background becomes one colour, clear lines visible."""
+    async with sample() as rig, page(forced_colors="active") as seen:
+        await seen.open(rig, "#/teams", "text=notebooks")
+        assert len(set(await seen.tab.evaluate(f"({COLOURS})('.dot', 'backgroundColor')"))) > 4
+        assert len(set(await seen.tab.evaluate(f"({COLOURS})('.bar, .bar > *', 'backgroundColor')"))) > 4
+        assert len(set(await seen.tab.evaluate(f"({COLOURS})('#nav a', 'borderBottomColor')"))) == 2
+        await seen.open(rig, "#/cards", "canvas")
+        assert len(set(await seen.tab.evaluate(f"({COLOURS})('.choice button', 'backgroundColor')"))) == 2
+
+
 STILL_ENGLISH = """[...document.querySelectorAll("#main *")]
   .filter((each) => !each.closest("code, .events") && [...each.childNodes].some(
     (node) => node.nodeType === 3

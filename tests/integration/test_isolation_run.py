@@ -185,6 +185,7 @@ def test_the_program_keeps_its_exit_status_and_its_card(tmp_path: Path) -> None:
         (("--mem", "4", "--group", "../x", "--", "true"), 125, 'the group is "../x"'),
         (("--mem", "4", "--", "no-such-program"), 127, 'there is no program "no-such-program"'),
         (("--mem", "4", "--", "/etc/passwd"), 126, '"/etc/passwd" is no program that may be executed'),
+        (("--mem", "4", "--", "/" + "x" * 300), 126, 'x" cannot be started: File name too long'),
         (("--memm", "4", "true"), 2, "Did you mean '--mem'?"),
     ],
 )

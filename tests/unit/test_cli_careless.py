@@ -26,6 +26,7 @@ clusters: [{{name: here, cluster: {{server: "{server}"}}}}]
 contexts: [{{name: here, context: {{cluster: here, user: me}}}}]
 users: [{{name: me, user: {{token: "{token}"}}}}]
 """
+UNUSABLE = "/" + "x" * 300  # for root too, who may enter any folder
 EMPTY = json.dumps({"kind": "List", "metadata": {}, "items": []}).encode()
 
 
@@ -95,9 +96,9 @@ def test_a_token_that_no_header_can_carry_is_not_told(tmp_path: Path, token: str
     assert "schl" not in told.stderr
 
 
-@pytest.mark.parametrize("command", ["inspect", "top --once", "explain p", "doctor"])
+@pytest.mark.parametrize("command", ["inspect", "top --once", "explain p", "doctor", "console", "extender"])
 def test_a_kubeconfig_that_is_not_there_is_a_clear_sentence(command: str) -> None:
-    told = gpuslice(*command.split(), KUBECONFIG="/nonexist")
+    told = gpuslice(*command.split(), KUBECONFIG="/nonexist:/nowhere")
     why = "no such file or directory; set KUBECONFIG or give --kubeconfig"
     assert_said(told, 1, f"Error: kubeconfig /nonexist cannot be read: {why}")
 
@@ -212,6 +213,11 @@ def test_a_picture_that_cannot_be_written_does_not_take_the_answer_with_it(trace
     told = gpuslice(*trace, "--plot", "/proc/filling.svg")
     assert_said(told, 1, "--plot: /proc/filling.svg cannot be written: No such file or directory")
     assert "opportunity-cost" in told.stdout
+
+
+def test_a_path_that_cannot_be_looked_at_is_told_of() -> None:
+    told = gpuslice("simulate", "--from-cluster", "--plot", f"{UNUSABLE}/plot.svg")
+    assert_said(told, 1, f"{UNUSABLE}: File name too long")
 
 
 @pytest.mark.parametrize("words", ["version", "--help", "completion bash", "explain --help"])

@@ -195,6 +195,15 @@ def test_in_a_pod_the_service_account_is_used(service_account: str, tmp_path: Pa
     assert found.credentials.current().token == "pod-token"
 
 
+def test_in_a_pod_a_home_that_cannot_be_entered_does_not_matter(service_account: str) -> None:
+    """As where an image's HOME is root's and the pod runs as somebody else; a long name stops root too."""
+    home = {"HOME": "/" + "x" * 300}
+    found = connect({**home, "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, service_account=service_account)
+    assert found.credentials.current().token == "pod-token"
+    with pytest.raises(MissingConfigError, match="File name too long"):
+        connect(home)
+
+
 def test_a_pod_with_ipv6_gets_brackets(service_account: str) -> None:
     assert (
         in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1"}, service_account).server == "https://[fd00::1]:443"

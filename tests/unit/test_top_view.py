@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
+from textual.widgets._footer import FooterKey
 
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.cli.top_app import CELL_GAP, SCROLLBAR, HelpScreen, PodScreen, TopApp
@@ -282,6 +283,7 @@ async def test_question_mark_helps_and_q_goes() -> None:
     async with running(MANY) as screen:
         await screen.press("question_mark")
         assert isinstance(screen.app.screen, HelpScreen)
+        assert [key.description for key in screen.app.screen.query(FooterKey)] == ["Back"]
         await screen.press("q")
         assert not isinstance(screen.app.screen, HelpScreen)
         await screen.pilot.press("q")

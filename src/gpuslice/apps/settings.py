@@ -58,6 +58,7 @@ class SettingInfo:
     required: bool
     meaning: str
     unit: str
+    short: str
     environment: tuple[str, ...]
     secret: bool
 
@@ -70,25 +71,26 @@ def about(
     meaning: str,
     *,
     unit: str = "",
+    short: str = "",
     env: tuple[str, ...] = (),
     secret: bool = False,
     ge: float | None = None,
     le: float | None = None,
     pattern: str | None = None,
 ) -> msgspec.Meta:
-    """What a setting means, its unit, more environment names, and the range of a legal value.
+    """What a setting means, its unit, a short flag, more environment names, and the range of a legal value.
 
     `env` names come before ``GPUSLICE_<NAME>``; `secret` values are never shown by ``/debug/state``.
     """
-    extra = {"unit": unit, "env": env, "secret": secret}
+    extra = {"unit": unit, "short": short, "env": env, "secret": secret}
     if pattern is not None:  # of text; a range is of numbers
         return msgspec.Meta(description=meaning, extra=extra, pattern=pattern)
     return msgspec.Meta(description=meaning, extra=extra, ge=ge, le=le)
 
 
 # -- settings that several processes have -----------------------------------------------------------------
-Kubeconfig = Annotated[
-    str, about("kubeconfig file; without it the pod's service account.", env=("KUBECONFIG",))
+Kubeconfig = Annotated[  # $KUBECONFIG is no value of this: it may list several files
+    str, about("kubeconfig file. Else $KUBECONFIG, ~/.kube/config, or the pod's service account.")
 ]
 Host = Annotated[str, about("Address to listen on; :: is every address, also of IPv4.")]
 NamesSetting = Annotated[
@@ -139,6 +141,7 @@ def describe(settings: type[Settings]) -> list[SettingInfo]:
             required=field.required,
             meaning=(meta.description if meta else None) or "",
             unit=extra.get("unit", ""),
+            short=extra.get("short", ""),
             environment=(*extra.get("env", ()), ENVIRONMENT_PREFIX + field.name.upper()),
             secret=extra.get("secret", False),
         )
@@ -255,7 +258,8 @@ def _option(info: SettingInfo) -> Callable[[Command], Command]:
     else:
         listed = typing.get_origin(bare) in {tuple, list}
         placeholder = {int: "N", float: "X", str: "TEXT"}.get(bare, "A,B" if listed else "VALUE")
-    return click.option(info.flag, info.name, default=None, metavar=placeholder, help=text)
+    flags = (info.short, info.flag) if info.short else (info.flag,)
+    return click.option(*flags, info.name, default=None, metavar=placeholder, help=text)
 
 
 def _read_file(path: Path) -> dict[str, Any]:

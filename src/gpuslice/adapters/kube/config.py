@@ -63,16 +63,28 @@ def connect(
     `kubeconfig` if given, else the files of $KUBECONFIG, else ~/.kube/config, else the pod we run in.
     `interactive`: a credential plugin may ask questions. ConfigError says what is wrong and where.
     """
-    listed = [kubeconfig] if kubeconfig else environ.get("KUBECONFIG", "").split(os.pathsep)
-    paths = [Path(each) for each in listed if each]  # the first one is the strongest
-    paths = paths or [Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"]
+    paths = _paths(environ, kubeconfig)
     in_pod = bool(environ.get("KUBERNETES_SERVICE_HOST")) and Path(service_account, "token").exists()
-    if not kubeconfig and not any(path.exists() for path in paths) and in_pod:
+    # A user who may not enter the folder, as of an image whose HOME is root's, has no file there: unlike
+    # this, Path.exists would raise.
+    if not kubeconfig and not any(map(os.path.exists, paths)) and in_pod:
         found = in_cluster(environ, service_account)
     else:
         found = _connection(merge(paths), context, interactive)
     found = replace(found, proxy_url=found.proxy_url or proxy_for(found.server, environ))
     return replace(found, namespace=namespace) if namespace else found
+
+
+def context_names(environ: Mapping[str, str], kubeconfig: str = "") -> list[str]:
+    """The contexts among which `connect` can choose; ConfigError if the files cannot be read."""
+    return sorted(merge(_paths(environ, kubeconfig)).contexts)
+
+
+def _paths(environ: Mapping[str, str], kubeconfig: str) -> list[Path]:
+    """The kubeconfig files, the strongest first."""
+    listed = [kubeconfig] if kubeconfig else environ.get("KUBECONFIG", "").split(os.pathsep)
+    paths = [Path(each) for each in listed if each]
+    return paths or [Path(environ.get("HOME", "~")).expanduser() / ".kube" / "config"]
 
 
 def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Connection:

@@ -117,23 +117,25 @@ class Merged:
 
 
 def merge(paths: Sequence[Path]) -> Merged:
-    present = [path for path in paths if path.exists()]
-    if not present:
-        raise MissingConfigError(str(paths[0]), "no such file or directory")
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    files = []
-    for path in present:
+    present, files = [], []
+    for path in paths:
         try:
             document = yaml.load(checked_depth(path.read_bytes()), Loader=loader)
             files.append((msgspec.convert(document or {}, _File), path.parent))
+            present.append(path)
+        except FileNotFoundError:
+            continue
         except OSError as error:
             raise MissingConfigError(str(path), error.strerror or str(error)) from error
         except msgspec.ValidationError as error:
             raise ConfigError(f"kubeconfig {path}: {error}") from error
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"kubeconfig {path} is not YAML: {words_of(error)}") from error
+    if not present:
+        raise MissingConfigError(str(paths[0]), "no such file or directory")
     return Merged(
         source=os.pathsep.join(map(str, present)),
         current_context=next((f.current_context for f, _ in files if f.current_context), ""),

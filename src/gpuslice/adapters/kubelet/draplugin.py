@@ -100,6 +100,7 @@ class _Registration:
     def __init__(self, address: DraAddress) -> None:
         self.registered = False
         self.registrations = 0
+        self.refusal = ""
         self._info = dra.PluginInfo(
             type="DRAPlugin", name=address.name, endpoint=str(address.socket), supported_versions=SUPPORTED
         )
@@ -109,6 +110,7 @@ class _Registration:
 
     async def _notify(self, status: dra.RegistrationStatus) -> dra.RegistrationStatusResponse:
         self.registered = status.plugin_registered
+        self.refusal = "" if status.plugin_registered else status.error or "it does not say why"
         if status.plugin_registered:
             self.registrations += 1
             _log.info("registered with kubelet", extra={"driver": self._info.name})
@@ -137,6 +139,11 @@ class DraServer:
     def registered(self) -> bool:
         """Whether kubelet said so of the sockets that are there now."""
         return self._registration.registered
+
+    @property
+    def refusal(self) -> str:
+        """Why kubelet did not register the driver when it was last asked; "" if it did, or was not asked."""
+        return self._registration.refusal
 
     @property
     def registrations(self) -> int:

@@ -51,7 +51,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     """
     from gpuslice.adapters.kube.resources import LIVING, NODES, PODS
     from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-    from gpuslice.apps.cli.cluster import connection_of
+    from gpuslice.apps.cli.cluster import check_namespace, connection_of
     from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
     from gpuslice.apps.diagnosis.claims import Claims, read_claims
     from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
@@ -62,6 +62,8 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     flags = flags_of(context, cluster)
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
+    if flags.namespace:
+        check_namespace(client, flags.namespace)
     nodes = client.list(NODES)
     pods = client.list(PODS, fields=f"{LIVING},spec.nodeName!=")
     ledger = ledger_of(nodes, pods, read_config_maps(client))

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _PATIENCE_S = 2.0
-_NO_FILES = ":4"  # cobra's ShellCompDirectiveNoFileComp, which kubectl reads from the last line
+_FILES, _NO_FILES = (
+    ":0",
+    ":4",
+)  # cobra's ShellCompDirectiveDefault and NoFileComp; kubectl reads the last line
 
 
 @click.command("completion")
@@ -25,7 +28,7 @@ def command(context: click.Context, shell: str) -> None:
     \b
     Load it:
       bash   source <(gpuslice completion bash)
-      zsh    source <(gpuslice completion zsh)
+      zsh    source <(gpuslice completion zsh)     after compinit
       fish   gpuslice completion fish | source
 
     kubectl's own completion works for `kubectl inspect cgpu` too: it calls the program
@@ -58,6 +61,31 @@ def pods(context: click.Context, parameter: click.Parameter, incomplete: str) ->
     return _proposals(context, incomplete, names)
 
 
+def namespaces(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of namespaces; none under the same condition, or without the right to list them."""
+    from gpuslice.adapters.kube.resources import NAMESPACES
+    from gpuslice.apps.cli.cluster import client_of
+
+    def names(flags: Flags) -> list[str]:
+        return [each["metadata"]["name"] for each in client_of(flags, _PATIENCE_S).list(NAMESPACES)]
+
+    return _proposals(context, incomplete, names)
+
+
+def contexts(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the kubeconfig's contexts."""
+    from gpuslice.adapters.kube.config import context_names
+
+    return _proposals(context, incomplete, lambda flags: context_names(flags.environ, flags.kubeconfig))
+
+
+def files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What the shell itself proposes for a file."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
 def _proposals(
     context: click.Context, incomplete: str, names: Callable[[Flags], list[str]]
 ) -> list[CompletionItem]:
@@ -80,5 +108,7 @@ def kubectl_answer(command: click.Command, words: Sequence[str]) -> str:
     *before, incomplete = words or [""]
     completion = ShellComplete(command, {}, "kubectl", "_COMPLETE")
     found = completion.get_completions(list(before), incomplete)
-    lines = [f"{item.value}\t{item.help}" if item.help else item.value for item in found]
-    return "\n".join([*lines, _NO_FILES])
+    lines = [
+        f"{each.value}\t{each.help}" if each.help else each.value for each in found if each.type == "plain"
+    ]
+    return "\n".join([*lines, _FILES if any(each.type == "file" for each in found) else _NO_FILES])

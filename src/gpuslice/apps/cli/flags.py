@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,14 +34,21 @@ class Flags(NamedTuple):
 
 def cluster_flags(command: F) -> F:
     """Add the flags to a command; `flags_of` combines them with those before the command."""
-    for name, short, words in (
-        ("--namespace", "-n", "Namespace, for explain, top, advise and migrate."),
-        ("--context", "", "Context of the kubeconfig to use."),
-        ("--kubeconfig", "", "Kubeconfig file; without it $KUBECONFIG, then ~/.kube/config."),
+    for names, metavar, words in (
+        (("--namespace", "-n"), "NAME", "Namespace, for explain, top, advise and migrate."),
+        (("--context",), "NAME", "Context of the kubeconfig to use."),
+        (("--kubeconfig",), "FILE", "Kubeconfig file; without it $KUBECONFIG, then ~/.kube/config."),
     ):
-        names = (name, short) if short else (name,)
-        command = click.option(*names, default="", metavar="TEXT", help=words)(command)
+        option = click.option(*names, default="", metavar=metavar, help=words, shell_complete=_proposals)
+        command = option(command)
     return command
+
+
+def _proposals(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from gpuslice.apps.cli import completion  # it imports this module
+
+    kinds = {"namespace": completion.namespaces, "context": completion.contexts}
+    return kinds.get(parameter.name or "", completion.files)(context, parameter, incomplete)
 
 
 def flags_of(context: click.Context, values: Mapping[str, Any]) -> Flags:

@@ -208,7 +208,9 @@ def run(
             raise
         _end(sentence(_first(ours)))
     except OSError as error:
-        if error.errno not in (*_FULL, errno.EPIPE) or error.filename is not None:
+        if error.filename is not None:
+            _end(sentence(f"{error.filename}: {words_of(error)}"))
+        if error.errno not in (*_FULL, errno.EPIPE):
             raise
         # otherwise Python would try again to flush at exit, with a report and exit code 120
         nowhere = os.open(os.devnull, os.O_WRONLY)

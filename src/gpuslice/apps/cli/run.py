@@ -22,6 +22,7 @@ from gpuslice.adapters.region.budget import LIBRARY, Budget, BudgetError, Budget
 from gpuslice.adapters.region.layout import CARDS
 from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.adapters.region.living import start_time_of
+from gpuslice.apps.cli.completion import files
 from gpuslice.apps.cli.executable import why_not_held, why_not_loaded
 from gpuslice.apps.cli.machine import (
     chosen_cards,
@@ -112,7 +113,14 @@ class Wish:
 )
 @click.option("--library", type=click.Path(path_type=Path), help="Where libgpuslice.so is.")
 @base_flag
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]")
+@click.argument(
+    "program",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="PROGRAM [ARGUMENTS]",
+    shell_complete=files,
+)
 def command(program: tuple[str, ...], library: Path | None, base: Path, **wish: Any) -> None:
     """Run PROGRAM with part of a card's memory, and optionally of its compute.
 
@@ -173,9 +181,13 @@ def check(wish: Wish, program: Sequence[str]) -> None:
     """Errors that can be found without looking at a card."""
     parse_memory(wish.memory)
     if shutil.which(program[0]) is None:
-        if Path(program[0]).exists():
-            raise CannotStartError(f'"{program[0]}" is no program that may be executed')
-        raise NotFoundError(f'there is no program "{program[0]}"')
+        try:
+            Path(program[0]).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(f'there is no program "{program[0]}"') from None
+        except OSError as error:
+            raise CannotStartError(f'"{program[0]}" cannot be started: {error.strerror}') from error
+        raise CannotStartError(f'"{program[0]}" is no program that may be executed')
     if wish.group and not GROUP.fullmatch(wish.group):
         raise BudgetError(
             f'the group is "{wish.group}", must be letters, digits, dots, dashes and underscores, at most 63'

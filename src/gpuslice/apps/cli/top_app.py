@@ -82,6 +82,7 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         yield VerticalScroll(Static(HELP, markup=False), id="help")
+        yield Footer()  # otherwise that of the page below is seen, where q quits
 
 
 class PodScreen(Screen[None]):
@@ -148,7 +149,7 @@ class TopApp(App[None]):
     #cards { height: auto; max-height: 45%; }
     #containers { height: 1fr; }
     #title { height: 1; }
-    #help { width: 90%; height: auto; max-height: 90%; padding: 1 2; }
+    #help { width: 90%; height: auto; max-height: 100%; padding: 0 2; }
     #help { border: round $primary; background: $surface; }
     HelpScreen { align: center middle; }
     DataTable { background: $background; }

@@ -30,7 +30,10 @@ class ConsoleSettings(Settings, frozen=True, kw_only=True):
     context: Annotated[str, about("Context of the kubeconfig to use.")] = ""
     namespace: Annotated[
         str,
-        about("Watch only the pods of this namespace, for users who may not list those of all namespaces."),
+        about(
+            "Watch only the pods of this namespace, for users who may not list those of all namespaces.",
+            short="-n",
+        ),
     ] = ""
     base_path: Annotated[
         str, about("Path below which an ingress serves the page, as in /gpuslice; empty for the root.")

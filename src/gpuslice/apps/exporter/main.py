@@ -172,7 +172,7 @@ async def serve(settings: ExporterSettings) -> None:
         wanted = wanted or settings.counters_of_config_map
         connection = connect(os.environ, kubeconfig=settings.kubeconfig) if wanted else None
     except ConfigError as error:
-        if settings.pod_source == "api" or settings.kubeconfig:
+        if settings.pod_source == "api" or settings.kubeconfig or os.environ.get("KUBECONFIG"):
             raise
         _log.warning("no API server", extra={"reason": str(error)})
         connection = None

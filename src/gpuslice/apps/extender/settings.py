@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from gpuslice.apps.settings import (
     Host,
+    Kubeconfig,
     LogLevel,
     OtlpEndpoint,
     OtlpHeaders,
@@ -24,10 +25,7 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     port: Port = 12345
     host: Host = "::"
     log_level: LogLevel = "info"
-    kubeconfig: Annotated[
-        str,
-        about("kubeconfig file. Else $KUBECONFIG, ~/.kube/config, or the pod's service account."),
-    ] = ""
+    kubeconfig: Kubeconfig = ""
     policy: Annotated[
         Literal["binpack", "spread", "bestfit", "fgd", "opportunity-cost"],
         about(

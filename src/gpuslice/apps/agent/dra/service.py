@@ -36,7 +36,9 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 LOOKS_ON = 36
-"""From this minor version on kube-scheduler tries a node's next card if the first has too little room."""
+"""From this minor version of the API server on, kube-scheduler tries a node's next card if the first has too
+little room. 1.35 does (kubernetes/kubernetes#133706), but while a cluster is upgraded, kube-scheduler may be
+one version older than the API server, and 1.34 does not."""
 SWEEP_S = 30.0
 """How often to look for claims that ended without kubelet reporting it."""
 
@@ -109,16 +111,18 @@ class ClaimService:
     def not_ready(self) -> str:
         if reason := self._why_not():
             return reason
-        return self.publisher.problem or (
-            "" if self.server.registered else "kubelet has not registered us yet"
-        )
+        if self.publisher.problem or self.server.registered:
+            return self.publisher.problem
+        if self.server.refusal:
+            return f"kubelet did not register the driver: {self.server.refusal}"
+        return "kubelet has not registered us yet"
 
     # -- what is published --------------------------------------------------------------------------------
 
     def _devices(self) -> Devices:
         if not self._state.rules.claims or self._obstacle():
             return []
-        if self.publisher.withdrawn and not self.server.registered:
+        if not self.server.registered and (self.publisher.withdrawn or self.server.refusal):
             return []  # a kubelet that knows no claims would start their pods without a card and a limit
         pool = Pool(
             self._state.node.name,
