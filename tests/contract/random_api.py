@@ -82,8 +82,8 @@ def some_cluster(seed: int, most_cards: int = 4) -> Api:
     return api
 
 
-async def printed(program: str | Path, config: Path, *words: str) -> str:
-    environ = {"KUBECONFIG": str(config), "HOME": str(config.parent)}
+async def printed(program: str | Path, config: Path, *words: str, **environ: str) -> str:
+    environ |= {"KUBECONFIG": str(config), "HOME": str(config.parent)}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(program, *words, env=environ, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()

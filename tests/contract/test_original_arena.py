@@ -17,16 +17,21 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import trustme
 import yaml
 
+from gpuslice_demo.ports import free_port
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from tests.contract.random_api import lines_of, printed, some_cluster
 from tests.contract.test_cli_cluster import Shell
 from tests.golden.clusters import five_nodes, three_notebooks
 from tests.golden.test_tables import HERE as GOLDEN
+from tests.integration.exporter_rig import gpu_node, have_native
+from tests.integration.test_exporter_prometheus import prometheus, wait_for
+from tests.integration.test_exporter_story import MIB, app
 
 ORIGINAL = os.environ.get("GPUSLICE_ORIGINAL_ARENA", "")
 ORIGINAL_0_4 = os.environ.get("GPUSLICE_ORIGINAL_ARENA_0_4", "")
@@ -85,6 +90,29 @@ async def test_arena_says_the_same(seed: int, tmp_path: Path) -> None:
     async with ApiServer(some_cluster(seed).cluster) as server, seen_by_arena(server, tmp_path) as config:
         ours, theirs = await printed(OURS, config, *words), await printed(ORIGINAL, config, *words)
     assert sorted_out(json.loads(ours)) == sorted_out(json.loads(theirs))
+
+
+@current
+@pytest.mark.skipif(not have_native(), reason="native libraries are not built: run `make native`")
+async def test_arena_shows_what_prometheus_has_of_our_exporter(tmp_path: Path) -> None:
+    legacy = free_port()
+    async with (
+        gpu_node(tmp_path) as host,
+        host.exporter(legacy_address=f"127.0.0.1:{legacy}"),
+        prometheus(tmp_path / "prometheus", legacy) as url,
+        aiohttp.ClientSession() as session,
+        seen_by_arena(host.node.server, tmp_path) as config,
+    ):
+        for name in ("app-0", "app-1"):
+            await host.node.create(app(name, 4))
+        await wait_for(session, url, f"sum(nvidia_gpu_memory_used_bytes) == {2 * 3193 * MIB}")
+        words = ("top", "node", "--metric", "-o", "json")
+        told = json.loads(await printed(ORIGINAL, config, *words, PROMETHEUS_ADDRESS=url))
+    (node,) = told["gpuShareNodes"]
+    (card,) = node["gpuMetrics"]
+    assert card["usedGPUMemory"] == 2 * 3193 * MIB  # the sum of the containers
+    assert card["totalGPUMemory"] == 15 << 30  # the card's own, which arena cuts to whole GiB
+    assert set(card["podNames"]) == {"default/app-0", "default/app-1"}
 
 
 @documented
