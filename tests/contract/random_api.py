@@ -39,9 +39,9 @@ def add_nodes(api: Api, ledger: Ledger, dice: random.Random) -> list[str]:
     return names
 
 
-def pod_of(name: str, dice: random.Random) -> dict[str, Any]:
+def pod_of(name: str, dice: random.Random, most_cards: int) -> dict[str, Any]:
     """One or two containers, on one card or several."""
-    cards = dice.choice([1, 1, 1, 1, 2, 4])
+    cards = min(dice.choice([1, 1, 1, 1, 2, 4]), most_cards)
     amounts = [dice.randint(1, 8) * cards for _ in range(dice.choice([1, 1, 1, 2]))]
     containers = [
         {"name": f"c{number}", "image": "i", "resources": {"limits": {GPU_MEM: str(amount)}}}
@@ -71,20 +71,26 @@ def settle(api: Api, ledger: Ledger, pod: dict[str, Any], nodes: list[str], dice
     ledger.apply_pod(pod_view(msgspec.convert(api.call("GET", path), SlimPod)))
 
 
-def some_cluster(seed: int) -> Api:
+def some_cluster(seed: int, most_cards: int = 4) -> Api:
+    """`most_cards`: of one pod."""
     dice, api, ledger = random.Random(seed), Api(), Ledger()
     nodes = add_nodes(api, ledger, dice)
     for number in range(dice.randint(1, 14)):
-        pod = api.call("POST", PODS, pod_of(f"pod-{dice.choice('abcdef')}-{number}", dice))
+        pod = api.call("POST", PODS, pod_of(f"pod-{dice.choice('abcdef')}-{number}", dice, most_cards))
         if dice.random() < 0.9:
             settle(api, ledger, pod, nodes, dice)
     return api
 
 
-async def printed(program: str | Path, config: Path, *words: str) -> str:
-    environ = {"KUBECONFIG": str(config), "HOME": str(config.parent)}
+async def printed(program: str | Path, config: Path, *words: str, **environ: str) -> str:
+    environ |= {"KUBECONFIG": str(config), "HOME": str(config.parent)}
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(program, *words, env=environ, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()
     assert process.returncode == 0, err
     return out.decode()
+
+
+def lines_of(text: str) -> list[str]:
+    """Without blanks at their ends; rulers are as long as the first line, which is another each time."""
+    return sorted("-" if set(line) == {"-"} else line.rstrip() for line in text.splitlines())

@@ -16,7 +16,7 @@ from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.cli.migration import WORKLOADS
+from gpuslice.apps.cli.migration_reader import WORKLOADS
 from gpuslice.apps.cli.migration_systems import ACCOUNTS, DAEMON_SETS, DEPLOYMENTS, JOBS, ROLES, SYSTEMS
 from gpuslice.apps.cli.migration_writes import Change, carry_out, unchanged
 from gpuslice.core.contract import of_our_chart

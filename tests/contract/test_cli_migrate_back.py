@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
-from gpuslice.apps.cli.migration import WORKLOADS
+from gpuslice.apps.cli.migration_reader import WORKLOADS
 from gpuslice.apps.cli.migration_systems import DAEMON_SETS, DEPLOYMENTS
 from tests.builders import api_container, api_pod
 from tests.contract.test_cli_cluster import shell

@@ -13,18 +13,13 @@ from pathlib import Path
 import pytest
 
 from simcluster.apiserver.server import ApiServer
-from tests.contract.random_api import printed, some_cluster
+from tests.contract.random_api import lines_of, printed, some_cluster
 
 ORIGINAL = os.environ.get("GPUSLICE_ORIGINAL_INSPECT", "")
 OURS = Path(sys.executable).parent / "kubectl-inspect-gpushare"
 
 if not ORIGINAL:
     pytest.skip("GPUSLICE_ORIGINAL_INSPECT is not set", allow_module_level=True)
-
-
-def lines_of(text: str) -> list[str]:
-    """Without blanks at their ends; rulers are as long as the first line, which is another each time."""
-    return sorted("-" if set(line) == {"-"} else line.rstrip() for line in text.splitlines())
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -257,6 +257,11 @@ async def test_prometheus_takes_the_page_and_every_panel_shows_something(tmp_pat
                         expression = re.sub(r"\$\w+", ".*", expression)
                         shown = await query(session, url, expression)
                         assert bool(shown) != (panel.title in NO_CONSOLE), f"{name}: {panel.title}"
+                        labels = re.findall(r"\{\{(\w+)\}\}", each.legend)
+                        lines = [tuple(one["metric"].get(label, "") for label in labels) for one in shown]
+                        if labels:  # each line of the panel has a name, and one of its own
+                            assert all(map(any, lines)), f"{name}: {panel.title}: {lines}"
+                            assert len(set(lines)) == len(lines), f"{name}: {panel.title}: {lines}"
                 for variable in board.variables:
                     assert await label_values(session, url, variable.query), f"{name}: {variable.name}"
             for expression in PUBLIC_DASHBOARD:

@@ -53,6 +53,7 @@ class PodForm:
     scheduler: str = ""
     runtime_class: str = ""
     node: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
     affinity: Mapping[str, Any] = field(default_factory=dict)
     terminating: bool = False
     claims: tuple[Mapping[str, Any], ...] = ()
@@ -105,6 +106,7 @@ def difference(before: PodForm, after: PodForm) -> list[Operation]:
         operations.append(Operation("add", "/spec/schedulerName", after.scheduler))
     if before.runtime_class != after.runtime_class:
         operations.append(Operation("add", "/spec/runtimeClassName", after.runtime_class))
+    operations += _map_steps("/spec/nodeSelector", before.node_selector, after.node_selector)
     if before.affinity != after.affinity:
         op = "add" if after.affinity else "remove"
         operations.append(Operation(op, "/spec/affinity", dict(after.affinity)))

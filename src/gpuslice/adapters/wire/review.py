@@ -53,6 +53,7 @@ class _Spec(_Wire):
     scheduler_name: str = ""
     runtime_class_name: str | None = None
     node_name: str = ""
+    node_selector: dict[str, str] | None = None
     affinity: dict[str, Any] | None = None
     resource_claims: list[dict[str, Any]] | None = None
     scheduling_gates: list[dict[str, Any]] | None = None
@@ -160,6 +161,7 @@ def pod_form(raw: msgspec.Raw) -> PodForm:
         scheduler=spec.scheduler_name,
         runtime_class=spec.runtime_class_name or "",
         node=spec.node_name,
+        node_selector=spec.node_selector or {},
         affinity=spec.affinity or {},
         terminating=meta.deletion_timestamp is not None,
         claims=tuple(spec.resource_claims or ()),

@@ -115,8 +115,9 @@ def command(
 
 def _from(client: SyncClient, flags: Flags, system: str, asked: dict[str, Any], *, back: bool) -> Plan:
     """What has to be done to migrate from another system, or to go back to it."""
-    from gpuslice.apps.cli.migration import Reader, plan
+    from gpuslice.apps.cli.migration import plan
     from gpuslice.apps.cli.migration_back import plan_back
+    from gpuslice.apps.cli.migration_reader import Reader
     from gpuslice.apps.cli.migration_systems import SYSTEMS, sizes_of
 
     reader, known = Reader(client, flags.namespace, asked["nodes"]), SYSTEMS[system]

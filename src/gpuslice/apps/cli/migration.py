@@ -7,26 +7,16 @@ PATCH; a deleted object is stored in a ConfigMap first. Therefore it is safe to 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
-from gpuslice.adapters.kube.errors import NotFoundError
-from gpuslice.adapters.kube.resources import DICT, LIVING, NODES, PODS, Resource
-from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.adapters.kube.resources import NODES, Resource
 from gpuslice.adapters.wire.review import pod_form
-from gpuslice.apps.cli.cluster import NoSuchNodeError, check_namespace
-from gpuslice.apps.cli.migration_systems import (
-    DAEMON_SETS,
-    DEPLOYMENTS,
-    JOBS,
-    Object,
-    Sizes,
-    System,
-    lost_on,
-)
+from gpuslice.apps.cli.migration_reader import WORKLOADS, Reader, controller_of, ours
+from gpuslice.apps.cli.migration_systems import JOBS, Object, Sizes, System, lost_on
 from gpuslice.apps.cli.migration_writes import (
     Change,
     Step,
@@ -37,28 +27,14 @@ from gpuslice.apps.cli.migration_writes import (
     way_back_of,
 )
 from gpuslice.core.admission import in_names
-from gpuslice.core.contract import (
-    ANN_MIGRATION,
-    SYSTEM_NAMESPACE,
-    ResourceNames,
-    of_our_chart,
-)
+from gpuslice.core.contract import ANN_MIGRATION, ResourceNames
 from gpuslice.core.errors import ContractError, InvalidRequestError
-from gpuslice.core.form import Operation, PodForm, difference, escaped
-from gpuslice.core.views import names_offered
+from gpuslice.core.form import Operation, PodForm, difference, escaped, without
+from gpuslice.core.node_affinity import terms_of
 from gpuslice.core.words import counted
 
 SHOWN_PODS = 3
 HELM = "meta.helm.sh/release-name"
-_POD_TEMPLATE = "/spec/template"
-WORKLOADS: Mapping[Resource[Object], str] = {  # location of the pod template
-    DEPLOYMENTS: _POD_TEMPLATE,
-    Resource("apps/v1", "statefulsets", "StatefulSet", DICT): _POD_TEMPLATE,
-    DAEMON_SETS: _POD_TEMPLATE,
-    Resource("apps/v1", "replicasets", "ReplicaSet", DICT): _POD_TEMPLATE,
-    Resource("batch/v1", "cronjobs", "CronJob", DICT): "/spec/jobTemplate/spec/template",
-    JOBS: _POD_TEMPLATE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,72 +59,16 @@ class Plan:
     must_go: tuple[Note, ...] = ()
 
 
-class Reader:
-    """The cluster as it is; each list is requested once.
-
-    Raises `NoSuchNodeError` and `NoSuchNamespaceError` for a selected node or namespace that does not exist.
-    """
-
-    def __init__(self, client: SyncClient, namespace: str = "", only_nodes: Sequence[str] = ()) -> None:
-        self.client = client
-        self._namespace = namespace
-        nodes = client.list(NODES.as_dict())
-        names = [each["metadata"]["name"] for each in nodes]
-        if unknown := [name for name in only_nodes if name not in names]:
-            raise NoSuchNodeError(unknown[0], names)
-        if namespace:
-            check_namespace(client, namespace)
-        self.nodes = [each for each in nodes if not only_nodes or each["metadata"]["name"] in only_nodes]
-        self.all_nodes = nodes
-        self.pods = client.list(PODS.as_dict(), fields=LIVING)
-
-    def workloads(self) -> Iterator[tuple[Resource[Object], Object]]:
-        """Everything that creates pods, except what other objects created."""
-        kinds = {each.kind for each in WORKLOADS}
-        for resource in WORKLOADS:
-            for each in self.client.list(resource, self._namespace):
-                owner = _controller_of(each)
-                if owner is None or owner["kind"] not in kinds:
-                    yield resource, each
-
-    def bare_pods(self) -> list[Object]:
-        return [
-            each
-            for each in self.pods
-            if not each["metadata"].get("ownerReferences")
-            and self._namespace in ("", each["metadata"]["namespace"])
-        ]
-
-    def find(self, resource: Resource[Object], name: str) -> Object | None:
-        try:
-            return self.client.get(resource, name, SYSTEM_NAMESPACE if resource.namespaced else "")
-        except NotFoundError:
-            return None
-
-    @property
-    def installed(self) -> bool:
-        """Whether our device plugin is installed: otherwise nothing would serve a labelled node."""
-        return any(map(ours, self.client.list(DAEMON_SETS)))
-
-    @property
-    def names(self) -> ResourceNames:
-        """The resource names that nodes already offer, otherwise the vendor's."""
-        offered = (names_offered((node.get("status") or {}).get("capacity") or {}) for node in self.all_nodes)
-        return next((names for names in offered if names != names_offered({})), names_offered({}))
-
-
-def ours(thing: Object) -> bool:
-    return of_our_chart(thing["metadata"].get("labels"))
-
-
 # -- to ours -------------------------------------------------------------------------------------------------
 
 
 def plan(system: System, cluster: Reader, sizes: Sizes, node_label: str) -> Plan:
     """What has to be done now to migrate from `system`."""
+    if system.name != "ack":  # whose nodes have the label already
+        system = replace(system, labels={**system.labels, node_label: "true"})
     parts = (
         _their_objects(system, cluster),
-        _their_nodes(system, cluster, node_label),
+        _their_nodes(system, cluster),
         _their_workloads(system, cluster, sizes),
     )
     found = Plan(
@@ -180,7 +100,7 @@ def _their_objects(system: System, cluster: Reader) -> Plan:
     return Plan(changes=tuple(changes), by_hand=tuple(by_hand))
 
 
-def _their_nodes(system: System, cluster: Reader, node_label: str) -> Plan:
+def _their_nodes(system: System, cluster: Reader) -> Plan:
     """Labels, node by node: only while no pod holds a card there, and only if our agent is installed."""
     changes, waits, by_hand, lost = [], [], [], []
     if not (installed := cluster.installed):
@@ -190,7 +110,7 @@ def _their_nodes(system: System, cluster: Reader, node_label: str) -> Plan:
         if line := lost_on(system, node):
             lost.append(Note(f"node {node['metadata']['name']}", line))
         try:
-            change = _node_change(system, node, node_label)
+            change = _node_change(system, node)
         except ContractError as error:
             by_hand.append(Note(f"node {node['metadata']['name']}", str(error)))
             continue
@@ -222,22 +142,37 @@ def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
                 by_hand.append(each)
             else:
                 lost.append(Note(where, each))
-    for pod in cluster.bare_pods():
-        form = _form(pod)
-        with contextlib.suppress(InvalidRequestError):
-            if system.translate(form, sizes) != form:
-                again = "recreate it with our names: a pod's requests cannot be changed"
-                by_hand.append(Note(f"pod {key_of(pod)}", again))
+    if changes:
+        kept = (
+            "change them where they are kept, too (files, charts, Git): applied again, they ask in both names"
+        )
+        by_hand.insert(0, Note("manifests", kept))
+    by_hand += dict.fromkeys(_their_pods(system, cluster, sizes))
     return Plan(changes=tuple(changes), by_hand=tuple(by_hand), lost=tuple(lost))
 
 
-def _node_change(system: System, node: Object, node_label: str) -> Change | None:
+def _their_pods(system: System, cluster: Reader, sizes: Sizes) -> Iterator[Note]:
+    """Pods that no workload created: whoever did has to change what they ask for."""
+    for pod, owner in cluster.other_pods():
+        where, what = f"pod {key_of(pod)}", "recreate it with our names: a pod's requests cannot be changed"
+        if owner is not None:
+            where = f"{owner['kind']} {pod['metadata']['namespace']}/{owner['name']}"
+            what = "creates pods itself: change there what they ask for"
+        form = _form(pod)
+        try:
+            if system.translate(form, sizes) == form:
+                continue
+        except InvalidRequestError as error:
+            what = str(error)
+        yield Note(where, what)
+
+
+def _node_change(system: System, node: Object) -> Change | None:
     """The labels that make a node ours; None if it is not one of the system's nodes, or already ours."""
     labels = node["metadata"].get("labels") or {}
     if not system.is_node(node):
         return None
-    wanted = {**system.labels, **({} if system.name == "ack" else {node_label: "true"})}
-    wrong = {name: value for name, value in wanted.items() if labels.get(name) != value}
+    wrong = {name: value for name, value in system.labels.items() if labels.get(name) != value}
     if not wrong:
         return None
     before = {name: labels.get(name) for name in wrong}
@@ -281,12 +216,6 @@ def drain(
     )
 
 
-def _controller_of(thing: Object) -> Object | None:
-    """The object that created it and keeps it as it is."""
-    owners = thing["metadata"].get("ownerReferences") or ()
-    return next((each for each in owners if each.get("controller")), None)
-
-
 def _workload(
     system: System, resource: Resource[Object], thing: Object, sizes: Sizes, names: ResourceNames
 ) -> list[Change | Note | str]:
@@ -296,13 +225,20 @@ def _workload(
     for part in path.strip("/").split("/"):
         template = template.get(part) or {}
     before, where = _form(template), f"{resource.kind} {key_of(thing)}"
-    owner = _controller_of(thing)
+    owner = controller_of(thing)
     try:
         after = system.translate(before, sizes)
     except InvalidRequestError as error:
         return [Note(where, str(error))]
+    if (gone := _lost_labels(system, before)) and system.holds(template):  # its resources select nodes
+        after = replace(after, node_selector=without(after.node_selector, gone))
+    selecting = (
+        Note(where, f"selects nodes by label {name}, which they lose: use another one")
+        for name in _lost_labels(system, after)
+    )
+    said: list[Change | Note | str] = [*system.remarks(before), *selecting]
     if after == before:
-        return [*system.remarks(before)]
+        return said
     after = replace(  # in the resource names that the nodes offer
         after,
         containers=tuple(
@@ -310,7 +246,6 @@ def _workload(
             for each in after.containers
         ),
     )
-    said = [*system.remarks(before)]
     if owner is not None:
         return [Note(where, f"is made by {owner['kind']} {owner['name']}: change it there"), *said]
     if resource == JOBS:
@@ -324,6 +259,24 @@ def _workload(
     back = _below(path, difference(after, before))
     words, words_back = tuple(_words(before, after)), tuple(_words(after, before))
     return [_patch(resource, thing, system.name, steps, back, what=words, what_back=words_back), *said]
+
+
+def _lost_labels(system: System, pod: PodForm) -> list[str]:
+    """The labels by which a pod selects, or avoids, nodes of the system, and which these lose."""
+    named = [(each["key"], value) for each in _expressions(pod) for value in each.get("values") or ("",)]
+    return sorted(
+        {
+            name
+            for name, value in (*pod.node_selector.items(), *named)
+            if name in system.labels
+            and system.labels[name] is None
+            and (not value or system.is_node({"metadata": {"labels": {name: value}}}))
+        }
+    )
+
+
+def _expressions(pod: PodForm) -> list[Mapping[str, Any]]:
+    return [each for term in terms_of(pod.affinity) or () for each in term.get("matchExpressions") or ()]
 
 
 def _form(pod: Object) -> PodForm:
@@ -353,8 +306,12 @@ def _words(before: PodForm, after: PodForm) -> Iterator[str]:
             yield f"label {name}={after.labels[name]} is set"
     if before.scheduler != after.scheduler:
         yield f"schedulerName {before.scheduler} becomes {after.scheduler}"
+    for name, value in {**before.node_selector, **after.node_selector}.items():
+        if (name in before.node_selector) != (name in after.node_selector):
+            yield f"nodeSelector {name}={value} is {'set' if name in after.node_selector else 'removed'}"
     if before.affinity != after.affinity:
-        yield f"node affinity to the wanted models is {'added' if after.affinity else 'removed'}"
+        narrowed = len(_expressions(after)) > len(_expressions(before))
+        yield f"node affinity to the wanted models is {'added' if narrowed else 'removed'}"
 
 
 def _patch(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gpuslice.adapters.kube.resources import NODES, Resource
-from gpuslice.apps.cli.migration import Note, Plan, Reader, drain, ours
+from gpuslice.apps.cli.migration import Note, Plan, drain
+from gpuslice.apps.cli.migration_reader import Reader, ours
 from gpuslice.apps.cli.migration_systems import Object, System, limits_of
 from gpuslice.apps.cli.migration_writes import (
     RECORD,

@@ -15,7 +15,8 @@ from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.adapters.kube.resources import NAMESPACES, NODES, PODS
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.apps.cli.migration import Note, Plan, Reader
+from gpuslice.apps.cli.migration import Note, Plan
+from gpuslice.apps.cli.migration_reader import Reader
 from gpuslice.apps.cli.migration_systems import Object
 from gpuslice.apps.cli.migration_writes import Change, unchanged
 from gpuslice.apps.diagnosis.claims import Claims, read_claims, view_with_claims
