@@ -20,7 +20,7 @@ from tests.shares.play import Party, Seen, fair, play
 from tests.shares.programs import Program, on_streams, one_by_one, queued, requests, stopped
 from tests.shares.throttle import Steps, Throttle, as_it_is
 
-PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
+PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libvirtual.so"
 TURN, CHANGE = 2100 * US, 137 * US
 WORKS: dict[str, tuple[Program, float, float]] = {
     "200 us, queued": (queued(200 * US), 4, 95),
