@@ -60,7 +60,7 @@ def test_every_mix_is_within_two_points(
 ) -> None:
     """30 + 70 % came to 38 and 41 % for kernels of 500 us, 5 + 95 % to 0 and 100 for lent ones of 20 ms.
 
-    Of a card with sixteen streams on it 71 % were used: their times were added up as if one came after the other.
+    With sixteen streams 71 % of the card were used: their times were added up, as if they took turns.
     """
     _, seconds, used = WORKS[name]
     means = [seen.mean(seconds / 5) for seen in played(arithmetic, name, mix, lent=lent)]
