@@ -16,7 +16,8 @@ from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
 from simcluster.kubelet.devices import AdmissionError, PluginError
 from tests.builders import api_pod
-from tests.integration.agent_bench import NODE, Bench, eventually
+from tests.integration.agent_bench import NODE, Bench, container, eventually
+from tests.integration.claims_rig import claim_node, result
 
 SHARED = {"cgpu": "true"}
 
@@ -137,6 +138,39 @@ async def test_no_container_starts_where_its_limits_are_held_by_less_than_it_ask
         await node.kubelet.admit(loose)
         with pytest.raises(PluginError, match="min-tier=library, its limits would be held by none"):
             await node.kubelet.start_container(loose)
+
+
+async def test_no_container_starts_that_mounts_something_over_what_enforces_its_limits(
+    tmp_path: Path,
+) -> None:
+    spec = container(4) | {"terminationMessagePath": "/etc/ld.so.preload"}
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        hiding = await node.place("hiding", 0, 0, containers=[spec])
+        await node.kubelet.admit(hiding)
+        expected = (
+            'pod default/hiding: container "main": terminationMessagePath is "/etc/ld.so.preload", must'
+        )
+        with pytest.raises(PluginError, match=expected):
+            await node.kubelet.start_container(hiding)
+        await label(node, **{"cgpu.disable.isolation": "true"})
+        await node.restart_agent()
+        free = await node.place("free", 0, 0, containers=[spec])
+        await node.kubelet.admit(free)
+        await node.kubelet.start_container(free)
+
+
+async def test_no_claim_is_prepared_for_a_container_that_mounts_something_over_its_limits(
+    tmp_path: Path,
+) -> None:
+    async with claim_node(tmp_path) as bench:
+        await bench.offered("gpu-0")
+        pod = await bench.pod("p", "c", ("main", ""))
+        pod["spec"]["containers"][0]["terminationMessagePath"] = "/etc/gpuslice/limits"
+        await bench.node.client.delete(PODS, "p", "default", grace_s=0)
+        del pod["metadata"]["resourceVersion"]
+        pod = await bench.node.client.create(PODS.as_dict(), pod)
+        answer = await bench.prepare(await bench.claim("c", result("4Gi"), pod=pod))
+        assert 'terminationMessagePath is "/etc/gpuslice/limits"' in answer.error
 
 
 async def tier(node: Bench, word: str) -> bool:

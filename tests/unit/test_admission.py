@@ -68,6 +68,32 @@ def test_switching_the_limit_off_is_kept_where_it_is_allowed() -> None:
     assert 'env["CGPU_DISABLE"] is "true"' in invalid(pod)
 
 
+def mounting(path: str, *env: Object) -> Object:
+    return with_env(*env, volumeMounts=[{"name": "own", "mountPath": path}])
+
+
+def test_what_enforces_limits_cannot_be_mounted_over() -> None:
+    """Datadog's and Dynatrace's webhooks add such a mount to every container."""
+    said = invalid(mounting("/etc/ld.so.preload"))
+    assert said.startswith(
+        'container "main": volumeMounts[0].mountPath is "/etc/ld.so.preload", must be another'
+    )
+    assert 'terminationMessagePath is "/etc/gpuslice/x"' in invalid(
+        with_env(terminationMessagePath="/etc/gpuslice/x")
+    )
+    assert 'volumeDevices[0].devicePath is "/etc/ld.so.preload"' in invalid(
+        with_env(volumeDevices=[{"name": "own", "devicePath": "/etc/ld.so.preload"}])
+    )
+    beside = api_container(name="beside") | {
+        "volumeMounts": [{"name": "own", "mountPath": "/etc/ld.so.preload"}]
+    }
+    assert not invalid(api_pod(containers=[api_container("4"), beside])), "it has no card"
+    lenient = AdmissionRules(allow_no_isolation=True)
+    assert invalid(mounting("/etc/ld.so.preload"), lenient)
+    without_limit = mounting("/etc/ld.so.preload", {"name": "CGPU_DISABLE", "value": "true"})
+    assert not invalid(without_limit, lenient)
+
+
 def test_a_node_chosen_by_hand_is_warned_about() -> None:
     """Without a scheduler nobody chooses a card, and an agent on a node with several gives none."""
     answer = Reviewer(AdmissionRules()).mutate(decode_review(review(api_pod(node="n1"))))["response"]

@@ -23,10 +23,11 @@ from gpuslice.apps.agent.health import (
     recorded_faults,
     unhealthy_data,
 )
-from gpuslice.apps.agent.library import LIBRARY_FOLDER, IsolationMissingError
+from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import amounts_to_write, wanted_amounts
 from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
+from gpuslice.core.container_files import LIBRARY_FOLDER, hiding_mount
 from gpuslice.core.errors import ContractError
 from gpuslice.core.grant import CardLimit as GrantedLimit
 from gpuslice.core.mode import ComputePolicy, Rules
@@ -159,6 +160,32 @@ def test_mounts_name_the_hosts_own_path(tmp_path: Path) -> None:
         "/etc/gpuslice": f"/opt/gpuslice/containers/{name}/etc",
         "/var/lib/gpuslice": f"/opt/gpuslice/containers/{name}/var",
     }
+
+
+def test_whatever_is_mounted_cannot_be_mounted_over(tmp_path: Path) -> None:
+    for each in Folders(tmp_path).mounts("name", ["GPU-a"]):
+        assert hiding_mount("main", [{"mountPath": each.container_path}], None, None), each.container_path
+
+
+HIDING = [
+    "/etc/ld.so.preload",
+    "etc/ld.so.preload",  # kubelet puts a "/" in front
+    "//etc/./x/../ld.so.preload/",
+    "/etc/gpuslice/limits",
+    "/usr/lib/gpuslice",
+    "/run/gpuslice/GPU-a/own/claim",
+]
+
+
+@pytest.mark.parametrize("path", HIDING)
+def test_a_mount_at_or_below_one_of_ours_hides_it(path: str) -> None:
+    assert f'mountPath is "{path}", must be' in hiding_mount("main", [{"mountPath": path}], None, None)
+
+
+@pytest.mark.parametrize("path", ["/", "/etc", "/usr/lib", "/etc/gpuslice-2", "/data/etc/ld.so.preload", ""])
+def test_a_mount_above_ours_or_elsewhere_hides_nothing(path: str) -> None:
+    """Runtimes mount what is deeper later."""
+    assert not hiding_mount("main", [{"mountPath": path}], None, "/dev/termination-log")
 
 
 def test_where_compute_is_limited_a_container_meets_its_neighbours_on_each_card(tmp_path: Path) -> None:

@@ -23,11 +23,12 @@ const ElfW(Dyn) * gs_elf_dynamic(const struct dl_phdr_info *object)
     return NULL;
 }
 
-/* glibc relocates the addresses in the dynamic section; musl and the vdso leave them relative. */
+/* glibc relocates the addresses in the dynamic section; musl and the vdso leave them as they were linked. The vdso of
+ * gVisor, and of x86-64 kernels before 3.16, is linked in the kernel's half of the address space. */
 const void *gs_elf_pointer(uintptr_t base, const ElfW(Dyn) * entry)
 {
     uintptr_t at = entry->d_un.d_ptr;
-    return (const void *)(at < base ? at + base : at);
+    return (const void *)(at < base || at > INTPTR_MAX ? at + base : at);
 }
 
 bool gs_elf_symbols(uintptr_t base, const ElfW(Dyn) * entry, struct gs_elf_symbols *symbols)

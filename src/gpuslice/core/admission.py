@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any
 
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
     ANN_CARD_UNITS,
@@ -151,6 +152,11 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
             _check_environment(pod, rules)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
+    for each in pod.containers:
+        mounts, devices, message_path = each.volume_mounts, each.volume_devices, each.termination_message_path
+        wrong = hiding_mount(each.name, mounts, devices, message_path) if each.asks else ""
+        if wrong and not (rules.allow_no_isolation and any(map(_switches_off, each.env))):
+            return Verdict(denial=wrong)
     return Verdict(pod=pod)
 
 
@@ -252,10 +258,15 @@ def _check_environment(pod: PodForm, rules: AdmissionRules) -> None:
             field = f'container "{container.name}": env["{name}"]'
             if name in (ENV_VISIBLE, ENV_INDEX) and dict(entry) not in allowed:
                 raise InvalidRequestError(field, value, "left out: " + _WHY)
-            true = "valueFrom" in entry or str(value).lower() in ("true", "1")
-            if name == ENV_NO_ISOLATION and true and not rules.allow_no_isolation:
+            if _switches_off(entry) and not rules.allow_no_isolation:
                 must_be = "left out: this cluster does not let pods switch their memory limit off"
                 raise InvalidRequestError(field, value, must_be)
+
+
+def _switches_off(entry: Mapping[str, Any]) -> bool:
+    """Whether a variable switches the container's memory limit off, or may."""
+    true = "valueFrom" in entry or str(entry.get("value")).lower() in ("true", "1")
+    return entry.get("name") == ENV_NO_ISOLATION and true
 
 
 _WHY = "the node sets it to the card that the pod was given"

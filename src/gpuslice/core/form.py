@@ -27,6 +27,9 @@ class ContainerForm:
     env_from: bool = False
     sidecar: bool = False
     claims: tuple[Mapping[str, Any], ...] = ()
+    volume_mounts: tuple[Mapping[str, Any], ...] = ()
+    volume_devices: tuple[Mapping[str, Any], ...] = ()
+    termination_message_path: str = ""
 
     @property
     def spec(self) -> ContainerSpec:

@@ -42,6 +42,9 @@ class _Container(_Wire):
     env: list[dict[str, Any]] | None = None
     env_from: list[Any] | None = None
     restart_policy: str | None = None
+    volume_mounts: list[dict[str, Any]] | None = None
+    volume_devices: list[dict[str, Any]] | None = None
+    termination_message_path: str = ""
 
 
 class _Spec(_Wire):
@@ -178,6 +181,9 @@ def _forms(shelf: str, containers: Sequence[_Container]) -> Iterator[ContainerFo
             env_from=bool(each.env_from),
             sidecar=each.restart_policy == "Always",
             claims=tuple(resources.claims or ()),
+            volume_mounts=tuple(each.volume_mounts or ()),
+            volume_devices=tuple(each.volume_devices or ()),
+            termination_message_path=each.termination_message_path,
         )
 
 

@@ -17,8 +17,7 @@ number appended (``-2`` …); the highest is the one that Allocate named last::
 
 A claim of dynamic resource allocation is known when it is prepared: its folder is ``claim-<uid>.<request>``.
 
-Only root can enter ``containers`` and ``cards``: what a tenant creates in its folder, such as a setuid
-program, is out of reach of the host's users.
+Only root can enter ``containers`` and ``cards``: no user of the host reaches what a tenant creates there.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ import msgspec
 from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.reader import Counts, prepare_region, with_region
 from gpuslice.apps.agent.forgotten import RunningContainer
-from gpuslice.apps.agent.library import LIBRARY_FOLDER, PRELOAD, PRELOAD_FILES, Library, replace_file
+from gpuslice.apps.agent.library import PRELOAD, Library, replace_file
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
 from gpuslice.apps.agent.removal import remove_tree
+from gpuslice.core import container_files as inside
 from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import CardLimit
@@ -120,17 +120,17 @@ class Folders:
 
     def mounts(self, name: str, cards: Iterable[str] = ()) -> tuple[HostMount, ...]:
         """What a container with the folder `name` is given. `cards`: where it communicates with others."""
-        folder = self._host_root / "containers" / name
+        folder, preload = self._host_root / "containers" / name, str(self._host_root / PRELOAD)
         mounts = [
-            *(HostMount(path, str(self._host_root / PRELOAD), read_only=True) for path in PRELOAD_FILES),
-            HostMount(LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
-            HostMount("/etc/gpuslice", str(folder / "etc"), read_only=True),
-            HostMount("/var/lib/gpuslice", str(folder / "var"), read_only=False),
+            *(HostMount(path, preload, read_only=True) for path in inside.PRELOAD_FILES),
+            HostMount(inside.LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
+            HostMount(inside.LIMITS_FOLDER, str(folder / "etc"), read_only=True),
+            HostMount(inside.REGION_FOLDER, str(folder / "var"), read_only=False),
         ]
         for uuid in sorted(cards):
-            card, inside = self._host_root / "cards" / uuid, f"/run/gpuslice/{uuid}"
-            mounts.append(HostMount(f"{inside}/own/claim", str(card / name / "claim"), read_only=False))
-            mounts.append(HostMount(f"{inside}/all", str(card), read_only=True))
+            card, meeting = self._host_root / "cards" / uuid, f"{inside.NEIGHBOURS_FOLDER}/{uuid}"
+            mounts.append(HostMount(f"{meeting}/own/claim", str(card / name / "claim"), read_only=False))
+            mounts.append(HostMount(f"{meeting}/all", str(card), read_only=True))
         return tuple(mounts)
 
     def current(self, ids: Iterable[str]) -> str:

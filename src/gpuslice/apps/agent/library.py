@@ -14,14 +14,11 @@ import time
 from collections.abc import Container
 from pathlib import Path
 
+from gpuslice.core.container_files import LIBRARY_FOLDER
 from gpuslice.core.errors import GpusliceError
 
 LIBRARY = "libgpuslice.so"
-LIBRARY_FOLDER = "/usr/lib/gpuslice"  # where containers find it
 PRELOAD = "ld.so.preload"
-PRELOAD_FILES = ("/etc/ld.so.preload", "/etc/ld-nix.so.preload")
-"""Where glibc's loader looks for it: as glibc has it, and as nixpkgs patches it
-(dont-use-system-ld-so-preload.patch): programs from Nix ignore the first."""
 
 
 class IsolationMissingError(GpusliceError):

@@ -209,7 +209,7 @@ class GpuMemoryPlugin(DevicePluginService):
             if refusal := state.crowded(ids, holder.pod.view.uid if holder else ""):
                 self._counters.refused["crowded"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.reason)
-            if holder and (reason := self._held_too_loosely(holder)):
+            if holder and (reason := self._unheld(holder)):
                 self._counters.refused["tier"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, reason)
             identified = "no" if holder is None else "exactly" if holder.exact else "by its pod"
@@ -239,10 +239,12 @@ class GpuMemoryPlugin(DevicePluginService):
             )
         return dp.PreStartContainerResponse()
 
-    def _held_too_loosely(self, holder: Holder) -> str:
-        """Why the container may not start, if its pod demands a stricter enforcement; "" if it may."""
+    def _unheld(self, holder: Holder) -> str:
+        """Why the container may not start: nothing would enforce its limits as it must be; "" if it may."""
         pod, name = holder.pod, holder.container.name if holder.container else ""
         tier = pod.tier(name, self._state.rules, allow_cgpu_disable=self._options.allow_cgpu_disable)
+        if tier is Tier.LIBRARY and name in pod.hiding:
+            return f"pod {pod.view.key}: {pod.hiding[name]}"
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
         if tier >= wanted:
             return ""

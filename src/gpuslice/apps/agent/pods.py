@@ -12,6 +12,7 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.resources import Resource
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, decode_meant, decode_tiers
+from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import (
     ANN_INDEX,
     ANN_LATENCY_CLASS,
@@ -34,6 +35,9 @@ class EnvVar(objects._Object):  # the base of all partial objects
 
 class AgentContainer(objects.Container):
     env: list[EnvVar] | None = None
+    volume_mounts: list[dict[str, Any]] | None = None
+    volume_devices: list[dict[str, Any]] | None = None
+    termination_message_path: str = ""
 
 
 class AgentPodSpec(objects.PodSpec):
@@ -42,7 +46,7 @@ class AgentPodSpec(objects.PodSpec):
 
 
 class AgentPod(objects.Pod):
-    """A pod with its containers' environment, which only the agent needs: it has one node's pods, not all."""
+    """A pod with its containers' environment and mounts, which only the agent needs: for one node's pods."""
 
     spec: AgentPodSpec = msgspec.field(default_factory=AgentPodSpec)
 
@@ -56,7 +60,8 @@ class NodePod:
 
     `came` is the version with which the pod was first seen here. `unlimited` names the containers that turn
     isolation off for themselves by ``CGPU_DISABLE``; `reading` those whose environment comes from the pod's
-    placement annotations; `running` those that run; `completed` the init containers that ended well, which
+    placement annotations; `hiding` those that mount something over what enforces their limits, with what is
+    wrong about it; `running` those that run; `completed` the init containers that ended well, which
     kubelet does not start again. `container_ids` are the runtime's ids, with the containers' names.
     `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
     waits for. `said` are its placement annotations as they are, since others read them without our care.
@@ -70,6 +75,7 @@ class NodePod:
     came: int = 0
     unlimited: frozenset[str] = frozenset()
     reading: frozenset[str] = frozenset()
+    hiding: Mapping[str, str] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
     completed: frozenset[str] = frozenset()
     container_ids: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +126,15 @@ def node_pod(pod: AgentPod) -> NodePod:
         reading=having(
             lambda one: ((one.value_from or {}).get("fieldRef") or {}).get("fieldPath", "") in placement_paths
         ),
+        hiding={
+            each.name: wrong
+            for each in containers
+            if (
+                wrong := hiding_mount(
+                    each.name, each.volume_mounts, each.volume_devices, each.termination_message_path
+                )
+            )
+        },
         running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
         completed=frozenset(
             each.name

@@ -8,6 +8,7 @@ pod with Bidirectional propagation.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from gpuslice.core.errors import GpusliceError
 MOST_BYTES = 2 * REGION_BYTES
 """One region and as much again, so that an accidental file does no harm immediately."""
 MOST_ENTRIES = 16
-MOST_CLAIM_BYTES = 1 << 20
+MOST_CLAIM_BYTES = 256 * mmap.PAGESIZE
+"""A page for the file of each container on a card: 64 KiB on arm64 kernels as NVIDIA recommends for Grace."""
 MOST_CLAIM_ENTRIES = 1024
 """For all containers on a card: a folder and a file each."""
 

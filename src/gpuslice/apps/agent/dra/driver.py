@@ -32,6 +32,7 @@ from gpuslice.apps.agent.dra.prepared import (
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.core.claims import ClaimAllocation, ClaimedSlice, claimed_slices, device_name, units_held
+from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import CLAIM_DRIVER, ENV_VISIBLE
 from gpuslice.core.errors import ContractError, GpusliceError
 from gpuslice.core.grant import Grant, GrantError, grant_of_units
@@ -59,6 +60,7 @@ class _User:
     uid: str
     container: str
     requests: frozenset[str]
+    hiding: str  # what is wrong about its mounts
 
 
 class ClaimDriver(DraService):
@@ -173,6 +175,8 @@ class ClaimDriver(DraService):
         own = folder_name(allocation.uid, "")
         owners = [self._folders.owner(name) for name in self._folders.of_claims() if not name.startswith(own)]
         for user in users:
+            if user.hiding:
+                raise UnpreparedError(f"pod {user.namespace}/{user.pod}: {user.hiding}")
             about = f"container {user.container} of pod {user.namespace}/{user.pod} uses"
             if len(user.requests) > 1:
                 raise UnpreparedError(
@@ -391,6 +395,18 @@ def _users_of(pod: dict[str, Any], claim: ResourceClaim) -> list[_User]:
                 used |= {one for one in every if wanted in ("", one, one.partition("/")[0])}
         if used:
             users.append(
-                _User(meta["namespace"], meta["name"], meta["uid"], container["name"], frozenset(used))
+                _User(
+                    meta["namespace"],
+                    meta["name"],
+                    meta["uid"],
+                    container["name"],
+                    frozenset(used),
+                    hiding_mount(
+                        container["name"],
+                        container.get("volumeMounts"),
+                        container.get("volumeDevices"),
+                        container.get("terminationMessagePath"),
+                    ),
+                )
             )
     return users

@@ -1,0 +1,44 @@
+"""Where a container finds what enforces its limits, and what its pod must not mount there.
+
+kubelet gives the runtime a pod's own mounts after those of device plugins (``GenerateRunContainerOptions``),
+and runtimes sort them by depth alone: at the same path and below, programs see the pod's own. Some tools do
+that with no such intent: the webhooks of Datadog and Dynatrace mount a file at ``/etc/ld.so.preload``.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpuslice.core.errors import InvalidRequestError
+
+PRELOAD_FILES = ("/etc/ld.so.preload", "/etc/ld-nix.so.preload")
+"""Where glibc's loader looks for it: as glibc has it, and as nixpkgs patches it
+(dont-use-system-ld-so-preload.patch): programs from Nix ignore the first."""
+LIBRARY_FOLDER = "/usr/lib/gpuslice"
+LIMITS_FOLDER = "/etc/gpuslice"
+REGION_FOLDER = "/var/lib/gpuslice"
+NEIGHBOURS_FOLDER = "/run/gpuslice"  # one folder for each card
+_ALL = (*PRELOAD_FILES, LIBRARY_FOLDER, LIMITS_FOLDER, REGION_FOLDER, NEIGHBOURS_FOLDER)
+
+Mounts = Iterable[Mapping[str, Any]] | None
+
+
+def hiding_mount(container: str, mounts: Mounts, devices: Mounts, message_path: str | None) -> str:
+    """What is wrong about the first path of a container that would hide one of ours; "" if none does.
+
+    `mounts`, `devices` and `message_path` are ``volumeMounts``, ``volumeDevices`` and
+    ``terminationMessagePath`` of the API; at the last kubelet mounts a file that the container can write. A
+    path through a symbolic link of the image is not recognized.
+    """
+    paths = [(f"volumeMounts[{i}].mountPath", each.get("mountPath")) for i, each in enumerate(mounts or ())]
+    paths += [
+        (f"volumeDevices[{i}].devicePath", each.get("devicePath")) for i, each in enumerate(devices or ())
+    ]
+    for field, path in (*paths, ("terminationMessagePath", message_path)):
+        cleaned = posixpath.normpath("/" + str(path or "").lstrip("/"))
+        if any(cleaned == ours or cleaned.startswith(f"{ours}/") for ours in _ALL):
+            must_be = "another path: what enforces the container's GPU limits is mounted there"
+            return str(InvalidRequestError(f'container "{container}": {field}', path, must_be))
+    return ""

@@ -1,0 +1,68 @@
+"""What a pod mounts where a container finds what enforces its limits, on a real kubelet with containerd."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuslice.core.units import limit_bytes
+from tests.e2e import node
+from tests.e2e.kubelet_rig import CARD_MIB, UNITS, Cluster, container, limits_of, pod, start
+from tests.e2e.node import until
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(bool(node.missing()), reason=node.missing()),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    folder = Path(tempfile.mkdtemp(prefix="gs-node-"))  # sockets need a short path
+    folder.chmod(0o755)
+    try:
+        with ExitStack() as stack:
+            yield start(folder, stack)
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def leave_no_pods(cluster: Cluster) -> Iterator[None]:
+    yield
+    cluster.clear()
+
+
+HIDING = [
+    {"volumeMounts": [{"name": "own", "mountPath": "/etc/ld.so.preload", "subPath": "file"}]},
+    {"terminationMessagePath": "/etc/ld.so.preload"},
+]
+
+
+@pytest.mark.parametrize("fields", HIDING, ids=["volume", "message"])
+def test_no_container_starts_that_would_hide_what_enforces_its_limits(
+    cluster: Cluster, fields: dict[str, Any]
+) -> None:
+    """Of two mounts at one path kubelet and containerd let programs see the pod's own."""
+    own = {"name": "own", "emptyDir": {}}
+    cluster.create(pod("hiding", container(4, **fields), volumes=[own]))
+
+    def why() -> str:
+        (status,) = cluster.pod("hiding")["status"].get("containerStatuses") or [{}]
+        return str(status.get("state", {}).get("waiting", {}).get("message", ""))
+
+    until(lambda: 'is "/etc/ld.so.preload", must be another path' in why(), f"it is refused; {why()}")
+
+
+def test_a_volume_above_what_enforces_limits_does_not_hide_it(cluster: Cluster) -> None:
+    above = [{"name": "own", "mountPath": path} for path in ("/etc", "/usr/lib")]
+    cluster.create(pod("above", container(4, volumeMounts=above), volumes=[{"name": "own", "emptyDir": {}}]))
+    lines = cluster.said("above")
+    assert "/usr/lib/gpuslice/libgpuslice.so" in lines
+    assert list(limits_of(lines).values()) == [limit_bytes(CARD_MIB, 4, UNITS)]
