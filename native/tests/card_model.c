@@ -81,6 +81,8 @@ void card_free(struct card *card)
     free(card);
 }
 
+double card_now(const struct card *card) { return card->now; }
+
 uint32_t card_add_process(struct card *card)
 {
     if (card->count == PROCESSES)

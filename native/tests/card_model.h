@@ -16,6 +16,7 @@ struct card; /* begins with a double: the time now */
  * and no sample counts anybody; `age_ns`: how late samples come. */
 struct card *card_new(uint64_t slice_ns, uint64_t switch_ns, uint64_t age_ns);
 void card_free(struct card *card);
+double card_now(const struct card *card);
 uint32_t card_add_process(struct card *card);
 
 void card_launch(struct card *card, uint32_t process, double own_ns, uint32_t stream);

@@ -42,19 +42,39 @@ $(TEST_BUILD)/region_layout: tests/region_layout.c include/region.h
 all: tests
 .PHONY: tests
 
-# The parts that can be tested without a driver, with their functions visible, and a card in virtual time for shares.
+# The parts that can be tested without a driver, with their functions visible.
 tests: $(TEST_BUILD)/libparts.so
-$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/share policy/fairness policy/card_queue policy/alone policy/neighbours system/os \
+$(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/neighbours policy/fairness policy/share system/os \
   system/open_file_locks system/elf system/elf_objects system/table accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots)) \
-  tests/card_model.c tests/throttle_model.c tests/card_model.h $(SLICE_HEADERS)
+  $(SLICE_HEADERS)
 	@mkdir -p $(@D)
-	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^) -lm
+	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -o $@ $(filter %.c,$^)
+
+# Shares in virtual time: a card, and all that throttle.c calls; libthrottle.so is loaded once for each process.
+tests: $(TEST_BUILD)/libvirtual.so $(TEST_BUILD)/libthrottle.so
+$(TEST_BUILD)/libvirtual.so: tests/card_model.c tests/virtual_process.c src/policy/share.c src/policy/fairness.c src/policy/card_queue.c \
+  tests/card_model.h tests/virtual_process.h $(SLICE_HEADERS)
+	@mkdir -p $(@D)
+	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -Wl,-soname,libvirtual.so -o $@ $(filter %.c,$^) -lm -ldl
+
+$(TEST_BUILD)/libthrottle.so: tests/virtual_launch.c src/policy/throttle.c src/policy/alone.c $(TEST_BUILD)/libvirtual.so
+	@mkdir -p $(@D)
+	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -Wl,--wrap=gs_queue_begin,--wrap=gs_queue_is_cleared -Wl,--no-undefined -o $@ \
+	  $(filter %.c,$^) -L$(TEST_BUILD) -l:libvirtual.so
 
 STRESSED := $(addprefix src/,$(addsuffix .c,accounts/accounts accounts/attach accounts/exports accounts/in_flight accounts/slots system/table system/os system/open_file_locks system/elf system/elf_objects))
 tests: $(TEST_BUILD)/stress
 $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -lpthread
+
+THROTTLED := tests/throttled.c $(addprefix src/policy/,throttle.c alone.c card_queue.c fairness.c share.c neighbours.c) $(STRESSED)
+# Without our warnings: gcc sees less of what is initialized when it adds this sanitizer's calls.
+THREADED := -O1 -g -std=c11 -fsanitize=thread -Iinclude -Isrc
+tests: $(if $(findstring /,$(shell $(CC) -print-file-name=libtsan.so)),$(TEST_BUILD)/throttled)
+$(TEST_BUILD)/throttled: $(THROTTLED) $(SLICE_HEADERS)
+	@mkdir -p $(@D)
+	@$(CC) $(THREADED) -o $@ $(THROTTLED) -lpthread
 
 # With clang and its fuzzer: make fuzz, each target for FUZZ_SECONDS, from the inputs in tests/corpus. Without, a loop of
 # its own over the same targets, and the inputs.
@@ -86,7 +106,7 @@ $(FUZZERS:%=fuzz-%): fuzz-%: $(TEST_BUILD)/fuzz_%_clang
 .PHONY: fuzz $(FUZZERS:%=fuzz-%)
 
 # The same tests on a build with AddressSanitizer and UBSan, whose runtimes come first in LD_PRELOAD, because that is how
-# the library itself gets into a program; and the accounts and the table alone with ThreadSanitizer.
+# the library itself gets into a program; and the accounts, the table and the throttle by themselves with ThreadSanitizer.
 PYTEST ?= ../.venv/bin/python -m pytest -q -p no:unraisableexception
 SANITIZED_TESTS ?= $(addprefix ../tests/integration/test_,$(addprefix isolation_,memory.py figures.py driver.py entry.py storm.py \
   conformance.py damage.py kept.py loans.py in_flight.py parts.py bypass.py share.py streams.py surroundings.py descriptors.py) \
@@ -97,10 +117,12 @@ check-sanitized: sanitize
 	GPUSLICE_NATIVE_BUILD=$(abspath build/sanitize) GPUSLICE_TEST_SANITIZER=$(call runtime,asan)$(call runtime,ubsan) \
 	  $(PYTEST) $(SANITIZED_TESTS)
 
-check-threads:
+check-threads: $(TEST_BUILD)/throttled
 	@mkdir -p $(BUILD)/threads
-	$(CC) -O1 -g -std=c11 -fsanitize=thread -Iinclude -Isrc -o $(BUILD)/threads/stress tests/stress.c $(STRESSED) -lpthread
-	rm -f $(BUILD)/threads/region
+	$(CC) $(THREADED) -o $(BUILD)/threads/stress tests/stress.c $(STRESSED) -lpthread
+	rm -rf $(BUILD)/threads/region $(BUILD)/threads/meeting
+	mkdir $(BUILD)/threads/meeting
 	TSAN_OPTIONS=exitcode=66 $(BUILD)/threads/stress $(BUILD)/threads/region 2 4 2000
+	TSAN_OPTIONS=exitcode=66 $(TEST_BUILD)/throttled $(BUILD)/threads/meeting 20000
 
 .PHONY: check-sanitized check-threads

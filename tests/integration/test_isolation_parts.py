@@ -40,6 +40,28 @@ def test_nothing_is_granted_past_the_limit_and_nothing_is_left(
     assert (counts["overshot"], counts["left"], counts["failed"]) == (0, 0, 0)
 
 
+def test_launching_threads_race_for_nothing(tmp_path: Path) -> None:
+    """Under ThreadSanitizer.
+
+    It found two races: on the pointer to the estimates, and of a program that waits before its first launch.
+    """
+    program = BUILD / "tests/throttled"
+    if not program.exists():
+        pytest.skip("gcc's ThreadSanitizer is not installed")
+    done = subprocess.run(
+        [str(program), str(tmp_path), "2000"],
+        env={**os.environ, "TSAN_OPTIONS": "exitcode=66"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("this kernel puts programs where this ThreadSanitizer does not expect them")
+    assert done.returncode == 0, done.stderr[:3000]
+    assert done.stdout.count("launched") == 4
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_any_bytes_are_a_limits_file_or_not(seed: int) -> None:
     run(str(BUILD / "tests/fuzz_limits"), "200000", str(seed))

@@ -147,30 +147,26 @@ class CardModel:
 
 
 class ThrottleModel:
-    """The functions of native/tests/throttle_model.c."""
+    """The functions of native/tests/virtual_process.c."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        box, throttle, stream = ctypes.c_void_p, ctypes.c_void_p, U32
+        box, process, call = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
         self.container_new = _function(library.container_new, ctypes.c_void_p, U32, U32, BOOL)
         self.container_free = _function(library.container_free, None, box)
         self.container_meet = _function(library.container_meet, None, box, box)
+        self.container_entry = _function(library.container_entry, ctypes.c_void_p, box)
         self.container_under_way_ns = _function(library.container_under_way_ns, U64, box)
-        self.new = _function(library.throttle_new, ctypes.c_void_p, box, ctypes.c_void_p, U32)
-        self.look = _function(library.throttle_look, None, throttle, BOOL)
-        self.goes_untimed = _function(library.throttle_goes_untimed, BOOL, throttle, U64)
-        self.arrives_alone = _function(library.throttle_arrives_alone, BOOL, throttle, U64)
-        self.arrive = _function(library.throttle_arrive, INT, throttle)
-        self.is_cleared = _function(library.throttle_is_cleared, BOOL, throttle, U64)
-        self.wait_ns = _function(library.throttle_wait_ns, U64, throttle, stream, U64, U64)
-        self.wake = _function(library.throttle_wake, INT, throttle)
-        self.learn = _function(
-            library.throttle_learn, None, throttle, INT, U64, ctypes.c_int32, ctypes.c_int32, U32
+        self.new = _function(library.process_new, ctypes.c_void_p, box, ctypes.c_void_p, U32, BOOL)
+        self.die = _function(library.process_die, None, process)
+        self.claim = _function(library.process_claim, None, process, U64, BOOL, U64, U64)
+        self.call = _function(
+            library.process_call, ctypes.c_void_p, process, ctypes.c_char_p, U64, U32, DOUBLE
         )
-        self.begin = _function(library.throttle_begin, ctypes.c_void_p, throttle, stream, U64)
-        self.end = _function(library.throttle_end, None, throttle, ctypes.c_void_p, stream, U64)
-        self.forget = _function(library.throttle_forget, None, throttle)
-        self.awaited = _function(library.throttle_awaited, None, throttle)
-        self.claim = _function(library.throttle_claim, None, throttle, U64, BOOL, U64, U64)
+        self.resume = _function(library.call_resume, INT, call, ctypes.POINTER(U64))
+        self.free = _function(library.call_free, None, call)
+        self.answer = _function(library.call_answer, None, call, ctypes.c_int32, ctypes.c_int32, U32)
+        self.timed = _function(library.call_timed, BOOL, call)
+        self.cleared = _function(library.call_cleared, BOOL, call)
 
 
 def _function(function: Callable[..., Any], result: Any, *arguments: Any) -> Callable[..., Any]:

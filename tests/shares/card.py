@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,7 +67,7 @@ class Process:
     delays: list[float] = field(default_factory=list)
     done_on: dict[int, int] = field(default_factory=dict)
     """How long programs waited; how many kernels a stream had."""
-    awaited: Callable[[], object] = bool
+    awaited: Callable[[], Iterator[int | None]] = lambda: iter(())
     """What the library does when a program comes back from waiting for the card."""
 
     def __post_init__(self) -> None:

@@ -70,6 +70,11 @@ def preempts(chance: random.Random, part: float) -> Callable[[], float]:
     return lambda: 10 * MS * chance.random() if part and chance.random() < part else 0.0
 
 
+def steps(chance: random.Random) -> Callable[[], float]:
+    """From one step of the library to the next: some 50 ns; after one in 5,000 the core is another's."""
+    return lambda: 1 + 50 * chance.expovariate(1.0) + (chance.random() < 2e-4) * 3 * MS * chance.random()
+
+
 def play(
     arithmetic: Arithmetic,
     parties: Sequence[Party],
@@ -81,10 +86,13 @@ def play(
     seed: int = 0,
     meet: bool = False,
     preempted: float = 0.0,
+    interleaved: bool = False,
 ) -> list[Seen]:
     """All containers at once on one card for so long. `meet`: they tell each other what they want.
 
-    `preempted`: the part of launches before which the thread loses its core: a busy host.
+    `preempted`: the part of launches before which the thread loses its core: a busy host. `interleaved`:
+    threads and processes get in between each other's steps within the library, too, and now and then one
+    loses its core there.
     """
     chance = random.Random(seed)
     card = Card(arithmetic, slice_ns, sample_age_ns, switch_ns)
@@ -98,7 +106,8 @@ def play(
     for each, box in zip(parties, boxes, strict=True):
         for program in each.programs:
             process = Process(card)
-            throttle = Throttle(process, box, wakes_late(chance), preempts(chance, preempted))
+            between = steps(chance) if interleaved else None
+            throttle = Throttle(process, box, wakes_late(chance), preempts(chance, preempted), between)
             threads.append((process, program(throttle, process, card, chance)))
     _run(card, threads, EPOCH + int(seconds * SECOND))
     return [
@@ -114,6 +123,9 @@ def play(
 
 def _run(card: Card, threads: list[tuple[Process, Steps]], end: int) -> None:
     waiting = [(float(EPOCH + number), number) for number in range(len(threads))]
+    behind: list[Steps] = [
+        iter(()) for _ in threads
+    ]  # what the library does after a wait, before the program goes on
     heapq.heapify(waiting)
     while True:
         due = waiting[0][0] if waiting else end
@@ -123,8 +135,9 @@ def _run(card: Card, threads: list[tuple[Process, Steps]], end: int) -> None:
         number = heapq.heappop(waiting)[1] if ended is None else ended
         process, steps = threads[number]
         if ended is not None:
-            process.awaited()
-        step = next(steps, -1)
+            behind[number] = process.awaited()
+        step = next(behind[number], -1)
+        step = next(steps, -1) if step == -1 else step
         if step is None:
             process.watch()
         elif step >= 0:

@@ -90,16 +90,14 @@ def slower(own_ns: float, at_ns: int, factor: float) -> Program:
 
 
 def killed(program: Program, at_ns: int) -> Program:
-    """Killed with work under way; the others of its container find out a tenth of a second later."""
+    """Killed with work under way; the others of its container find out when they look for it."""
 
     def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
         for step in program(throttle, process, card, chance):
             if card.now - EPOCH >= at_ns:
                 break
             yield step if step is None else min(step, int(EPOCH + at_ns - card.now) + 1)
-        process.die()
-        yield 100 * MS
-        throttle.forget()
+        throttle.die()
 
     return run
 
@@ -140,6 +138,26 @@ def on_streams(own_ns: float, count: int, ahead: int = 8) -> Program:
                 yield 100 * US
 
     return run
+
+
+def in_threads(own_ns: float, count: int, ahead: int = 8) -> tuple[Program, ...]:
+    """So many threads of one process, each with kernels on a stream of its own."""
+    begun: list[tuple[Throttle, Process]] = []
+
+    def thread(stream: int) -> Program:
+        def run(throttle: Throttle, process: Process, card: Card, chance: random.Random) -> Steps:
+            begun.append((throttle, process))
+            yield 0
+            throttle, process = begun[0]
+            while True:
+                for _ in range(ahead):
+                    yield from throttle.launch(own_ns, stream, stream)
+                while process.has_work_on(stream):
+                    yield 50 * US
+
+        return run
+
+    return tuple(thread(stream) for stream in range(count))
 
 
 def long_beside_short(long_ns: float, short_ns: float) -> Program:

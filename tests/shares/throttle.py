@@ -1,10 +1,15 @@
-"""A container's launches in virtual time, as throttle.c lets them go (native/tests/throttle_model.c)."""
+"""A container's launches in virtual time: the library's own throttle.c, one copy of it for each process.
+
+What it calls, from the clock to the driver, is in native/tests/virtual_process.c.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from gpuslice.adapters.region import layout
 from tests.shares.arithmetic import Arithmetic, Share
@@ -29,7 +34,7 @@ def nobody_known(percents: Mapping[int, int], mine: set[int]) -> tuple[int, int,
 
 @dataclass(eq=False)
 class Container:
-    """What its processes share: the entry in the region, and the claim that neighbours read."""
+    """What its processes share: the region, and the claim that neighbours read."""
 
     share: Share
     arithmetic: Arithmetic
@@ -40,7 +45,7 @@ class Container:
     def __post_init__(self) -> None:
         model = self.arithmetic.throttle
         self.at: int = model.container_new(self.share.weight, self.share.cap, self.share.interactive)
-        self.entry = layout.RegionCard.from_address(self.at)
+        self.entry = layout.RegionCard.from_address(model.container_entry(self.at))
         weakref.finalize(self, model.container_free, self.at)
 
     def meet(self, others: list[Container]) -> None:
@@ -52,8 +57,23 @@ class Container:
         return int(self.arithmetic.throttle.container_under_way_ns(self.at))
 
 
+class Stop(IntEnum):
+    """Why a call into the library comes back."""
+
+    RETURNS = 0
+    SLEEPS = 1
+    SAMPLES = 2
+    LAUNCHES = 3
+    STEPS = 4
+
+
 class Throttle:
-    """One process's launches."""
+    """One process's launches.
+
+    `latency`: how late a sleep ends. `preempted`: how long the thread loses its core before the driver has a
+    launch. `between`: the time from one step within the library to the next, when others may get in between;
+    None: they cannot.
+    """
 
     def __init__(
         self,
@@ -61,44 +81,47 @@ class Throttle:
         box: Container,
         latency: Callable[[], float],
         preempted: Callable[[], float] = lambda: 0.0,
+        between: Callable[[], float] | None = None,
     ) -> None:
         self._process, self._box, self._card = process, box, box.card
-        self._latency, self._preempted = latency, preempted
+        self._latency, self._preempted, self._between = latency, preempted, between
         self._model = box.arithmetic.throttle
-        self._at: int = self._model.new(box.at, box.card.at, process.number)
+        self._at: int = self._model.new(box.at, box.card.at, process.number, between is not None)
         box.processes.append(process)
         self.launches = self.cleared = self.untimed = 0
-        process.awaited = lambda: self._model.awaited(self._at)
+        process.awaited = self.awaited
 
     def launch(self, own_ns: float, key: int = 0, stream: int = 0) -> Steps:
-        if self._box.share.weight < 100:
-            model, at, whole_key = self._model, self._at, (key + 1) << 32 | (key + 1)
-            self.launches += 1
-            untimed = model.goes_untimed(at, whole_key)
-            if not untimed and model.is_cleared(at, whole_key):
-                self.cleared += 1
-            elif not untimed and not (untimed := model.arrives_alone(at, whole_key)):
-                yield from self._wait(stream, whole_key)
-            self.untimed += untimed
-            batch = None if untimed else model.begin(at, stream, whole_key)
-            yield int(US + self._preempted())
-            self._process.launch(own_ns, stream)
-            model.end(at, batch, stream, whole_key)
-        else:
-            self._process.launch(own_ns, stream)
+        self.launches += 1
+        yield from self._run(b"enter_launch", (key + 1) << 32 | (key + 1), stream, own_ns)
         yield 4 * US
 
-    def _wait(self, stream: int, whole_key: int) -> Steps:
-        model, at, began = self._model, self._at, self._card.now
-        if how := model.arrive(at):
-            self._learn(how)
-        while wait := model.wait_ns(at, stream, whole_key, int(self._card.now - began)):
-            yield int(wait + self._latency())
-            if how := model.wake(at):
-                self._learn(how)
+    def awaited(self) -> Steps:
+        """The program comes back from waiting for the card."""
+        return self._run(b"enter_awaited")
 
     def look_now(self) -> None:
-        self._model.look(self._at, True)
+        for _ in self._run(b"enter_hold"):
+            pass
+
+    def _run(self, name: bytes, key: int = 0, stream: int = 0, own_ns: float = 0) -> Steps:
+        model, sleep_ns = self._model, ctypes.c_uint64()
+        call = model.call(self._at, name, key, stream, own_ns)
+        try:
+            while why := model.resume(call, sleep_ns):
+                if why == Stop.SLEEPS:
+                    yield int(sleep_ns.value + self._latency())
+                elif why == Stop.SAMPLES:
+                    newest, mine = self._card.newest_sample(), {each.number for each in self._box.processes}
+                    model.answer(call, *self._box.reading(newest.percents, mine))
+                elif why == Stop.LAUNCHES:
+                    self.untimed += not model.timed(call)
+                    self.cleared += model.cleared(call)
+                    yield int(US + self._preempted())
+                elif self._between:
+                    yield int(self._between())
+        finally:
+            model.free(call)
 
     def claim(
         self, own_ns: int, *, waits: bool = False, virtual_ns: int = 0, weight: int | None = None
@@ -106,10 +129,7 @@ class Throttle:
         """Tell the neighbours of work for so long, or of a wish to work, whether it is true or not."""
         self._model.claim(self._at, own_ns, waits, virtual_ns, weight or self._box.share.weight)
 
-    def forget(self) -> None:
-        """The process has died, and the others of its container have found out."""
-        self._model.forget(self._at)
-
-    def _learn(self, how: int) -> None:
-        newest, mine = self._card.newest_sample(), {each.number for each in self._box.processes}
-        self._model.learn(self._at, how, newest.until, *self._box.reading(newest.percents, mine))
+    def die(self) -> None:
+        """The process is gone; the others of its container find out when they look for it."""
+        self._process.die()
+        self._model.die(self._at)

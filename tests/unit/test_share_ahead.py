@@ -18,7 +18,7 @@ from tests.shares.play import Party, fair, play
 from tests.shares.programs import Program, one_by_one, queued
 from tests.shares.throttle import Steps, Throttle
 
-PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
+PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libvirtual.so"
 TURN, CHANGE = 2100 * US, 137 * US
 
 
@@ -33,7 +33,7 @@ def waits_elsewhere(throttle: Throttle, process: Process, card: Card, chance: ra
     """Waits for every other kernel; behind the others for an idle stream, and polls until they have ended."""
     while True:
         yield from throttle.launch(500 * US)
-        process.awaited()
+        yield from process.awaited()
         while process.has_work():
             yield 10 * US
         yield from throttle.launch(500 * US)
@@ -53,7 +53,7 @@ def two_threads(own_ns: int, other_ns: int) -> tuple[Program, Program]:
                 yield from throttle.launch(own_ns, stream, stream)
                 while process.has_work_on(stream):
                     yield 2 * US
-                process.awaited()
+                yield from process.awaited()
                 yield 10 * US
 
         return run

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.shares.play import fair, party, play
 from tests.shares.programs import Program, between, one_by_one, queued, requests
 from tests.shares.throttle import Steps, Throttle
 
-PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
+PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libvirtual.so"
 TURN, CHANGE = 2100 * US, 137 * US
 CARDS = pytest.mark.parametrize("slice_ns", [TURN, 0], ids=["in turns", "evenly"])
 
@@ -52,7 +53,7 @@ def part_untimed(launches: list[tuple[float, bool]], from_s: float = 0, to_s: fl
     return sum(found) / len(found)
 
 
-def playing(slice_ns: int) -> dict[str, int]:
+def playing(slice_ns: int) -> dict[str, Any]:
     return {"slice_ns": slice_ns, "switch_ns": CHANGE if slice_ns else 0}
 
 

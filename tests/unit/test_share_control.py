@@ -31,7 +31,7 @@ from tests.shares.programs import (
 )
 from tests.shares.throttle import as_it_is, nobody_known
 
-PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
+PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libvirtual.so"
 SHORT = queued(200 * US)
 PROGRAMS: Mapping[str, Program] = {
     "50 us, queued": queued(50 * US),

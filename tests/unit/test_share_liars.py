@@ -14,7 +14,7 @@ from tests.shares.play import Seen, fair, play
 from tests.shares.programs import Program, queued
 from tests.shares.throttle import Steps, Throttle
 
-PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
+PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libvirtual.so"
 TURN, CHANGE = 2100 * US, 137 * US
 
 

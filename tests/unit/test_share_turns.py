@@ -20,7 +20,7 @@ from tests.shares.play import Party, Seen, fair, play
 from tests.shares.programs import Program, on_streams, one_by_one, queued, requests, stopped
 from tests.shares.throttle import Steps, Throttle, as_it_is
 
-PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
+PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libvirtual.so"
 TURN, CHANGE = 2100 * US, 137 * US
 WORKS: dict[str, tuple[Program, float, float]] = {
     "200 us, queued": (queued(200 * US), 4, 95),
@@ -29,6 +29,7 @@ WORKS: dict[str, tuple[Program, float, float]] = {
     "20 ms, one by one": (one_by_one(20 * MS), 10, 96),
     "500 ms, one by one": (one_by_one(500 * MS), 60, 97),
     "four streams": (on_streams(500 * US, 4, ahead=64), 4, 93),
+    "sixteen streams": (on_streams(300 * US, 16, ahead=64), 4, 95),
 }
 """The program, for how many seconds, and how much of the card is used by those that want all of it."""
 
@@ -57,7 +58,10 @@ def played(arithmetic: Arithmetic, name: str, mix: tuple[int, ...], *, lent: boo
 def test_every_mix_is_within_two_points(
     arithmetic: Arithmetic, name: str, mix: tuple[int, ...], *, lent: bool
 ) -> None:
-    """30 + 70 % came to 38 and 41 % for kernels of 500 us, 5 + 95 % to 0 and 100 for lent ones of 20 ms."""
+    """30 + 70 % came to 38 and 41 % for kernels of 500 us, 5 + 95 % to 0 and 100 for lent ones of 20 ms.
+
+    With sixteen streams 71 % of the card were used: their times were added up, as if they took turns.
+    """
     _, seconds, used = WORKS[name]
     means = [seen.mean(seconds / 5) for seen in played(arithmetic, name, mix, lent=lent)]
     full = lent or sum(mix) == 100

@@ -112,7 +112,8 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
     void *start = same && batch->start ? batch->start : events->create(stream);
     void *end = same && batch->end ? batch->end : events->create(stream);
     *batch = (struct gs_batch){.stream = *stream, .start = start, .end = end, .recorded_ns = now_ns, .number = ++queue->batches_ever,
-                               .behind = before ? 1 + (uint32_t)(before - queue->batches) : 0};
+                               .behind = before ? 1 + (uint32_t)(before - queue->batches) : 0,
+                               .ahead_ns = before ? before->ahead_ns + before->in_flight_ns : 0};
     if (!start || !end || !events->record(start, stream))
         return NULL;
     batch->taken = true;
@@ -159,7 +160,7 @@ struct gs_batch *gs_queue_begin(struct gs_queue *queue, const struct gs_events *
     batch->last_ns = now_ns;
     batch->estimate_ns += estimate;
     batch->in_flight_ns += estimate;
-    queue->in_flight_ns += estimate;
+    queue->in_flight_ns = greater(queue->in_flight_ns, batch->ahead_ns + batch->in_flight_ns);
     queue->unknown += unknown;
     batch->unknown = unknown;
     return batch;
@@ -184,16 +185,26 @@ struct interval {
     double part; /* of it that no neighbour had */
 };
 
-static void set_in_flight(struct gs_queue *queue, struct gs_batch *batch, uint64_t ns)
+/* Streams run side by side: what one of them waits for another is part of the times that events measured. `followed`: one
+ * bit for each batch that is not the last on its stream. */
+static void find_longest_stream(struct gs_queue *queue, uint64_t followed)
 {
-    queue->in_flight_ns += ns - batch->in_flight_ns;
-    batch->in_flight_ns = ns;
+    queue->in_flight_ns = 0;
+    if (!queue->count)
+        return;
+    FOR_EACH_BATCH(queue, batch) {
+        if (followed >> (batch - queue->batches) & 1)
+            continue;
+        batch->ahead_ns = 0;
+        for (const struct gs_batch *front = batch; front->behind; batch->ahead_ns += front->in_flight_ns)
+            front = &queue->batches[front->behind - 1];
+        queue->in_flight_ns = greater(queue->in_flight_ns, batch->ahead_ns + batch->in_flight_ns);
+    }
 }
 
 static void take_out(struct gs_queue *queue, struct gs_batch *batch, uint64_t ended_ns, uint64_t now_ns)
 {
     uint32_t number = 1 + (uint32_t)(batch - queue->batches);
-    set_in_flight(queue, batch, 0);
     queue->unknown -= batch->unknown;
     batch->taken = false;
     queue->count--;
@@ -385,10 +396,11 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
                 batch->unfinished_ns = now_ns;
         }
     }
-    uint64_t last_end_ns = 0;
+    uint64_t last_end_ns = 0, followed = 0;
     for (uint32_t i = 0; i < count; i++)
         last_end_ns = greater(last_end_ns, intervals[i].to_ns);
     FOR_EACH_BATCH(queue, batch) {
+        followed |= batch->behind ? UINT64_C(1) << (batch->behind - 1) : 0;
         if (batch->recorded_ns > now_ns || batch->behind || !is_running(queue, batch, events, now_ns))
             continue;
         uint64_t began = began_ns(batch), ran = now_ns > began ? now_ns - began : 0;
@@ -400,8 +412,9 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
         uint64_t charged_until = ran > CHARGED_AT_ITS_END_NS ? began + ran : lesser(began + ran, last_end_ns);
         if (charged_until > began)
             intervals[count++] = (struct interval){began, charged_until, even};
-        set_in_flight(queue, batch, batch->estimate_ns > own ? batch->estimate_ns - own : 1);
+        batch->in_flight_ns = batch->estimate_ns > own ? batch->estimate_ns - own : 1;
     }
+    find_longest_stream(queue, followed);
     return cover(queue, intervals, count, part);
 }
 

@@ -49,6 +49,7 @@ struct gs_batch {
     uint64_t number;        /* later batches have higher numbers */
     uint64_t estimate_ns;   /* of all launches */
     uint64_t in_flight_ns;  /* estimated time that is still to come */
+    uint64_t ahead_ns;      /* of the batches in front of it on its stream, likewise; only kept of the last one there */
     uint64_t recorded_ns;   /* when `start` was recorded */
     uint64_t last_ns;       /* when the last launch was made */
     uint64_t ready_ns;      /* when the batch in front of it ended */
@@ -67,7 +68,7 @@ struct gs_batch {
 /* Zeros are an empty queue. */
 struct gs_queue {
     uint64_t batches_ever;
-    uint64_t in_flight_ns; /* of all batches */
+    uint64_t in_flight_ns; /* on the stream that has most */
     uint64_t run_ns;       /* how long it has had work without a pause, up to covered_ns */
     uint64_t covered_ns;   /* busy time up to here is charged; work on several streams at once counts once */
     uint64_t turned_ns;    /* when work was last seen waiting for the card: processes take turns */

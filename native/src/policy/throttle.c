@@ -33,6 +33,7 @@ struct card_state {
     uint64_t settled_ns;   /* busy time since this process last read a sample */
     uint64_t worked_at_ns; /* when it last had work in flight */
     uint64_t told_end_ns;
+    uint64_t swept_ns; /* when a waiting thread last looked for processes that have ended */
     bool untold; /* its activity since the last look is not published yet */
     bool launched;
     struct gs_share_past past;
@@ -41,7 +42,7 @@ struct card_state {
 static uint32_t shared_cards; /* number of cards with a share */
 static bool all_lend;
 struct gs_alone gs_alone;
-static const struct gs_queue *alone_queue; /* its estimates apply then */
+static const struct gs_queue *alone_queue; /* of the only card with a share: its estimates apply then */
 static char meeting_prefix[GS_PATH_ROOM];
 static struct gs_lock lock;
 static struct card_state states[GPUSLICE_CARDS];
@@ -324,18 +325,18 @@ static uint64_t wait_ns(struct card_state *state, const struct gs_work *work, ui
 /* Under the lock, which it releases while it sleeps. Returns the time. */
 static uint64_t wait_for_turn(struct card_state *state, const struct gs_work *work, uint64_t now)
 {
-    uint64_t began = now, swept = now, ns;
+    uint64_t began = now, ns;
     if (state->looked_ns == now)
         now = gs_monotonic_ns(); /* reading claims takes some microseconds */
     if (gs_share_is_divided(entry_of(state->card)))
         now = learn(state, now);
     while ((ns = wait_ns(state, work, now, now - began))) {
         look(state, now, true);
+        bool sweeps = now - state->swept_ns >= SWEEP_EVERY_NS; /* a dead process's work in flight counts until then */
+        state->swept_ns = sweeps ? now : state->swept_ns;
         gs_unlock(&lock);
-        if (now - swept >= SWEEP_EVERY_NS) { /* a dead process's work in flight counts until a sweep finds it */
-            swept = now;
+        if (sweeps)
             gs_accounts_sweep(&gs_accounts);
-        }
         gs_sleep_ns(ns);
         gs_lock(&lock);
         uint64_t woken = gs_monotonic_ns();
@@ -374,6 +375,7 @@ void gs_throttle_meet(struct gs_card *card)
         gs_neighbours_start(&state->neighbours, meeting_prefix, card->uuid);
         state->card = card;
         state->share = card->share;
+        alone_queue = &state->queue;
         if (!*state->neighbours.folder) /* without claims nothing can be lent */
             state->share.cap = state->share.weight;
         tell_neighbours(state, gs_monotonic_ns(), false);
@@ -395,38 +397,40 @@ static bool is_alone(struct card_state *state, uint64_t coarse_ns, uint64_t now_
         read_neighbours(state, now_ns, false);
     if (!gs_alone_may_begin(&gs_alone, &state->queue, &state->beside, now_ns))
         return false;
-    alone_queue = &state->queue;
     gs_alone_begin(&gs_alone, &state->beside, coarse_ns);
     return true;
 }
 
 bool gs_throttles(void) { return shared_cards != 0; }
 
+static void settle_awaited(struct card_state *state, uint64_t now)
+{
+    settle(state);
+    if (!state->queue.count)
+        return; /* the program waited for nothing */
+    state->queue.awaited_ns = now;
+    if (!state->beside.count)
+        return;
+    bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
+    state->queue.ended_ns = now;
+    if (launches_soon && state->queue.next_cleared && has_ended(state, now))
+        hide_in_flight(state);
+    else
+        settle(state);
+    if (!launches_soon)
+        tell_neighbours(state, now, false);
+}
+
 void gs_throttle_awaited(void)
 {
     if (!gs_throttles() || gs_is_alone())
         return;
-    uint64_t now = gs_monotonic_ns();
-    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++) {
-        struct card_state *state = &states[i];
-        if (!state->card)
-            continue;
-        gs_lock(&lock);
-        settle(state);
-        if (state->queue.count) /* otherwise the program waited for nothing */
-            state->queue.awaited_ns = now;
-        if (state->beside.count && state->queue.count) {
-            bool launches_soon = gs_pauses_briefly(&state->queue) && now - state->looked_ns < SOON_TOLD_NS;
-            state->queue.ended_ns = now;
-            if (launches_soon && state->queue.next_cleared && has_ended(state, now))
-                hide_in_flight(state);
-            else
-                settle(state);
-            if (!launches_soon)
-                tell_neighbours(state, now, false);
-        }
-        gs_unlock(&lock);
-    }
+    gs_lock(&lock);
+    uint64_t now = gs_monotonic_ns(); /* under the lock, as at a launch */
+    for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
+        if (states[i].card)
+            settle_awaited(&states[i], now);
+    gs_unlock(&lock);
 }
 
 void gs_work_begin(struct gs_work *work)
