@@ -63,6 +63,7 @@ _VERB = '{pod="a",verb="filter",result="no"}'
 _TLS = '{job="kube-system/gpuslice-webhook",pod="gpuslice-webhook-0",file="/etc/gpuslice/tls/tls.crt"}'
 _WEBHOOK_UP = 'up{job="kube-system/gpuslice-webhook",pod="'
 _COLLECTOR = f'{c.COLLECTOR_SUCCESS.name}{{node="n1",collector="driver"}}'
+_POD_RESOURCES = _COLLECTOR.replace("driver", "pod_resources")
 _AT_NODE = '{node="n1"}'
 _EXTENDER = EXTENDER_READY + '{pod="'
 _NO_ROOM = '{node="n1",reason="no room"}'
@@ -142,6 +143,12 @@ CASES: dict[str, tuple[Series, Series]] = {
         {_app(c.SM_UTILIZATION): "0.5x150 0x150", _app(c.MEMORY_ALLOCATED): "5x300"},
         {_app(c.SM_UTILIZATION): "0x250 0.5x50", _app(c.MEMORY_ALLOCATED): "5x300"},
     ),
+    "GpuMemoryNotRequested": (
+        _always(_app(c.MEMORY_USED), "600000000") | _always(_POD_RESOURCES, "1"),
+        _always(_app(c.MEMORY_USED), "600000000")
+        | _always(_app(c.MEMORY_ALLOCATED), "5")
+        | _always(_POD_RESOURCES, "1"),
+    ),
     "GpuMemoryOfNobody": (
         _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="host"'), "600000000"),
         _always(_card(c.UNATTRIBUTED_MEMORY, ',reason="driver"'), "600000000"),
@@ -196,6 +203,12 @@ CASES: dict[str, tuple[Series, Series]] = {
 
 
 FURTHER: tuple[tuple[str, Series, int], ...] = (
+    # kubelet is not answering: who was given what is not known.
+    (
+        "GpuMemoryNotRequested",
+        _always(_app(c.MEMORY_USED), "600000000") | _always(_POD_RESOURCES, "0"),
+        0,
+    ),
     # All of them died: their last values do not count.
     ("GpuExtenderSilent", {_EXTENDER + 'a"}': "1x100 _x80", _EXTENDER + 'b"}': "0x100 _x80"}, 1),
     # An update: the previous pod is gone.

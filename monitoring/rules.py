@@ -113,11 +113,9 @@ ALERTS = (
         "GpuSamplesStale",
         f"{c.SAMPLE_AGE.name} > 60",
         "warning",
-        "The cards of {{ $labels.node }} were read {{ $value | humanizeDuration }} ago: the driver does not "
-        "answer.",
+        "The driver of {{ $labels.node }} has not answered for {{ $value | humanizeDuration }}.",
         "On the node: timeout 10 nvidia-smi; dmesg | grep -i xid. If nvidia-smi hangs too, drain the node "
-        "and "
-        f"restart it: {_DRAIN}.",
+        f"and restart it: {_DRAIN}.",
     ),
     Alert(
         "GpuAttributionUnavailable",
@@ -134,8 +132,7 @@ ALERTS = (
         "critical",
         f"{_CARD} does not answer.",
         f"Nothing new is placed on it. Delete the pods that are on it ({_PODS_THERE}), then drain "
-        "the node and "
-        f"reset (nvidia-smi -r) or replace the card: {_DRAIN}.",
+        f"the node and reset (nvidia-smi -r) or replace the card: {_DRAIN}.",
         "2m",
     ),
     Alert(
@@ -146,8 +143,7 @@ ALERTS = (
         "critical",
         "{{ $labels.node }} shows fewer cards than within the last day: {{ $value }}.",
         "On the node compare nvidia-smi -L with lspci | grep -i nvidia. A card that has fallen off the bus "
-        "needs "
-        f"a restart of the node: {_DRAIN}.",
+        f"needs a restart of the node: {_DRAIN}.",
         "5m",
     ),
     Alert(
@@ -156,8 +152,7 @@ ALERTS = (
         "critical",
         f"{_CARD} reported Xid {{{{ $labels.xid }}}}, {{{{ $value | humanizeDuration }}}} ago.",
         "The agent has taken the card out of use. Look the code up in NVIDIA's Xid catalogue; 79 and 95 need "
-        "a "
-        f"reset or restart: {_DRAIN}.",
+        f"a reset or restart: {_DRAIN}.",
     ),
     Alert(
         "GpuXidContained",
@@ -197,8 +192,7 @@ ALERTS = (
         "critical",
         f"{_CARD} had memory errors that could not be corrected: {{{{ $value }}}}.",
         "Results of programs on it may be wrong. Drain the node and reset the card (nvidia-smi -r); replace "
-        "it "
-        f"if the errors return: {_DRAIN}.",
+        f"it if the errors return: {_DRAIN}.",
     ),
     Alert(
         "GpuRowRemapFailed",
@@ -249,8 +243,7 @@ ALERTS = (
         "critical",
         f"{_WHO} holds {{{{ $value | humanize1024 }}}}B, more GPU memory than its limit.",
         "libgpuslice does not control a program in it: linked statically, or evading it deliberately. Its "
-        "neighbours lack "
-        f"that memory. Stop it: {_DELETE}.",
+        f"neighbours lack that memory. Stop it: {_DELETE}.",
         "1m",
     ),
     Alert(
@@ -292,6 +285,15 @@ ALERTS = (
         "1m",
     ),
     Alert(
+        "GpuMemoryNotRequested",
+        f"({_USED} > 500e6 unless {c.MEMORY_ALLOCATED.name}) and on (cluster, node) "
+        f'{c.COLLECTOR_SUCCESS.name}{{collector="pod_resources"}} == 1',  # else nobody's grant is known
+        "critical",
+        f"{_WHO} holds {{{{ $value | humanize1024 }}}}B of GPU memory and was given none.",
+        f"Others were promised that memory. Stop it: {_DELETE}, and look for NVIDIA_VISIBLE_DEVICES in it.",
+        "5m",
+    ),
+    Alert(
         "GpuMemoryOfNobody",
         f'sum by (node, gpu, gpu_uuid) ({c.UNATTRIBUTED_MEMORY.name}{{reason!="driver"}}) > 500e6',
         "warning",
@@ -306,8 +308,7 @@ ALERTS = (
         "critical",
         f"{_NODE} gives out no GPU memory: its agent is not registered with kubelet, or does not answer.",
         "Running pods are not affected. What it waits for: curl http://{{ $labels.instance }}/readyz; why it "
-        "does "
-        f"not run: {_on_node('gpushare-device-plugin')}.",
+        f"does not run: {_on_node('gpushare-device-plugin')}.",
         "10m",
     ),
     Alert(
@@ -335,8 +336,7 @@ ALERTS = (
         'The agent of {{ $labels.node }} refused {{ printf "%.0f" $value }} requests of kubelet: '
         "{{ $labels.reason }}.",
         "Each is a pod that failed. gpuslice doctor says where kubelet and the annotations disagree; the "
-        "agent's log "
-        f"has each refusal: {_on_node('gpushare-device-plugin')}.",
+        f"agent's log has each refusal: {_on_node('gpushare-device-plugin')}.",
     ),
     Alert(
         "GpuExtenderSilent",

@@ -36,6 +36,7 @@ from tests.integration.sim_node import make_pod, state_of
 IMAGE = "registry.cn-shanghai.aliyuncs.com/tensorflow-samples/cuda-malloc:3G"
 USED = "gpuslice_container_memory_used_bytes"
 LIMIT = "gpuslice_container_memory_limit_bytes"
+ALLOCATED = "gpuslice_container_memory_allocated_bytes"
 UTILIZATION = "gpuslice_container_sm_utilization_ratio"
 SHARE = "gpuslice_container_compute_share_ratio"
 
@@ -177,6 +178,20 @@ async def test_who_holds_more_than_the_limit_without_the_library_stands_on_the_e
 
 
 @of_an_interpreter
+async def test_who_was_given_nothing_and_uses_a_card_stands_on_the_exporters_page(tmp_path: Path) -> None:
+    """What the alert GpuMemoryNotRequested looks at. Such a pod never reaches the webhook."""
+    async with gpu_node(tmp_path) as host, host.exporter() as exporter:
+        pod = hostile_pod(0, f"{HOSTILE} plain")
+        main = pod["spec"]["containers"][0]
+        del main["resources"]
+        main["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+        await host.node.create(pod)
+        page = await exporter.page_when(lambda page: used_of(page, "hostile-0") > 1 << 30)
+        assert page.all(ALLOCATED, pod="hostile-0") == []
+        assert page.one("gpuslice_exporter_collector_success", collector="pod_resources") == 1
+
+
+@of_an_interpreter
 async def test_who_computes_past_a_share_stands_on_the_exporters_page(tmp_path: Path) -> None:
     async with gpu_node(tmp_path) as host, host.exporter() as exporter:
         pod = make_pod(
@@ -254,21 +269,26 @@ def test_root_in_a_container_cannot_write_the_preload_file(tmp_path: Path) -> No
         assert Mounts(tmp_path, box).run(WRITE_THE_PRELOAD_FILE, *worker, say=STORY) == HELD
 
 
-MOUNTS_OF_ITS_OWN = {
+WITHOUT_THE_FILE = {
     "mounted over": 'mount --bind /dev/null /etc/ld.so.preload && exec env -i "$@"',
     "another root": "mkdir $folder/root && mount --bind / $folder/root && "
     'exec env -i /usr/sbin/chroot $folder/root /usr/bin/env "$@"',
+    # of a volume: the kernel takes a mount away whose file is deleted where nothing is mounted on it
+    "deleted by a container with the same folder": "nsenter --mount=/proc/$PPID/ns/mnt "
+    'rm $folder/etc/ld.so.preload && exec env -i "$@"',
+    "asked in vain": 'exec env -i "$@"',
 }
 
 
-@pytest.mark.parametrize("how", MOUNTS_OF_ITS_OWN)
-def test_a_tenant_that_makes_mounts_of_its_own_is_seen(tmp_path: Path, how: str) -> None:
-    """In a user namespace, where the node lets containers make one; or by chroot, to a root without it."""
+@pytest.mark.parametrize("how", WITHOUT_THE_FILE)
+def test_who_starts_programs_that_do_not_find_the_preload_file_is_seen(tmp_path: Path, how: str) -> None:
+    """Mounts of its own need a user namespace, where the node lets containers make one."""
     with container(tmp_path / "box") as box:
         mounts = Mounts(tmp_path, box)
         if mounts.run('exec env -i "$@"', "echo", "yes", say="") != ["yes"]:
             pytest.skip("no mounts of our own on this machine")
-        command = shlex.join(mounts.command(MOUNTS_OF_ITS_OWN[how], str(HOSTILE), "plain"))
+        way = "unasked" if how == "asked in vain" else "plain"
+        command = shlex.join(mounts.command(WITHOUT_THE_FILE[how], str(HOSTILE), way))
         with hostile(box, f"LD_PRELOAD= exec {command}", 3000 * MIB) as (pid, said):
             assert said == "taken"
             assert driver_bytes(box, pid) > 3000 * MIB
