@@ -11,10 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from gpuslice.core.policy.cutting_stock import CuttingStock, best_pattern, value_of_space
+from gpuslice.core.policy.cutting_stock import MOST_KEPT_PATTERNS, CuttingStock, best_pattern, value_of_space
 from gpuslice.core.policy.fleet import Floats, Shape
 from gpuslice.core.policy.layout import layout_of
-from gpuslice.core.policy.node_value import PackedValue, card_values, demand_of
+from gpuslice.core.policy.node_value import (
+    MOST_PIECE_SIZES,
+    PackedValue,
+    card_values,
+    demand_of,
+    in_few_sizes,
+)
 from gpuslice.core.simulation.trace import fleet_of
 from tests.unit.fleets import make_fleet_node
 
@@ -121,3 +127,25 @@ def test_nothing_is_printed_into_what_a_program_reads() -> None:
     code = "from gpuslice.core.policy.cutting_stock import CuttingStock; CuttingStock(15).prices({4: 1.0})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_a_tenant_that_asks_for_every_size_does_not_stop_the_scheduler() -> None:
+    """With a program of a thousand sizes the extender's event loop stood still for 28 s."""
+    pieces = np.concatenate([[0.0], np.ones(1000)])
+    pieces[[333, 500]] = 5000.0
+    few = in_few_sizes(pieces)
+    sizes = np.flatnonzero(few)
+    assert len(sizes) <= MOST_PIECE_SIZES
+    assert few.sum() == pieces.sum()
+    assert {333, 500, 1000} <= set(sizes.tolist())
+    assert (np.diff(sizes) <= 16).all()  # no piece counts as more than 1/64 of a card larger
+    assert (np.cumsum(few) <= np.cumsum(pieces)).all()  # nor as a smaller one
+    usual = np.where(np.arange(1001) % 10 == 0, pieces, 0.0)
+    assert in_few_sizes(usual) is usual
+
+
+def test_patterns_of_workloads_long_past_are_forgotten() -> None:
+    cutter, chance = CuttingStock(1000), np.random.default_rng(1)
+    for _ in range(12):
+        cutter.prices({int(size): 1.0 for size in chance.integers(100, 500, 64)})
+    assert len(cutter._patterns) == MOST_KEPT_PATTERNS

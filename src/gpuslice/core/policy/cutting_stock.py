@@ -20,6 +20,7 @@ from gpuslice.core.policy.fleet import Floats, Ints
 OPTIMAL = 1e-7  # a pattern worth at most 1 + this does not improve the solution
 SHIFT = 1e-6  # of the demands, so that of equal optima the one favouring large pieces is found every time
 MOST_PATTERNS_PER_SIZE = 200
+MOST_KEPT_PATTERNS = 500  # for the next call, the latest of all
 
 
 class _SilentProgram(highspy.Highs):  # type: ignore[misc]
@@ -67,6 +68,8 @@ class CuttingStock:
                 break
             _add_pattern(program, found)
             self._patterns[tuple((sizes[column], pieces) for column, pieces in found.items())] = None
+        for pattern in list(self._patterns)[:-MOST_KEPT_PATTERNS]:
+            del self._patterns[pattern]
         return dict(zip(sizes, prices.tolist(), strict=True))
 
 

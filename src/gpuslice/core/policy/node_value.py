@@ -25,6 +25,7 @@ from gpuslice.core.policy.slot_price import SlotDemand
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are considered
 PACKED_PART, NEXT_PART = 0.7, 0.3  # of a free part's value: if packed well; for the very next pod
 NEWS_PART = 0.2  # of what a new workload says about packing; the rest stays, as do the pods already packed
+MOST_PIECE_SIZES = 128  # of one class of cards, priced separately
 LARGE_DEARER = 0.3  # more for a whole card, proportionally for a part of one: see `PackedValue`
 NEAR_SLOT = 0.6  # value of a slot that is not free yet, for each card that is still missing
 WHOLE_FREE = 0.05  # of the room for one whole card: by wholly free cards; the rest by value
@@ -224,7 +225,7 @@ class PackedValue:
         """Values of 0 … parts, as fractions of a card, for `pieces[size]` in demand, of which the fraction
         `seen` was seen.
         """
-        asked = pieces * (1.0 + LARGE_DEARER * np.arange(len(pieces)) / self._cutter.length)
+        asked = in_few_sizes(pieces) * (1.0 + LARGE_DEARER * np.arange(len(pieces)) / self._cutter.length)
         prices = self._cutter.prices({int(size): float(asked[size]) for size in np.flatnonzero(asked)})
         worth = np.minimum(1.0, value_of_space(self._cutter.length, prices))
         before, news = self._worth, NEWS_PART
@@ -232,6 +233,23 @@ class PackedValue:
             before, news = np.arange(len(pieces)) / (len(pieces) - 1), seen
         self._worth = news * worth + (1.0 - news) * before
         return self._worth
+
+
+def in_few_sizes(pieces: Floats) -> Floats:
+    """The demand in at most `MOST_PIECE_SIZES` sizes: half of them those of most demand, half in equal steps.
+
+    Pieces of any other size count as the next larger of these. The time of the linear program grows faster
+    than the number of sizes, and where a unit is a MiB one tenant may ask for a thousand.
+    """
+    asked, half = np.flatnonzero(pieces), MOST_PIECE_SIZES // 2
+    if len(asked) <= MOST_PIECE_SIZES:
+        return pieces
+    by_demand = np.argsort(-pieces[asked] * asked, kind="stable")
+    steps = -(-np.arange(1, half + 1) * (len(pieces) - 1) // half)  # the last is a whole card
+    kept = np.union1d(asked[by_demand[:half]], steps)
+    few = np.zeros_like(pieces)
+    np.add.at(few, kept[np.searchsorted(kept, asked)], pieces[asked])
+    return few
 
 
 PackedValues = dict[int, PackedValue]
