@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -33,6 +33,17 @@ CONDITION = {
     "status": "True",
     "reason": "PreemptionByScheduler",  # makes kube-scheduler keep the nomination while they leave
 }
+
+
+def as_told_in(namespace: str, pods: Sequence[Pod]) -> str:
+    """The pods, for readers of one namespace: who runs what in others is no business of theirs.
+
+    kube-scheduler names no pod to its victims either, nor victims to the pod.
+    """
+    told = [each.key for each in pods if each.namespace == namespace]
+    if others := len(pods) - len(told):
+        told.append("a pod of another namespace" if others == 1 else f"{others} pods of other namespaces")
+    return ", ".join(told)
 
 
 class Evictor:
@@ -84,11 +95,12 @@ class Evictor:
                 self._ledger.reservations.drop(pod.uid)
                 self._victims.pop(pod.uid, None)
         cards = ", ".join(map(str, found.cards))
-        where, names = f"card {cards} of {found.node}", ", ".join(each.pod.key for each in found.victims)
+        where, leaving = f"card {cards} of {found.node}", [each.pod for each in found.victims]
         message = f"{where} is kept for this pod until those who are leaving it are gone"
-        if names:
-            message = f"{names} must leave {where}, which is kept for this pod"
+        if leaving:
+            message = f"{as_told_in(pod.namespace, leaving)} must leave {where}, which is kept for this pod"
         self._events.note(pod, "Preempting", message)
+        names = ", ".join(each.key for each in leaving)
         _log.info("preempted", extra={"pod": pod.key, "node": found.node, "cards": cards, "victims": names})
         return True
 
@@ -125,7 +137,8 @@ class Evictor:
             return
         self._expect_leading()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        message = f"preempting to make room on a card for {pod.key}, which has a higher priority"
+        whom = as_told_in(one.namespace, [pod])
+        message = f"preempting to make room on a card for {whom}, which has a higher priority"
         condition = CONDITION | {"message": message, "lastTransitionTime": now}
         try:
             await self._client.add_condition(PODS, one.name, condition, one.namespace, uid=one.uid)
