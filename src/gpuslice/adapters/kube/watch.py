@@ -125,9 +125,8 @@ class Reflector(Generic[T]):
             try:
                 if self._must_list:
                     await self._list()
-                elif (
-                    self._failures
-                ):  # a watch from a version that is still to come would be silent until then
+                elif self._failures:
+                    # a watch from a version that is still to come would be silent until then
                     current = await self._client.current_version(self._resource, self._namespace)
                     self._check_not_older(current, self._version)
                 await self._watch()
