@@ -52,8 +52,8 @@ $(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/
 
 # Shares in virtual time: a card, and all that throttle.c calls; libthrottle.so is loaded once for each process.
 tests: $(TEST_BUILD)/libvirtual.so $(TEST_BUILD)/libthrottle.so
-$(TEST_BUILD)/libvirtual.so: tests/card_model.c tests/virtual_process.c src/policy/share.c src/policy/fairness.c src/policy/card_queue.c \
-  tests/card_model.h tests/virtual_process.h $(SLICE_HEADERS)
+$(TEST_BUILD)/libvirtual.so: $(addprefix tests/,card_model.c virtual_process.c virtual_driver.c) \
+  $(addprefix src/policy/,share.c fairness.c card_queue.c) tests/card_model.h tests/virtual_process.h $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -Wl,-soname,libvirtual.so -o $@ $(filter %.c,$^) -lm -ldl
 

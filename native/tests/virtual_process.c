@@ -1,4 +1,4 @@
-/* Everything that throttle.c calls, in virtual time: clocks, sleeping, the driver, the region and the neighbours' claims.
+/* Everything that throttle.c calls but the driver, in virtual time: clocks, sleeping, the region, the neighbours' claims, NVML.
  * Each process has a copy of its own of libthrottle.so, which holds the library's code (tests/virtual_launch.c).
  *
  * A call into the library runs as a coroutine, so that any number of threads of any number of processes can be in the middle
@@ -77,7 +77,7 @@ static void *need(void *found)
 
 /* ---- coroutines ---- */
 
-static void stop(enum stop why)
+void virtual_stop(enum stop why)
 {
     if (!current)
         return;
@@ -86,11 +86,10 @@ static void stop(enum stop why)
     swapcontext(&call->inside, &call->outside);
 }
 
-/* Another thread or process may get in between here. */
-static void step(void)
+void virtual_step(void)
 {
     if (acting->interleaved)
-        stop(STEPS);
+        virtual_stop(STEPS);
 }
 
 static void run(void)
@@ -143,6 +142,9 @@ bool call_timed(const struct call *call) { return call->timed; }
 bool call_cleared(const struct call *call) { return call->cleared; }
 void virtual_is_timed(void) { current->timed = true; }
 void virtual_is_cleared(void) { current->cleared = true; }
+
+struct card *virtual_card(void) { return acting->card; }
+uint32_t virtual_number(void) { return acting->number; }
 
 /* ---- containers and processes ---- */
 
@@ -235,7 +237,7 @@ static uint64_t now_ns(void) { return (uint64_t)card_now(acting->card); }
 
 uint64_t gs_monotonic_ns(void)
 {
-    step();
+    virtual_step();
     return now_ns();
 }
 
@@ -243,7 +245,7 @@ uint64_t gs_realtime_us(void) { return now_ns() / 1000; }
 
 uint64_t gs_coarse_ns(void)
 {
-    step();
+    virtual_step();
     return now_ns() / COARSE_NS * COARSE_NS;
 }
 
@@ -252,7 +254,7 @@ void gs_sleep_ns(uint64_t ns)
     if (!current)
         abort();
     current->sleep_ns = ns;
-    stop(SLEEPS);
+    virtual_stop(SLEEPS);
 }
 
 void gs_lock_awaited(struct gs_lock *lock)
@@ -270,7 +272,7 @@ struct gs_accounts gs_accounts; /* only its address means something */
 struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts)
 {
     (void)accounts;
-    step();
+    virtual_step();
     return (struct gs_attachment){.region = acting->box->region, .slot = acting->slot};
 }
 
@@ -296,7 +298,7 @@ bool gs_accounts_sweep(struct gs_accounts *accounts)
             continue;
         atomic_store(&slot->usage[0].in_flight_ns, 0);
         atomic_store(&slot->usage[0].unknown, 0);
-        step();
+        virtual_step();
         atomic_store(&slot->owner, 0);
     }
     return false;
@@ -324,10 +326,10 @@ void gs_neighbours_tell(struct gs_neighbours *neighbours, struct gpuslice_claim 
     if (!*neighbours->folder)
         return;
     acting->box->torn = true;
-    step();
+    virtual_step();
     acting->box->claim = *claim;
     acting->box->torn = false;
-    step();
+    virtual_step();
 }
 
 uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now, uint64_t list_every_ns, struct gs_neighbour found[GS_NEIGHBOURS])
@@ -335,7 +337,7 @@ uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now, uint
     (void)neighbours, (void)list_every_ns;
     struct process *reader = acting;
     uint32_t count = 0;
-    step();
+    virtual_step();
     for (uint32_t i = 0; i < reader->box->met_count; i++) {
         const struct container *other = reader->box->met[i];
         if (other == reader->box)
@@ -361,77 +363,8 @@ bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, b
     uint64_t until_us = card_sample(acting->card, percents) / 1000;
     if (!until_us || until_us == atomic_load(&container_entry(acting->box)->sampled_us))
         return false;
-    stop(SAMPLES);
+    virtual_stop(SAMPLES);
     *sum = current->sample;
     sum->until_us = until_us;
     return true;
-}
-
-/* ---- the driver ---- */
-
-#define ONLY_CONTEXT ((CUcontext)1)
-
-static int current_context(CUcontext *context)
-{
-    step();
-    *context = ONLY_CONTEXT;
-    return CUDA_SUCCESS;
-}
-
-static int create_event(CUevent *event, unsigned int flags)
-{
-    (void)flags;
-    *event = card_event(acting->card, acting->number);
-    return CUDA_SUCCESS;
-}
-
-static int record_event(CUevent event, CUstream stream)
-{
-    step();
-    card_event_record(event, &(struct gs_stream){.context = ONLY_CONTEXT, .handle = stream});
-    return CUDA_SUCCESS;
-}
-
-static int query_event(CUevent event)
-{
-    step();
-    return card_event_query(event) == GS_EVENT_PASSED ? CUDA_SUCCESS : 600 /* CUDA_ERROR_NOT_READY */;
-}
-
-static int elapsed_time(float *milliseconds, CUevent from, CUevent to)
-{
-    uint64_t ns;
-    card_event_elapsed(from, to, &ns);
-    *milliseconds = (float)((double)ns / 1e6);
-    return CUDA_SUCCESS;
-}
-
-static int is_capturing(CUstream stream, int *status)
-{
-    (void)stream;
-    *status = 0;
-    return CUDA_SUCCESS;
-}
-
-static int exchange_mode(int *mode)
-{
-    (void)mode;
-    return CUDA_SUCCESS;
-}
-
-void *gs_driver[GS_FUNCTIONS] = {
-    [GS_cuCtxGetCurrent] = (void *)current_context,
-    [GS_cuEventCreate] = (void *)create_event,
-    [GS_cuEventRecord] = (void *)record_event,
-    [GS_cuEventQuery] = (void *)query_event,
-    [GS_cuEventElapsedTime] = (void *)elapsed_time,
-    [GS_cuStreamIsCapturing] = (void *)is_capturing,
-    [GS_cuThreadExchangeStreamCaptureMode] = (void *)exchange_mode,
-};
-
-int virtual_launch(const struct virtual_call *what)
-{
-    stop(LAUNCHES);
-    card_launch(acting->card, acting->number, what->own_ns, what->stream);
-    return CUDA_SUCCESS;
 }

@@ -19,7 +19,13 @@ struct virtual_call {
     double own_ns; /* what is launched */
 };
 
-int virtual_launch(const struct virtual_call *what);
+/* The process whose call runs, and where that may come back. */
+struct card *virtual_card(void);
+uint32_t virtual_number(void); /* on the card */
+void virtual_stop(enum stop why);
+void virtual_step(void); /* another thread or process may get in between here */
+
+int virtual_launch(const struct virtual_call *what); /* tests/virtual_driver.c */
 void virtual_is_timed(void);
 void virtual_is_cleared(void);
 

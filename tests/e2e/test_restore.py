@@ -59,6 +59,9 @@ async def test_the_extender_ends_and_the_next_one_counts_what_the_backup_has(tmp
             os.kill(etcd.pid, signal.SIGCONT)
             await made.remove_pod("before")
             await made.client.create(PODS, placed("after"), "default")
+            for number in range(100):  # more than the API server writes of its own accord after the restore
+                note = {"metadata": {"annotations": {"number": str(number)}}}
+                await made.client.merge_patch(PODS, "after", note, "default")
         with extender(plane) as running, contextlib.ExitStack() as restored:
             assert names(running.get("/gpushare-scheduler/inspect")[1]) == {"after"}
             server.end()

@@ -159,6 +159,23 @@ async def test_no_container_starts_that_mounts_something_over_what_enforces_its_
         await node.kubelet.start_container(free)
 
 
+async def test_which_of_two_equal_init_containers_mounts_over_its_limits_does_not_matter(
+    tmp_path: Path,
+) -> None:
+    """kubelet does not list them: the amount says only that it is one of them."""
+    hiding = container(2, "second") | {"terminationMessagePath": "/etc/ld.so.preload"}
+    async with Bench(tmp_path, labels=SHARED).running() as node:
+        inits = [container(2, "first"), hiding]
+        pod = await node.place("p", 0, 0, containers=[container(4)], initContainers=inits)
+        await node.kubelet.admit(pod)
+        with pytest.raises(PluginError, match="terminationMessagePath"):
+            await node.kubelet.start_container(pod, "second")
+        beside = container(0, "beside") | {"terminationMessagePath": "/etc/ld.so.preload"}
+        other = await node.place("other", 0, 0, containers=[container(4), beside], initContainers=inits[:1])
+        await node.kubelet.admit(other)
+        await node.kubelet.start_container(other, "first")  # who has no card may mount what it likes
+
+
 async def test_no_claim_is_prepared_for_a_container_that_mounts_something_over_its_limits(
     tmp_path: Path,
 ) -> None:

@@ -1,6 +1,6 @@
 """A container's launches in virtual time: the library's own throttle.c, one copy of it for each process.
 
-What it calls, from the clock to the driver, is in native/tests/virtual_process.c.
+What it calls is in native/tests/virtual_process.c and virtual_driver.c.
 """
 
 from __future__ import annotations

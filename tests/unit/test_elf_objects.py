@@ -10,7 +10,7 @@ import pytest
 PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
 DT_SYMTAB = 6
 LOADED = 0x7F25_FA2B_5000
-VDSO_LINKED = 0xFFFF_FFFF_FF70_0000  # gVisor's, and that of x86-64 kernels before 3.16
+VDSO_LINKED = 0xFFFF_FFFF_FF70_0000  # gVisor's, and that of old x86-64 kernels
 
 
 class Dyn(ctypes.Structure):

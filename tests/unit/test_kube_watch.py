@@ -10,7 +10,14 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import UnavailableError
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.adapters.kube.watch import Change, ChangeKind, HistoryRewoundError, Pace, Reflector
+from gpuslice.adapters.kube.watch import (
+    ASKED_AGAIN_S,
+    Change,
+    ChangeKind,
+    HistoryRewoundError,
+    Pace,
+    Reflector,
+)
 from tests.unit.kube_wire import (
     EndOfScriptError,
     ScriptedTransport,
@@ -205,9 +212,10 @@ async def test_a_lost_connection_resumes_and_does_not_list_again() -> None:
 @pytest.mark.parametrize(
     "after",
     [
-        [UnavailableError("connection lost"), page("6")],  # a watch from 8 on would be silent until then
-        [failure(410, "Expired"), page("7")],
-        [failure(410, "Expired"), page("1000008", pod("a", "3"))],  # of `etcdutl … --bump-revision`
+        # a watch from 8 on would be silent until then
+        [UnavailableError("connection lost"), page("6"), page("7")],
+        [failure(410, "Expired"), page("7"), page("7")],
+        [failure(410, "Expired"), *2 * [page("1000008", pod("a", "3"))]],  # of `etcdutl … --bump-revision`
     ],
     ids=["found before the watch is resumed", "found by the list", "found by an object of the list"],
 )
@@ -216,6 +224,15 @@ async def test_a_backup_that_was_restored_ends_the_run(after: list[Any]) -> None
     followed = Followed(page("5", pod("a", "3")), [line("MODIFIED", pod("a", "8"))], *after)
     with pytest.raises(HistoryRewoundError, match="pods"):
         await followed.reflector.run()
+
+
+async def test_a_server_that_is_behind_for_a_moment_is_asked_again() -> None:
+    """As one of several of kine's may be."""
+    lost = UnavailableError("connection lost")
+    script = [page("8"), lost, page("7"), page("8"), [line("ADDED", pod("a", "9"))]]
+    followed = await Followed(*script).run()
+    assert followed.told() == ["synced", "added a"]
+    assert followed.time.slept[-1] == ASKED_AGAIN_S
 
 
 async def test_versions_that_are_no_numbers_are_not_compared() -> None:

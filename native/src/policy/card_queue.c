@@ -189,6 +189,7 @@ struct interval {
  * bit for each batch that is not the last on its stream. */
 static void find_longest_stream(struct gs_queue *queue, uint64_t followed)
 {
+    _Static_assert(GS_BATCHES <= 64, "a bit for each batch");
     queue->in_flight_ns = 0;
     if (!queue->count)
         return;

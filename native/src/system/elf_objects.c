@@ -24,7 +24,7 @@ const ElfW(Dyn) * gs_elf_dynamic(const struct dl_phdr_info *object)
 }
 
 /* glibc relocates the addresses in the dynamic section; musl and the vdso leave them as they were linked. The vdso of
- * gVisor, and of x86-64 kernels before 3.16, is linked in the kernel's half of the address space. */
+ * gVisor, and of old x86-64 kernels (VDSO_PRELINK), is linked in the kernel's half of the address space. */
 const void *gs_elf_pointer(uintptr_t base, const ElfW(Dyn) * entry)
 {
     uintptr_t at = entry->d_un.d_ptr;

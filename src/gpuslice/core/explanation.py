@@ -308,7 +308,7 @@ def _too_large(shared: Sequence[_Found], request: Request) -> Iterable[str]:
             f"It will never fit here: it asks for {counted(asked, 'unit')} on each of {request.card_count} "
             f"cards of one node, and no node has more than {most} that large. Ask for fewer cards."
         )
-    in_one = max(each.units for each in request.containers)
+    in_one = max((each.units for each in request.containers), default=asked)  # a claim names no containers
     if largest < gib <= min(asked, in_one):  # no card has a thousand GiB, hardly one as few MiB: a wrong unit
         units = counted(-(-asked // gib), "unit")
         yield f"If that is in MiB: a unit is one GiB here, and {asked} MiB are {units}."

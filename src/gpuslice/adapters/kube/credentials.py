@@ -41,7 +41,7 @@ class Secret:
 class Tls:
     """How to trust the API server. Without `authority` (PEM) the system's authorities are used.
 
-    `authority_file`: where it came from; what is there when a connection is made takes precedence.
+    `authority_file`: where it came from. It is read again when the API server's certificate is not trusted.
     """
 
     authority: str = ""

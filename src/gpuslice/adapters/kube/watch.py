@@ -29,6 +29,9 @@ _log = logging.getLogger(__name__)
 
 WORKED_S = 1.0
 """A watch that stayed open for that long has worked, even if nothing came."""
+ASKED_AGAIN_S = 2.0
+"""Data that seem older are asked for again after that long: kine, which k3s can use instead of etcd, learns
+only once a second what its other servers wrote."""
 
 
 class HistoryRewoundError(GpusliceError):
@@ -121,16 +124,22 @@ class Reflector(Generic[T]):
 
     async def run(self) -> None:
         """Follow the collection for ever."""
+        doubted = False
         while True:
             try:
                 if self._must_list:
                     await self._list()
-                elif (
-                    self._failures
-                ):  # a watch from a version that is still to come would be silent until then
+                elif self._failures:
+                    # a watch from a version that is still to come would be silent until then
                     current = await self._client.current_version(self._resource, self._namespace)
                     self._check_not_older(current, self._version)
+                doubted = False
                 await self._watch()
+            except HistoryRewoundError:
+                if doubted:
+                    raise
+                doubted = True
+                await self._sleep(ASKED_AGAIN_S)
             except GoneError as error:
                 if self._refusals:  # what it listed just now is too old for it already
                     await self._back_off(error)

@@ -244,9 +244,13 @@ class GpuMemoryPlugin(DevicePluginService):
     def _unheld(self, holder: Holder) -> str:
         """Why the container may not start: nothing would enforce its limits as it must be; "" if it may."""
         pod, name = holder.pod, holder.container.name if holder.container else ""
-        tier = pod.tier(name, self._state.rules, allow_cgpu_disable=self._options.allow_cgpu_disable)
-        if tier is Tier.LIBRARY and name in pod.hiding:
-            return f"pod {pod.view.key}: {pod.hiding[name]}"
+        rules, allowed = self._state.rules, self._options.allow_cgpu_disable
+        for each, wrong in pod.hiding.items():
+            # if kubelet does not say which one it is, it may be this one, without which the pod is not whole
+            meant = each == name or not holder.exact
+            if meant and pod.tier(each, rules, allow_cgpu_disable=allowed) is Tier.LIBRARY:
+                return f"pod {pod.view.key}: {wrong}"
+        tier = pod.tier(name, rules, allow_cgpu_disable=allowed)
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
         if tier >= wanted:
             return ""

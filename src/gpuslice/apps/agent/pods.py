@@ -60,9 +60,9 @@ class NodePod:
 
     `came` is the version with which the pod was first seen here. `unlimited` names the containers that turn
     isolation off for themselves by ``CGPU_DISABLE``; `reading` those whose environment comes from the pod's
-    placement annotations; `hiding` those that mount something over what enforces their limits, with what is
-    wrong about it; `running` those that run; `completed` the init containers that ended well, which
-    kubelet does not start again. `container_ids` are the runtime's ids, with the containers' names.
+    placement annotations; `hiding` those with part of a card that mount something over what enforces their
+    limits, with what is wrong about it; `running` those that run; `completed` the init containers that ended
+    well, which kubelet does not start again. `container_ids` are the runtime's, with the containers' names.
     `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
     waits for. `said` are its placement annotations as they are, since others read them without our care.
     `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
@@ -111,6 +111,7 @@ def node_pod(pod: AgentPod) -> NodePod:
     annotations, spec, status = pod.metadata.annotations or {}, pod.spec, pod.status
     view = pod_view(pod)
     containers = [*(spec.init_containers or ()), *spec.containers]
+    asking = {each.name for each in view.request.containers} if view.request else set()
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
 
     placement_paths = {f"metadata.annotations['{name}']" for name in (ANN_VISIBLE, ANN_INDEX)}
@@ -129,7 +130,8 @@ def node_pod(pod: AgentPod) -> NodePod:
         hiding={
             each.name: wrong
             for each in containers
-            if (
+            if each.name in asking
+            and (
                 wrong := hiding_mount(
                     each.name, each.volume_mounts, each.volume_devices, each.termination_message_path
                 )

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _PATIENCE_S = 2.0
-_FILES, _NO_FILES = (
-    ":0",
-    ":4",
-)  # cobra's ShellCompDirectiveDefault and NoFileComp; kubectl reads the last line
+# cobra's ShellCompDirectiveDefault and NoFileComp, which kubectl reads from the last line
+_FILES, _NO_FILES = ":0", ":4"
 
 
 @click.command("completion")
@@ -108,7 +106,6 @@ def kubectl_answer(command: click.Command, words: Sequence[str]) -> str:
     *before, incomplete = words or [""]
     completion = ShellComplete(command, {}, "kubectl", "_COMPLETE")
     found = completion.get_completions(list(before), incomplete)
-    lines = [
-        f"{each.value}\t{each.help}" if each.help else each.value for each in found if each.type == "plain"
-    ]
+    plain = [each for each in found if each.type == "plain"]
+    lines = [f"{each.value}\t{each.help}" if each.help else each.value for each in plain]
     return "\n".join([*lines, _FILES if any(each.type == "file" for each in found) else _NO_FILES])

@@ -143,9 +143,7 @@ def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
             else:
                 lost.append(Note(where, each))
     if changes:
-        kept = (
-            "change them where they are kept, too (files, charts, Git): applied again, they ask in both names"
-        )
+        kept = "change them where they are kept, too (files, charts, Git), or they bring back what was there"
         by_hand.insert(0, Note("manifests", kept))
     by_hand += dict.fromkeys(_their_pods(system, cluster, sizes))
     return Plan(changes=tuple(changes), by_hand=tuple(by_hand), lost=tuple(lost))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -60,24 +61,31 @@ class ObservedClient(KubeClient):
                 self.interner.containers(each)
 
     async def list(self, resource: Resource[T], *args: Any, **kwargs: Any) -> Listing[T]:
-        try:
+        with self._noting(resource.plural):
             return await super().list(resource, *args, **kwargs)
-        except KubeError as error:
-            self._note(resource.plural, str(error), forbidden=type(error) is ForbiddenError)
-            raise
+
+    async def current_version(self, resource: Resource[Any], namespace: str = "") -> str:
+        with self._noting(resource.plural):
+            return await super().current_version(resource, namespace)
 
     async def watch(self, resource: Resource[T], *args: Any, **kwargs: Any) -> AsyncGenerator[WatchEvent[T]]:
         """The server sends nothing while nothing changes: a watch that was not refused immediately works."""
         works = asyncio.get_running_loop().call_later(WATCH_HOLDS_S, self._note, resource.plural, "")
         try:
-            async for event in super().watch(resource, *args, **kwargs):
-                self._note(resource.plural, "")
-                yield event
-        except KubeError as error:
-            self._note(resource.plural, str(error), forbidden=type(error) is ForbiddenError)
-            raise
+            with self._noting(resource.plural):
+                async for event in super().watch(resource, *args, **kwargs):
+                    self._note(resource.plural, "")
+                    yield event
         finally:
             works.cancel()
+
+    @contextlib.contextmanager
+    def _noting(self, plural: str) -> Iterator[None]:
+        try:
+            yield
+        except KubeError as error:
+            self._note(plural, str(error), forbidden=type(error) is ForbiddenError)
+            raise
 
     def _note(self, plural: str, problem: str, *, forbidden: bool = False) -> None:
         self.forbidden = self.forbidden | {plural} if forbidden else self.forbidden - {plural}
