@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpuslice.adapters.web.exposition import Family, render
-from gpuslice.apps.extender.preemption.evictor import as_told_in
+from gpuslice.apps.extender.preemption.evictor import named_in
 from gpuslice.core.contract import ANN_INDEX
 from gpuslice.core.model import Pod
 from tests.integration.preemption_rig import PODS, PREEMPTION, Object, Story
@@ -55,9 +55,9 @@ def test_one_pod_leaves_one_card_and_the_important_one_gets_it(story: Story) -> 
 
 def test_nobody_reads_of_pods_of_other_namespaces() -> None:
     ours, theirs, further = (Pod(name, space, name) for name, space in (("a", "x"), ("b", "y"), ("c", "z")))
-    assert as_told_in("x", [ours]) == "x/a"
-    assert as_told_in("x", [theirs]) == "a pod of another namespace"
-    assert as_told_in("x", [ours, theirs, further]) == "x/a, 2 pods of other namespaces"
+    assert named_in("x", [ours]) == "x/a"
+    assert named_in("x", [theirs]) == "a pod of another namespace"
+    assert named_in("x", [ours, theirs, further]) == "x/a, 2 pods of other namespaces"
 
 
 def test_the_freed_card_is_not_for_lesser_pods_but_for_more_important_ones(story: Story) -> None:

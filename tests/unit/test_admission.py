@@ -84,6 +84,8 @@ def test_what_enforces_limits_cannot_be_mounted_over() -> None:
     assert 'volumeDevices[0].devicePath is "/etc/ld.so.preload"' in invalid(
         with_env(volumeDevices=[{"name": "own", "devicePath": "/etc/ld.so.preload"}])
     )
+    for through_a_link in ("/lib/gpuslice/libgpuslice.so", "/var/run/gpuslice/GPU-1"):
+        assert f'mountPath is "{through_a_link}"' in invalid(mounting(through_a_link))
     beside = api_container(name="beside") | {
         "volumeMounts": [{"name": "own", "mountPath": "/etc/ld.so.preload"}]
     }

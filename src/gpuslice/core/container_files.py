@@ -20,7 +20,9 @@ LIBRARY_FOLDER = "/usr/lib/gpuslice"
 LIMITS_FOLDER = "/etc/gpuslice"
 REGION_FOLDER = "/var/lib/gpuslice"
 NEIGHBOURS_FOLDER = "/run/gpuslice"  # one folder for each card
-_ALL = (*PRELOAD_FILES, LIBRARY_FOLDER, LIMITS_FOLDER, REGION_FOLDER, NEIGHBOURS_FOLDER)
+_BY_LINKS = ("/lib/gpuslice", "/var/run/gpuslice")
+"""The same folders in nearly every image of today: /lib is a link to /usr/lib there, /var/run one to /run."""
+_ALL = (*PRELOAD_FILES, LIBRARY_FOLDER, LIMITS_FOLDER, REGION_FOLDER, NEIGHBOURS_FOLDER, *_BY_LINKS)
 
 Mounts = Iterable[Mapping[str, Any]] | None
 
@@ -30,7 +32,7 @@ def hiding_mount(container: str, mounts: Mounts, devices: Mounts, message_path: 
 
     `mounts`, `devices` and `message_path` are ``volumeMounts``, ``volumeDevices`` and
     ``terminationMessagePath`` of the API; at the last kubelet mounts a file that the container can write. A
-    path through a symbolic link of the image is not recognized.
+    path through another symbolic link of the image is not recognized.
     """
     paths = [(f"volumeMounts[{i}].mountPath", each.get("mountPath")) for i, each in enumerate(mounts or ())]
     paths += [

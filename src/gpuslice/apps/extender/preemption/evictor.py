@@ -35,15 +35,15 @@ CONDITION = {
 }
 
 
-def as_told_in(namespace: str, pods: Sequence[Pod]) -> str:
+def named_in(namespace: str, pods: Sequence[Pod]) -> str:
     """The pods, for readers of one namespace: who runs what in others is no business of theirs.
 
     kube-scheduler names no pod to its victims either, nor victims to the pod.
     """
-    told = [each.key for each in pods if each.namespace == namespace]
-    if others := len(pods) - len(told):
-        told.append("a pod of another namespace" if others == 1 else f"{others} pods of other namespaces")
-    return ", ".join(told)
+    named = [each.key for each in pods if each.namespace == namespace]
+    if others := len(pods) - len(named):
+        named.append("a pod of another namespace" if others == 1 else f"{others} pods of other namespaces")
+    return ", ".join(named)
 
 
 class Evictor:
@@ -98,7 +98,7 @@ class Evictor:
         where, leaving = f"card {cards} of {found.node}", [each.pod for each in found.victims]
         message = f"{where} is kept for this pod until those who are leaving it are gone"
         if leaving:
-            message = f"{as_told_in(pod.namespace, leaving)} must leave {where}, which is kept for this pod"
+            message = f"{named_in(pod.namespace, leaving)} must leave {where}, which is kept for this pod"
         self._events.note(pod, "Preempting", message)
         names = ", ".join(each.key for each in leaving)
         _log.info("preempted", extra={"pod": pod.key, "node": found.node, "cards": cards, "victims": names})
@@ -137,7 +137,7 @@ class Evictor:
             return
         self._expect_leading()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        whom = as_told_in(one.namespace, [pod])
+        whom = named_in(one.namespace, [pod])
         message = f"preempting to make room on a card for {whom}, which has a higher priority"
         condition = CONDITION | {"message": message, "lastTransitionTime": now}
         try:
