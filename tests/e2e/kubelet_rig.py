@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,6 +152,19 @@ class Cluster:
             "the agent registers again",
             20,
         )
+
+
+@contextmanager
+def one_node() -> Iterator[Cluster]:
+    """`start` in a folder of its own, which is removed afterwards unless GPUSLICE_E2E_KEEP is set."""
+    folder = Path(tempfile.mkdtemp(prefix="gs-node-"))  # sockets need a short path
+    folder.chmod(0o755)
+    try:
+        with ExitStack() as stack:
+            yield start(folder, stack)
+    finally:
+        if "GPUSLICE_E2E_KEEP" not in os.environ:
+            shutil.rmtree(folder)
 
 
 def start(

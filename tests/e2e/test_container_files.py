@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuslice.core.units import limit_bytes
 from tests.e2e import node
-from tests.e2e.kubelet_rig import CARD_MIB, UNITS, Cluster, container, limits_of, pod, start
+from tests.e2e.kubelet_rig import CARD_MIB, UNITS, Cluster, container, limits_of, one_node, pod
 from tests.e2e.node import until
 
 pytestmark = [
@@ -24,13 +20,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    folder = Path(tempfile.mkdtemp(prefix="gs-node-"))  # sockets need a short path
-    folder.chmod(0o755)
-    try:
-        with ExitStack() as stack:
-            yield start(folder, stack)
-    finally:
-        shutil.rmtree(folder)
+    with one_node() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

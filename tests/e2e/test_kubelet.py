@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,8 +32,8 @@ from tests.e2e.kubelet_rig import (
     cuda_container,
     limits_of,
     lives,
+    one_node,
     pod,
-    start,
     variables,
 )
 from tests.e2e.node import until
@@ -49,14 +46,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    folder = Path(tempfile.mkdtemp(prefix="gs-node-"))  # sockets need a short path
-    folder.chmod(0o755)
-    try:
-        with ExitStack() as stack:
-            yield start(folder, stack)
-    finally:
-        if "GPUSLICE_E2E_KEEP" not in os.environ:
-            shutil.rmtree(folder)
+    with one_node() as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
