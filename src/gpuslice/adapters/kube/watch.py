@@ -157,10 +157,10 @@ class Reflector(Generic[T]):
             listing = await self._client.list(self._resource, page=0, **self._scope)
         found = {_key(item): item for item in listing.items or []}
         self._check_not_older(listing.metadata.resource_version, self._version)
-        for key, item in found.items():
-            _, _, version, uid = _metadata(item)
-            if key in self.objects and (known := _metadata(self.objects[key]))[3] == uid:
-                self._check_not_older(version, known[2])  # restored as if at a later version
+        for key in found.keys() & self.objects.keys():
+            (_, _, version, uid), (_, _, known, known_uid) = map(_metadata, (found[key], self.objects[key]))
+            if uid == known_uid:
+                self._check_not_older(version, known)  # restored as if at a later version
         for key in [key for key in self.objects if key not in found]:
             self._delete(key, self.objects[key])
         for item in found.values():
