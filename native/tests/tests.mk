@@ -52,8 +52,8 @@ $(TEST_BUILD)/libparts.so: $(addprefix src/,$(addsuffix .c,policy/limits policy/
 
 # Shares in virtual time: a card, and all that throttle.c calls; libthrottle.so is loaded once for each process.
 tests: $(TEST_BUILD)/libvirtual.so $(TEST_BUILD)/libthrottle.so
-$(TEST_BUILD)/libvirtual.so: $(addprefix tests/,card_model.c virtual_process.c virtual_driver.c) \
-  $(addprefix src/policy/,share.c fairness.c card_queue.c) tests/card_model.h tests/virtual_process.h $(SLICE_HEADERS)
+$(TEST_BUILD)/libvirtual.so: $(addprefix tests/,card_model.c virtual_process.c virtual_driver.c throttle_driver.c) \
+  $(addprefix src/policy/,share.c fairness.c card_queue.c) tests/card_model.h tests/virtual_process.h tests/throttle_driver.h $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -Wl,-soname,libvirtual.so -o $@ $(filter %.c,$^) -lm -ldl
 
@@ -68,11 +68,11 @@ $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -lpthread
 
-THROTTLED := tests/throttled.c $(addprefix src/policy/,throttle.c alone.c card_queue.c fairness.c share.c neighbours.c) $(STRESSED)
+THROTTLED := tests/throttled.c tests/throttle_driver.c $(addprefix src/policy/,throttle.c alone.c card_queue.c fairness.c share.c neighbours.c) $(STRESSED)
 # Without our warnings: gcc sees less of what is initialized when it adds this sanitizer's calls.
 THREADED := -O1 -g -std=c11 -fsanitize=thread -Iinclude -Isrc
 tests: $(if $(findstring /,$(shell $(CC) -print-file-name=libtsan.so)),$(TEST_BUILD)/throttled)
-$(TEST_BUILD)/throttled: $(THROTTLED) $(SLICE_HEADERS)
+$(TEST_BUILD)/throttled: $(THROTTLED) tests/throttle_driver.h $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(THREADED) -o $@ $(THROTTLED) -lpthread
 

@@ -16,6 +16,7 @@
 
 #include "hooks/launches.h"
 #include "policy/samples.h"
+#include "throttle_driver.h"
 
 #define THREADS 4
 #define PROCESSES 2
@@ -47,20 +48,20 @@ static int launch_on_card(void)
     return CUDA_SUCCESS;
 }
 
-static int current_context(CUcontext *context)
+int driver_current_context(CUcontext *context)
 {
     *context = CONTEXT;
     return CUDA_SUCCESS;
 }
 
-static int create_event(CUevent *event, unsigned int flags)
+int driver_create_event(CUevent *event, unsigned int flags)
 {
     (void)flags;
     *event = calloc(1, sizeof **event);
     return *event ? CUDA_SUCCESS : 2;
 }
 
-static int record_event(CUevent event, CUstream stream)
+int driver_record_event(CUevent event, CUstream stream)
 {
     (void)stream;
     uint64_t free_at = load(&free_ns), now = gs_monotonic_ns();
@@ -68,36 +69,13 @@ static int record_event(CUevent event, CUstream stream)
     return CUDA_SUCCESS;
 }
 
-static int query_event(CUevent event) { return load(&event->at_ns) <= gs_monotonic_ns() ? CUDA_SUCCESS : 600; }
+int driver_query_event(CUevent event) { return load(&event->at_ns) <= gs_monotonic_ns() ? CUDA_SUCCESS : 600; }
 
-static int elapsed_time(float *milliseconds, CUevent from, CUevent to)
+int driver_elapsed_time(float *milliseconds, CUevent from, CUevent to)
 {
     *milliseconds = (float)((double)(load(&to->at_ns) - load(&from->at_ns)) / 1e6);
     return CUDA_SUCCESS;
 }
-
-static int is_capturing(CUstream stream, int *status)
-{
-    (void)stream;
-    *status = 0;
-    return CUDA_SUCCESS;
-}
-
-static int exchange_mode(int *mode)
-{
-    (void)mode;
-    return CUDA_SUCCESS;
-}
-
-void *gs_driver[GS_FUNCTIONS] = {
-    [GS_cuCtxGetCurrent] = (void *)current_context,
-    [GS_cuEventCreate] = (void *)create_event,
-    [GS_cuEventRecord] = (void *)record_event,
-    [GS_cuEventQuery] = (void *)query_event,
-    [GS_cuEventElapsedTime] = (void *)elapsed_time,
-    [GS_cuStreamIsCapturing] = (void *)is_capturing,
-    [GS_cuThreadExchangeStreamCaptureMode] = (void *)exchange_mode,
-};
 
 /* ---- what the library would know of the card ---- */
 
