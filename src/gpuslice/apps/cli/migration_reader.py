@@ -44,21 +44,16 @@ class Reader:
 
     def workloads(self) -> Iterator[tuple[Resource[Object], Object]]:
         """Everything that creates pods, except what other objects created."""
-        kinds = {each.kind for each in WORKLOADS}
         for resource in WORKLOADS:
             for each in self.client.list(resource, self._namespace):
-                owner = controller_of(each)
-                if owner is None or owner["kind"] not in kinds:
+                if not _is_of_workload(controller_of(each)):
                     yield resource, each
 
     def other_pods(self) -> Iterator[tuple[Object, Object | None]]:
         """Pods that none of `workloads` made, each with its controller: of an operator, or none."""
-        kinds = {each.kind for each in WORKLOADS}
         for pod in self.pods:
             owner = controller_of(pod)
-            if self._namespace in ("", pod["metadata"]["namespace"]) and (
-                owner is None or owner["kind"] not in kinds
-            ):
+            if self._namespace in ("", pod["metadata"]["namespace"]) and not _is_of_workload(owner):
                 yield pod, owner
 
     def find(self, resource: Resource[Object], name: str) -> Object | None:
@@ -87,3 +82,7 @@ def controller_of(thing: Object) -> Object | None:
     """The object that created it and keeps it as it is."""
     owners = thing["metadata"].get("ownerReferences") or ()
     return next((each for each in owners if each.get("controller")), None)
+
+
+def _is_of_workload(owner: Object | None) -> bool:
+    return owner is not None and any(owner["kind"] == each.kind for each in WORKLOADS)
