@@ -76,6 +76,17 @@ CASES = (
     Case("compute divided, lent", "share_cases.lent", 120),
     Case("turns beside another build", "share_cases.turns", 200),
     Case("who worked, by NVML's samples", "share_cases.samples", 60),
+    Case("by the card's clock, unlimited", "clock_cases.unlimited", 60),
+    Case("by the card's clock, capped alone", "clock_cases.capped_alone", 60),
+    Case("by the card's clock, capped", "clock_cases.capped", 90),
+    Case("by the card's clock, queued and lent", "clock_cases.lent_queued", 90),
+    Case("by the card's clock, waiting and lent", "clock_cases.lent_waiting", 90),
+    Case("by the card's clock, many streams", "clock_cases.streams", 45),
+    Case("by the card's clock, interactive", "clock_cases.interactive", 75),
+    Case("by the card's clock, strangers", "clock_cases.strangers", 60),
+    Case("by the card's clock, stopped in launches", "clock_cases.stalls", 75),
+    Case("by the card's clock, kernels of a second", "clock_cases.long_kernels", 60),
+    Case("by the card's clock, prices of launches", "clock_cases.prices", 75),
     Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),
     Case("overhead at the driver", "speed_cases.overhead_driver", 90),
     Case("the price of a share", "speed_cases.share_price", 45),
@@ -176,7 +187,7 @@ def accounted(folder: Path, log: Path) -> str:
     return f"{log.read_text(errors='replace')[-4000:]}\n{more}"
 
 
-NEEDED = ("lib/libgpuslice.so", "tests/worker")
+NEEDED = ("lib/libgpuslice.so", "tests/worker", "tests/clocked")
 
 
 def built() -> str:
