@@ -140,8 +140,9 @@ def interactive(stage: Stage) -> Seen:
             waits = sorted(asks.waits_ms)
             p50, p99 = statistics.median(waits), waits[len(waits) * 99 // 100]
             times = f"{p50:.2f} ms | {p99:.2f} ms | {waits[-1]:.2f} ms of {len(waits)}"
+            charged = f"{asks.charged:.1f} for {asks.work:.1f}"
             table.add(
-                f"| {batch.name} | {policy} | {times} | {works.work:.1f} % | {asks.charged:.1f} for {asks.work:.1f} |",
+                f"| {batch.name} | {policy} | {times} | {works.work:.1f} % | {charged} |",
                 [p50, p99, works.work, asks.charged, asks.work],
             )
     return Seen("the time until the result is there, with the kernel's own 2 ms", str(table), table.figures)
