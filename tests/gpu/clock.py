@@ -175,13 +175,13 @@ def beside(clock: Clock, name: str, tenants: Sequence[Tenant]) -> list[Part]:
         for program, tenant in zip(programs, tenants, strict=True):
             program.begin(tenant.work, clock, settle_s + measure_s + 0.1)
         time.sleep(settle_s)
-        before, from_s = _accounts(boxes), time.monotonic()
+        before, from_s = accounts_of(boxes), time.monotonic()
         time.sleep(max(0.0, began + settle_s + measure_s - time.monotonic()))
-        after, to_s = _accounts(boxes), time.monotonic()
+        after, to_s = accounts_of(boxes), time.monotonic()
         found = [program.records() for program in programs]
-    window, passed = _window(found, settle_s), 1e7 * (to_s - from_s)  # in hundredths of ns
+    window, passed = window_of(found, settle_s), 1e7 * (to_s - from_s)  # in hundredths of ns
     return [
-        _part(tenant.work, clock, records, window, ((to[0] - then[0]) / passed, (to[1] - then[1]) / passed))
+        part_of(tenant.work, clock, records, window, ((to[0] - then[0]) / passed, (to[1] - then[1]) / passed))
         for tenant, records, then, to in zip(tenants, found, before, after, strict=True)
     ]
 
@@ -194,13 +194,13 @@ def box_of(stage: Stage, name: str, tenant: Tenant) -> Box | None:
     return stage.box(name, 8192, share, lent=tenant.lent, build=tenant.build, interactive=tenant.interactive)
 
 
-def _accounts(boxes: Sequence[Box | None]) -> list[tuple[int, int]]:
+def accounts_of(boxes: Sequence[Box | None]) -> list[tuple[int, int]]:
     """Charged and busy, in ns, of each."""
     cards = [box.compute_account() if box else None for box in boxes]
     return [(card.charged_ns, card.busy_ns) if card else (0, 0) for card in cards]
 
 
-def _window(found: Sequence[list[Record]], settle_s: float) -> tuple[int, int]:
+def window_of(found: Sequence[list[Record]], settle_s: float) -> tuple[int, int]:
     """From when all have worked for a while until the first ends, by the card; simulated, by the host."""
     if SIMULATED:
         begins, ends = [records[0].asked for records in found], [records[-1].asked for records in found]
@@ -210,7 +210,7 @@ def _window(found: Sequence[list[Record]], settle_s: float) -> tuple[int, int]:
     return max(begins) + int(settle_s * 1e9), min(ends)
 
 
-def _part(
+def part_of(
     work: Work, clock: Clock, records: list[Record], window: tuple[int, int], used: tuple[float, float]
 ) -> Part:
     begin, end = window
@@ -276,17 +276,21 @@ class Table:
         self.lines = [head]
         self.figures: dict[str, Any] = {}
 
-    def add(self, text: str, figures: object) -> None:
+    def add(self, name: str, text: str, figures: object) -> None:
         print(text, flush=True)
         self.lines.append(text)
-        self.figures[text.split(" % |", maxsplit=1)[0]] = figures
+        self.figures[name] = figures
 
     def row(
         self, clock: Clock, name: str, policy: str, tenants: Sequence[Tenant]
     ) -> tuple[list[Part], float]:
         parts = beside(clock, name, tenants)
         text, gap = line(policy, tenants, parts)
-        self.add(text, [[part.work, part.charged, part.busy, part.cut_per_s, part.lost_ms] for part in parts])
+        self.add(
+            " ".join(text.split(" | ")[:3]),
+            text,
+            [[part.work, part.charged, part.busy, part.cut_per_s, part.lost_ms] for part in parts],
+        )
         return parts, gap
 
     def __str__(self) -> str:

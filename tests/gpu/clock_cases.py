@@ -142,6 +142,7 @@ def interactive(stage: Stage) -> Seen:
             times = f"{p50:.2f} ms | {p99:.2f} ms | {waits[-1]:.2f} ms of {len(waits)}"
             charged = f"{asks.charged:.1f} for {asks.work:.1f}"
             table.add(
+                f"{batch.name}, {policy}",
                 f"| {batch.name} | {policy} | {times} | {works.work:.1f} % | {charged} |",
                 [p50, p99, works.work, asks.charged, asks.work],
             )
@@ -180,7 +181,7 @@ def prices(stage: Stage) -> Seen:
     clock = Clock(stage, ())
     table = Table("| | others | ns a launch | added |\n| --- | --- | --- | --- |")
     plain_ns = _price_ns(clock, "bare", None, 0, lent=False, at_work=False)
-    table.add(f"| without the library | 0 | {plain_ns:.0f} | |", plain_ns)
+    table.add("bare", f"| without the library | 0 | {plain_ns:.0f} | |", plain_ns)
     for name, others, at_work in (
         ("no share", 0, False),
         ("fair", 0, False),
@@ -195,7 +196,7 @@ def prices(stage: Stage) -> Seen:
         folder = f"{name.replace(' ', '-')}-{others}-{at_work}"
         took_ns = _price_ns(clock, folder, share, others, lent=name == "fair", at_work=at_work)
         beside_it = f"{others}, {'at work' if at_work else 'at rest'}" if others else "0"
-        table.add(f"| {name} | {beside_it} | {took_ns:.0f} | {took_ns - plain_ns:+.0f} |", took_ns)
+        table.add(folder, f"| {name} | {beside_it} | {took_ns:.0f} | {took_ns - plain_ns:+.0f} |", took_ns)
     return Seen(f"{plain_ns:.0f} ns without the library", str(table), table.figures)
 
 
