@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.gpu.clock import (
+    FEW,
     LONG,
     LONGER,
     MANY_STREAMS,
@@ -38,7 +39,7 @@ from tests.gpu.stage import BUILD, SIMULATED, Seen, Stage, bare_environment
 
 def _table(stage: Stage, policy: str, rows: Sequence[Row]) -> Seen:
     clock, table, gaps = Clock(stage, [work for works, _ in rows for work in works]), Table(), [0.0]
-    for number, (works, shares) in enumerate(rows):
+    for number, (works, shares) in enumerate(rows[:FEW]):
         tenants = [
             Tenant(work, share or None, lent=policy == "fair")
             for work, share in zip(works * (len(shares) // len(works)), shares, strict=True)
@@ -128,7 +129,7 @@ def interactive(stage: Stage) -> Seen:
     clock = Clock(stage, (REQUESTS, QUEUED, LONGER))
     head = "| batch of | policy | p50 | p99 | slowest | batch | charged for |"
     table = Table(f"{head}\n| --- | --- | --- | --- | --- | --- | --- |")
-    for batch in (QUEUED, LONGER):
+    for batch in (QUEUED, LONGER)[: FEW and 1]:
         for policy in ("none", "cap", "fair"):
             shared, lent = policy != "none", policy == "fair"
             asking = Tenant(REQUESTS, 20 if shared else None, lent=lent, interactive=shared)
@@ -166,7 +167,7 @@ def stalls(stage: Stage) -> Seen:
         for kernel, stall in STOPS
     ]
     clock, table, least = Clock(stage, (QUEUED, *works)), Table(), 100.0
-    for work in works:
+    for work in works[:FEW]:
         for policy in ("fair", "cap") if work.stall_us in (0, 5000) else ("fair",):
             tenants = [Tenant(each, 50, lent=policy == "fair") for each in (work, QUEUED)]
             parts, _ = table.row(clock, f"{work.kernel_us}-{work.stall_us}-{policy}", policy, tenants)
@@ -191,7 +192,7 @@ def prices(stage: Stage) -> Seen:
         ("cap", 0, False),
         ("cap", 1, False),
         ("cap", 1, True),
-    ):
+    )[:FEW]:
         share = 0 if name == "no share" else 20
         folder = f"{name.replace(' ', '-')}-{others}-{at_work}"
         took_ns = _price_ns(clock, folder, share, others, lent=name == "fair", at_work=at_work)
