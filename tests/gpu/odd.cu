@@ -93,9 +93,11 @@ __global__ void graph_again(u64 rounds, u64 *counter)
     if (blockIdx.x == 0 && threadIdx.x == 0 && graph_left-- > 0)
         cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch);
 }
-__global__ void graph_starts(cudaGraphExec_t other, int times)
+static const int many = 50; // a graph that runs cannot be launched again
+__device__ cudaGraphExec_t others[many];
+__global__ void graph_starts()
 {
-    for (int i = 0; i < times; i++)
+    for (cudaGraphExec_t other : others)
         cudaGraphLaunch(other, cudaStreamGraphFireAndForget);
 }
 
@@ -166,7 +168,7 @@ static void sleeps(void *) { usleep(1000); }
 
 static void work_once()
 {
-    static cudaGraphExec_t exec, inner;
+    static cudaGraphExec_t exec, inner[many];
     static int left = 499;
     if (is("graph of 1,000 kernels")) {
         exec = exec ? exec : recorded(thousand, 0);
@@ -177,10 +179,12 @@ static void work_once()
         CHECK(cudaMemcpyToSymbol(graph_left, &left, sizeof left));
         CHECK(cudaGraphLaunch(exec, stream));
         CHECK(cudaStreamSynchronize(stream));
-    } else if (is("graph that launches another")) {
+    } else if (is("graph that launches others")) {
         if (!exec) {
-            inner = recorded(one, cudaGraphInstantiateFlagDeviceLaunch);
-            exec = recorded([] { graph_starts<<<1, 1, 0, stream>>>(inner, 50); }, cudaGraphInstantiateFlagDeviceLaunch);
+            for (cudaGraphExec_t &each : inner)
+                each = recorded(one, cudaGraphInstantiateFlagDeviceLaunch);
+            CHECK(cudaMemcpyToSymbol(others, inner, sizeof inner));
+            exec = recorded([] { graph_starts<<<1, 1, 0, stream>>>(); }, cudaGraphInstantiateFlagDeviceLaunch);
         }
         CHECK(cudaGraphLaunch(exec, stream));
         CHECK(cudaStreamSynchronize(stream));

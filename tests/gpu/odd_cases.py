@@ -37,7 +37,7 @@ class Kind:
 KINDS = (
     Kind("graph of 1,000 kernels"),
     Kind("graph that launches itself"),
-    Kind("graph that launches another"),
+    Kind("graph that launches others"),
     Kind("kernels that launch kernels"),
     Kind("kernels that launch their successors"),
     Kind("cooperative launches"),

@@ -86,7 +86,7 @@ CASES = (
     Case("by the card's clock, strangers", "clock_cases.strangers", 60),
     Case("by the card's clock, stopped in launches", "clock_cases.stalls", 75),
     Case("by the card's clock, kernels of a second", "clock_cases.long_kernels", 60),
-    Case("by the card's clock, prices of launches", "clock_cases.prices", 75),
+    Case("by the card's clock, prices of launches", "clock_cases.prices", 100),
     Case("odd programs beside a share", "odd_cases.beside_odd", 270),
     Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),
     Case("overhead at the driver", "speed_cases.overhead_driver", 90),
