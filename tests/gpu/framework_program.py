@@ -211,8 +211,8 @@ if __name__ == "__main__":
     module, play = FRAMEWORKS[" ".join(sys.argv[1:])]
     try:
         __import__(module)
-    except ImportError as error:
-        print(json.dumps({"missing": str(error)}), flush=True)
+    except Exception as error:  # one that does not go with this machine's NumPy says so by any error
+        print(json.dumps({"missing": f"{type(error).__name__}: {error}"}), flush=True)
     else:
         print(json.dumps(play()), flush=True)
         sys.stdin.readline()
