@@ -71,6 +71,9 @@ CASES = (
     Case("PyTorch's graphs", "program_cases.torch_graph", 60),
     Case("PyTorch's processes", "program_cases.torch_processes", 90),
     Case("PyTorch's start and libraries", "program_cases.torch_start", 90),
+    Case("frameworks side by side", "framework_cases.side_by_side", 150),
+    Case("NVIDIA's tools", "framework_cases.tools", 120),
+    Case("under MPS", "framework_cases.under_mps", 60),
     Case("a share of compute", "share_cases.one_share", 90),
     Case("compute divided, capped", "share_cases.capped", 120),
     Case("compute divided, lent", "share_cases.lent", 120),
@@ -88,8 +91,8 @@ CASES = (
     Case("by the card's clock, kernels of a second", "clock_cases.long_kernels", 60),
     Case("by the card's clock, prices of launches", "clock_cases.prices", 100),
     Case("odd programs beside a share", "odd_cases.beside_odd", 270),
-    Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),
-    Case("overhead at the driver", "speed_cases.overhead_driver", 90),
+    Case("overhead under PyTorch", "speed_cases.overhead_torch", 180),
+    Case("overhead at the driver", "speed_cases.overhead_driver", 120),
     Case("the price of a share", "speed_cases.share_price", 45),
     Case("telemetry beside nvidia-smi", "telemetry_cases.conversions", 60),
     Case("hardware counters", "telemetry_cases.counters", 60),
@@ -277,7 +280,9 @@ def arguments_given() -> argparse.Namespace:
     parser.add_argument(
         "--card", default="H200", help="which card to simulate, PROFILE or PROFILE:MIG [H200]"
     )
-    parser.add_argument("--within", type=float, default=480, metavar="SECONDS", help="for all of them [480]")
+    parser.add_argument(
+        "--within", type=float, default=1500, metavar="SECONDS", help="for all of them [1500]"
+    )
     parser.add_argument("--page", type=Path, help="where the page is written")
     parser.add_argument("--play", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
