@@ -227,7 +227,8 @@ def _exporter(made: CardNode) -> Service:
     command += [f"--address=127.0.0.1:{made.exporter_port}", f"--node-name={NODE}"]
     command += [f"--kubeconfig={made.cluster.plane.kubeconfig}", f"--root={places.folder}/gpuslice"]
     command += [f"--pod-resources-kubelet-socket={places.pod_resources}"]
-    command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1" if made.simulated else "--debug"]
+    library = f"{DRIVER}/libnvidia-ml.so.1" if made.simulated else "libnvidia-ml.so.1"
+    command.append(f"--nvml-library={library}")
     return Service("exporter", places.folder, command)
 
 

@@ -196,6 +196,7 @@ def _fill_up(card: CardNode, held: int) -> None:
 def test_two_pods_divide_the_compute_of_a_card(card: CardNode) -> None:
     with ExitStack() as stack:
         stack.enter_context(_labelled(card, {"ack.node.gpu.schedule": "core_mem", "cgpu": None}))
+        card.cluster.offers(len(card.cards) * card.units, len(card.cards))
         tenants: list[Tenant] = []
         for name, percent in (("thirty", 30), ("seventy", 70)):
             tenants.append(stack.enter_context(card.tenant(name, UNITS, percent)))
@@ -228,8 +229,8 @@ def test_labels_switch_the_node_between_its_modes(card: CardNode) -> None:
         saw("a new pod on an exclusive node", card.cluster.failed("new"))
         assert held.ask("memory")["total_mib"] == card.limit_mib(UNITS)
     card.cluster.clear()
-    card.cluster.offers(total, len(card.cards))
     with _labelled(card, {"cgpu.disable.isolation": "true"}):
+        card.cluster.offers(total, len(card.cards))
         with card.tenant("open", UNITS) as tenant:
             saw("nvidia-smi without isolation", tenant.runs("nvidia-smi"))
             told = tenant.runs("env")
@@ -276,6 +277,9 @@ def _labelled(card: CardNode, labels: dict[str, str | None], *, registers: bool 
         yield
     finally:
         relabel({name: before.get(name) for name in labels})
+    if registers:
+        cluster.registered()
+        cluster.offers(len(card.cards) * card.units, len(card.cards))
 
 
 def _cards(card: CardNode, name: str) -> str:
