@@ -31,7 +31,7 @@ sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Pa
 import torch  # noqa: E402
 
 MIB = 1 << 20
-BLOCK_S = 0.08
+BLOCK_S = 0.05
 DEVICE = os.environ.get("GPUSLICE_TORCH_DEVICE", "cuda")
 SIZE = 4096 if DEVICE == "cuda" else 256
 Call = Callable[[], object]
