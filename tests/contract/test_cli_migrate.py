@@ -167,7 +167,7 @@ async def test_from_hami_and_back(cluster: Cluster) -> None:
         "aliyun.com/gpu-core.percentage": "30",
     }
     assert (await cluster.template("train"))["spec"]["schedulerName"] == "default-scheduler"
-    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "8"}  # of 15 units
+    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "7"}  # of 15 units
     assert limits(await cluster.template("nightly", CRON_JOBS))["aliyun.com/gpu-mem"] == "4"
     assert await cluster.template("whole") == before["whole"]
     labels = await cluster.labels("gpu-1")
@@ -391,8 +391,8 @@ async def test_from_kai_and_back(cluster: Cluster) -> None:
     before = await cluster.template("half")
     told = await cluster.migrate("kai", "--apply")
     (change,) = told["changes"]
-    assert change["what"][0] == 'container "main": gpu-fraction 0.5 becomes aliyun.com/gpu-mem 8'
-    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "8"}
+    assert change["what"][0] == 'container "main": gpu-fraction 0.5 becomes aliyun.com/gpu-mem 7'
+    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "7"}
     assert (await cluster.template("half"))["metadata"]["annotations"] == {"kept": "yes"}
     await cluster.migrate("kai", "--undo", "--apply")
     after = await cluster.template("half")

@@ -44,6 +44,17 @@ def test_hamis_amounts_become_ours(limits: Object, ours: Object) -> None:
     assert changed["metadata"].get("labels", {}).get(GPU_COUNT) == ("2" if limits.get("gpu") == 2 else None)
 
 
+@pytest.mark.parametrize("card_units", [15, 23, 79, 80])  # a V100, a 4090, an H100, an A100
+@pytest.mark.parametrize("parts", [(50, 50), (40, 60), (33, 33, 34), (25,) * 4, (10,) * 10, (1, 99)])
+def test_percentages_that_fill_a_card_fit_on_one(card_units: int, parts: tuple[int, ...]) -> None:
+    rules = HamiRules(card_units=card_units)
+    pods = [mutated(hami_pod(gpumem_percentage=str(each)), hami=rules) for each in parts]
+    amounts = [int(asked(pod)[GPU_MEM]) for pod in pods]
+    assert sum(amounts) <= card_units
+    for amount, part in zip(amounts, parts, strict=True):
+        assert amount == max(1, card_units * part // 100)
+
+
 def test_whole_cards_and_a_shut_door_are_left_alone() -> None:
     whole = hami_pod(gpu="2")
     assert mutated(whole, hami=HAMI) == whole

@@ -2,7 +2,8 @@
 
     nvidia.com/gpu N                      N cards (1 when absent), each with the amounts below
     nvidia.com/gpumem M                   MiB of each card, rounded up to whole units
-    nvidia.com/gpumem-percentage P        part of each card; needs the size of the cards as a setting
+    nvidia.com/gpumem-percentage P        part of each card, rounded down, so that parts which add up to a card
+                                          fit on one; needs the size of the cards as a setting
     nvidia.com/gpucores C                 percent of a card's compute, rounded up to steps of 5
     nvidia.com/use-gputype, nouse-gputype parts of model names; needs the models' node labels as a setting
 
@@ -171,7 +172,7 @@ def _units(container: ContainerForm, rules: HamiRules) -> int:
         raise InvalidRequestError(
             limit_field(container, MEMORY_PERCENT), container.limits.get(MEMORY_PERCENT, "absent"), must_be
         )
-    return -(-rules.card_units * percent // 100)
+    return max(1, rules.card_units * percent // 100)
 
 
 def _amount(container: ContainerForm, name: str, default: int, least: int, most: int) -> int:

@@ -1,7 +1,8 @@
 """KAI-Scheduler's way of asking for a part of a card, put into ours: a third front door.
 
     annotation gpu-memory: "M"                  MiB of a card, rounded up to whole units
-    annotation gpu-fraction: "0.5"              part of a card; needs the size of the cards as a setting
+    annotation gpu-fraction: "0.5"              part of a card, rounded down, so that two halves fit on a card of
+                                                79 units; needs the size of the cards as a setting
     annotation gpu-fraction-num-devices: "N"    N cards, each with that amount
     annotation gpu-fraction-container-name: C   the container that gets it, an init container too; without,
                                                 the first app container
@@ -104,8 +105,7 @@ def _units(pod: PodForm, rules: KaiRules) -> int:
     if not rules.card_units:
         must_be = f"given as {MEMORY} in MiB: a fraction needs cards of one size, and none is set"
         raise InvalidRequestError(field, text, must_be)
-    parts = fraction * rules.card_units
-    return -(-parts.numerator // parts.denominator)
+    return max(1, int(fraction * rules.card_units))
 
 
 def _whole(pod: PodForm, name: str, most: int) -> int:
