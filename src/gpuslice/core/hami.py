@@ -2,8 +2,8 @@
 
     nvidia.com/gpu N                      N cards (1 when absent), each with the amounts below
     nvidia.com/gpumem M                   MiB of each card, rounded up to whole units
-    nvidia.com/gpumem-percentage P        part of each card, rounded down, so that parts which add up to a card
-                                          fit on one; needs the size of the cards as a setting
+    nvidia.com/gpumem-percentage P        part of each card, rounded down, so that parts that add up to a
+                                          card fit on one; needs the size of the cards as a setting
     nvidia.com/gpucores C                 percent of a card's compute, rounded up to steps of 5
     nvidia.com/use-gputype, nouse-gputype parts of model names; needs the models' node labels as a setting
 

@@ -1,8 +1,8 @@
 """KAI-Scheduler's way of asking for a part of a card, put into ours: a third front door.
 
     annotation gpu-memory: "M"                  MiB of a card, rounded up to whole units
-    annotation gpu-fraction: "0.5"              part of a card, rounded down, so that two halves fit on a card of
-                                                79 units; needs the size of the cards as a setting
+    annotation gpu-fraction: "0.5"              part of a card, rounded down, so that two halves fit on a
+                                                card of 79 units; needs the cards' size as a setting
     annotation gpu-fraction-num-devices: "N"    N cards, each with that amount
     annotation gpu-fraction-container-name: C   the container that gets it, an init container too; without,
                                                 the first app container
