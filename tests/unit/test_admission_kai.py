@@ -63,6 +63,14 @@ def test_fractions_that_fill_a_card_fit_on_one(card_units: int, fraction: str, p
     assert pods * int(limits(pod)[GPU_MEM]) <= card_units
 
 
+def test_a_pod_of_run_ai_leaves_its_scheduler_too() -> None:
+    pod = kai_pod(gpu_fraction="0.5")
+    pod["spec"]["schedulerName"] = "runai-scheduler"
+    assert translated(pod)["spec"]["schedulerName"] == "default-scheduler"
+    said = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]["warnings"]
+    assert said[0].startswith('spec.schedulerName "runai-scheduler" is replaced')
+
+
 def test_the_container_is_the_one_that_is_named() -> None:
     pod = translated(kai_pod(2, gpu_memory="1024", gpu_fraction_container_name="c1"))
     assert (limits(pod, 0), limits(pod, 1)) == ({}, {GPU_MEM: "1"})

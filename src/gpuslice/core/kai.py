@@ -11,7 +11,8 @@ The annotations are taken off the pod, so that nobody translates it twice, and i
 of KAI's a pod goes without (queues) its author is told: `remarks`. A pod that asks KAI for whole cards
 (``nvidia.com/gpu``) is left alone.
 
-Source of the names and their meaning: KAI-Scheduler's documentation of GPU sharing, v0.17.
+Source of the names and their meaning: KAI-Scheduler's documentation of GPU sharing, v0.17; Run:ai, from which
+KAI comes, has the same names.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from gpuslice.core.units import UNIT_MIB
 MEMORY, FRACTION = "gpu-memory", "gpu-fraction"
 CARDS, CONTAINER = "gpu-fraction-num-devices", "gpu-fraction-container-name"
 ANNOTATIONS = (MEMORY, FRACTION, CARDS, CONTAINER)
-SCHEDULER = "kai-scheduler"
+SCHEDULERS = ("kai-scheduler", "runai-scheduler")
 QUEUES = ("kai.scheduler/queue", "runai/queue")
 MOST_CARDS = 1024
 _FRACTION = re.compile(r"[0-9]{0,3}\.[0-9]{1,9}|[0-9]{1,3}")  # no exponent: 1e999999999 would be worked out
@@ -76,7 +77,7 @@ def translate(pod: PodForm, rules: KaiRules) -> PodForm:
         containers=tuple(asking if each is container else each for each in pod.containers),
         labels={**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels,
         annotations=without(pod.annotations, ANNOTATIONS),
-        scheduler=DEFAULT_SCHEDULER if pod.scheduler == SCHEDULER else pod.scheduler,
+        scheduler=DEFAULT_SCHEDULER if pod.scheduler in SCHEDULERS else pod.scheduler,
     )
 
 
@@ -84,8 +85,8 @@ def remarks(pod: PodForm) -> Iterator[str]:
     """What a pod that asks in KAI's way goes without here."""
     if not asks(pod):
         return
-    if pod.scheduler == SCHEDULER:
-        yield f'spec.schedulerName "{SCHEDULER}" is replaced: it does not know the cards that are shared here'
+    if (name := pod.scheduler) in SCHEDULERS:
+        yield f'spec.schedulerName "{name}" is replaced: it does not know the cards that are shared here'
     for label in QUEUES:
         if label in pod.labels:
             field = f'metadata.labels["{label}"] "{pod.labels[label]}"'
