@@ -36,6 +36,7 @@ def asked(pod: Object) -> Object:
         ({"gpumem": 1024, "gpucores": "31"}, {GPU_MEM: "1", "aliyun.com/gpu-core.percentage": "35"}),
         ({"gpucores": "50"}, {GPU_MEM: "80", "aliyun.com/gpu-core.percentage": "50"}),
         ({"gpumem": 1024, "gpucores": 0}, {GPU_MEM: "1"}),
+        ({"gpu": 2, "gpumem_percentage": 100, "gpucores": 100}, {GPU_MEM: "160"}),
     ],
 )
 def test_hamis_amounts_become_ours(limits: Object, ours: Object) -> None:

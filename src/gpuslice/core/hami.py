@@ -144,8 +144,11 @@ def _container(container: ContainerForm, count: int, rules: HamiRules) -> Contai
     if PRIORITY in container.limits:
         must_be = "left out: the containers of a card have no order among them here"
         raise InvalidRequestError(limit_field(container, PRIORITY), container.limits[PRIORITY], must_be)
-    ours = {GPU_MEM: str(count * _units(container, rules))}
-    if percent := _amount(container, CORES, 0, 0, 100):
+    units = _units(container, rules)
+    ours = {GPU_MEM: str(count * units)}
+    percent = _amount(container, CORES, 0, 0, 100)
+    alone = units == rules.card_units  # nobody else fits on these cards, so all of their compute is its own
+    if percent and not (alone and percent == 100 and count > 1):
         if count > 1:
             must_be = f'left out beside limits["{EXCLUSIVE_GPU}"] {count}: a share of compute is of one card'
             raise InvalidRequestError(limit_field(container, CORES), percent, must_be)
