@@ -198,7 +198,7 @@ def _torch_take() -> object:
 FRAMEWORKS: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
     "JAX": ("jax", with_jax),
     "CuPy": ("cupy", with_cupy),
-    "Numba": ("numba.cuda", with_numba),
+    "Numba": ("numba.cuda.cudaimpl", with_numba),
     "CUDA Python": ("cuda.bindings.driver", with_driver_bindings),
     "torch.compile, Triton": ("torch", with_torch_compile),
     "Transformers, generating": ("transformers", with_transformers),
