@@ -1,0 +1,80 @@
+"""The files that several containers of a node see, kept so that none of them can make the others wait.
+
+Root of a container may lease any file that it can read (``F_SETLEASE`` of fcntl(2)), on a read-only mount,
+too. Whoever opens the file then waits until the lease is given up, by default for 45 s
+(``/proc/sys/fs/lease-break-time``). The kernel gives no lease while others have the file open: none that
+readers would wait for while somebody reads it, none at all while somebody may write it. So the agent keeps
+these files open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from gpuslice.apps.agent.library import LIBRARY
+
+CLAIM_BYTES = 4096
+"""More than what containers tell each other takes."""
+TRIES = 100
+"""Against a program that takes all of it all the time, one in thirty failed where it was tried."""
+EVERY_S = 5.0
+
+
+class SharedFiles:
+    """The library's versions and the claims below the agent's `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._open: dict[Path, int] = {}
+
+    async def run(self) -> None:
+        """Keep open for ever what is there."""
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(EVERY_S)
+        finally:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
+    async def look(self) -> None:
+        """Open what is there and close what is gone. Waits for leases that were taken before we started."""
+        for path, file in list(self._open.items()):
+            if os.fstat(file).st_nlink == 0:
+                os.close(self._open.pop(path))
+        found = [(path, os.O_RDONLY) for path in self._root.glob(f"lib/**/{LIBRARY}")]
+        found += [(path, os.O_WRONLY) for path in self._root.glob("cards/*/*/claim")]
+        for path, way in (each for each in found if each[0] not in self._open):
+            with contextlib.suppress(OSError):  # it has gone; whatever else it is, there is a next round
+                file = await asyncio.to_thread(os.open, path, way | os.O_CLOEXEC | os.O_NOFOLLOW)
+                if path in self._open:  # recreated meanwhile
+                    os.close(file)
+                else:
+                    self._open[path] = file
+
+    def make_claim(self, path: Path) -> None:
+        """An empty claim, whose memory is allocated from the start. Raises OSError.
+
+        A container may have taken all memory of the card's claims for its own, also beyond the end of the
+        file, and do so again and again. It needs longer for that than we for one page.
+        """
+        path.unlink(missing_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if path in self._open:
+            os.close(self._open[path])
+        self._open[path] = file
+        os.fchmod(file, 0o666)  # any user of the container may write it
+        for left in reversed(range(TRIES)):
+            for other in list(self._open):
+                if other.parent.parent == path.parent.parent and other != path:
+                    os.ftruncate(self._open[other], CLAIM_BYTES)
+            try:
+                os.pwrite(file, bytes(CLAIM_BYTES), 0)
+                return
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not left:
+                    raise
