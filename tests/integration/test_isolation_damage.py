@@ -189,7 +189,9 @@ def test_a_file_cut_short_in_the_middle_of_a_call_harms_no_neighbour(tmp_path: P
     reader.close()
 
 
-async def test_a_region_cut_short_is_one_named_problem_of_the_exporter(tmp_path: Path) -> None:
+async def test_a_region_cut_short_is_one_named_problem_of_the_exporter_and_hides_no_limit(
+    tmp_path: Path,
+) -> None:
     limits = [LimitsEntry("GPU-1", 1 << 30)]
     for name in ("whole", "short"):
         folder = tmp_path / "containers" / name
@@ -200,7 +202,8 @@ async def test_a_region_cut_short_is_one_named_problem_of_the_exporter(tmp_path:
         prepare_region(folder / "var/region")
     os.truncate(tmp_path / "containers/short/var/region", 100)
     found = await IsolationReader(tmp_path).read()
-    assert set(found.containers) == {ContainerKey("n", "whole", "main")}
+    for name in ("whole", "short"):
+        assert found.limit(ContainerKey("n", name, "main"), "GPU-1") == limits[0]
     (problem,) = found.problems
     assert "containers/short: a region has" in problem
 

@@ -208,13 +208,13 @@ while os.statvfs(meeting).f_bfree:
     time.sleep(0.01)
 try:
     for number in range(2, 30):
-        ids = [f"GPU-a-_-{number}"]
-        folders.grant(ids, limits_compute=True)
-        assert (meeting / folders.current(ids) / "claim").stat().st_blocks
+        more = [f"GPU-a-_-{number}"]
+        folders.grant(more, limits_compute=True)
+        assert (meeting / folders.current(more) / "claim").stat().st_blocks
 finally:
     taking.kill()
     taking.wait()
-os.system(f"umount {meeting}")  # as when the machine was started anew
+os.system(f"umount --lazy {meeting}")  # as when the machine was started anew
 card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-a")
 folders.start(ids, [CardLimit(card, 4, 4096, 30)], Owner(ids), limited=True)
 assert os.path.ismount(meeting) and claim.read_bytes() == bytes(4096)

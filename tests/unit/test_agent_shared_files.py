@@ -77,7 +77,7 @@ def file_systems_have_leases(tmp_path: Path) -> None:
         pytest.skip(f"the file system of {tmp_path} gives no leases")
 
 
-def test_no_file_that_two_containers_see_can_be_leased(tmp_path: Path) -> None:
+def test_no_file_that_others_open_can_be_leased(tmp_path: Path) -> None:
     """The loader opens the preload file and the library at each program's start, without O_NONBLOCK."""
     folders = folders_in(tmp_path)
     asyncio.run(folders.shared.look())
@@ -88,6 +88,9 @@ def test_no_file_that_two_containers_see_can_be_leased(tmp_path: Path) -> None:
         assert not leased(path, fcntl.F_WRLCK), path
         # against who opens it to write; the library is only read
         assert path.name != "claim" or not leased(path, fcntl.F_RDLCK), path
+    folders.start(FIRST, [], Owner(FIRST), limited=True)
+    limits = tmp_path / "containers" / folders.current(FIRST) / "etc" / "limits"
+    assert not leased(limits, fcntl.F_WRLCK), "the exporter and the watchdog read it"
 
 
 def test_an_agent_that_starts_opens_what_is_there_though_somebody_leased_it(tmp_path: Path) -> None:
@@ -96,9 +99,12 @@ def test_an_agent_that_starts_opens_what_is_there_though_somebody_leased_it(tmp_
         tmp_path / "lib" / folders.library.version / "libgpuslice.so",
         tmp_path / "cards/GPU-a/x/claim",
     )
-    claim.parent.mkdir(parents=True)
-    claim.touch()
+    limits = tmp_path / "containers/x/etc/limits"
+    for each in (claim, limits):
+        each.parent.mkdir(parents=True)
+        each.touch()
     assert leased(library, fcntl.F_WRLCK)
+    assert leased(limits, fcntl.F_WRLCK)
     assert leased(claim, fcntl.F_RDLCK)
 
     async def look(holder: subprocess.Popen[str]) -> None:
@@ -112,6 +118,7 @@ def test_an_agent_that_starts_opens_what_is_there_though_somebody_leased_it(tmp_
     with holding(library, fcntl.F_WRLCK) as holder:
         asyncio.run(look(holder))
     assert not leased(library, fcntl.F_WRLCK)
+    assert not leased(limits, fcntl.F_WRLCK)
     assert not leased(claim, fcntl.F_RDLCK)
 
 
@@ -120,7 +127,7 @@ def test_what_is_gone_is_closed(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     folders.grant(FIRST, limits_compute=True)
     folders.start(FIRST, [], Owner(FIRST), limited=True)
-    assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "its claim and its limits"
     folders.discard(folders.current(FIRST))
     folders.library.sweep([], -1)
     asyncio.run(folders.shared.look())

@@ -18,7 +18,7 @@ number appended (``-2`` …); the highest is the one that Allocate named last::
 A claim of dynamic resource allocation is known when it is prepared: its folder is ``claim-<uid>.<request>``.
 
 Only root can enter ``containers`` and ``cards``: no user of the host reaches what a tenant creates there.
-What more than one container sees is only the library and ``cards`` (`shared_files`).
+Only the library and ``cards`` are seen by more than one container (`shared_files`).
 """
 
 from __future__ import annotations
@@ -234,6 +234,7 @@ class Folders:
             if (self._root / "cards" / limit.uuid).is_dir():  # where a share was ever limited
                 self._make_claim(limit.uuid, name)
         limits_file.write_limits(folder / "etc" / "limits", limits)
+        self.shared.new(folder / "etc" / "limits")
 
     # -- claims of dynamic resource allocation ----------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The files that several containers of a node see, kept so that none of them can make the others wait.
+"""Files that a container sees and others open as well, kept so that it cannot make them wait.
 
 Root of a container may lease any file that it can read (``F_SETLEASE`` of fcntl(2)), on a read-only mount,
 too. Whoever opens the file then waits until the lease is given up, by default for 45 s
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 from pathlib import Path
 
 from gpuslice.apps.agent.library import LIBRARY
@@ -25,7 +26,10 @@ EVERY_S = 5.0
 
 
 class SharedFiles:
-    """The library's versions and the claims below the agent's `root`."""
+    """The library's versions, the claims, and the limits below the agent's `root`.
+
+    Limits are read by the exporter and the watchdog: what is past an unknown limit is not seen.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -33,6 +37,8 @@ class SharedFiles:
 
     async def run(self) -> None:
         """Keep open for ever what is there."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two or three files for each container
         try:
             while True:
                 await self.look()
@@ -44,9 +50,13 @@ class SharedFiles:
     async def look(self) -> None:
         """Open what is there and close what is gone. Waits for leases that were taken before we started."""
         for path, file in list(self._open.items()):
-            if os.fstat(file).st_nlink == 0:
+            same = False
+            with contextlib.suppress(OSError):
+                same = os.path.samestat(os.lstat(path), os.fstat(file))
+            if not same:
                 os.close(self._open.pop(path))
         found = [(path, os.O_RDONLY) for path in self._root.glob(f"lib/**/{LIBRARY}")]
+        found += [(path, os.O_RDONLY) for path in self._root.glob("containers/*/etc/limits")]
         found += [(path, os.O_WRONLY) for path in self._root.glob("cards/*/*/claim")]
         for path, way in (each for each in found if each[0] not in self._open):
             with contextlib.suppress(OSError):  # it has gone; whatever else it is, there is a next round
@@ -56,6 +66,15 @@ class SharedFiles:
                 else:
                     self._open[path] = file
 
+    def new(self, path: Path) -> None:
+        """Keep open a file that no container has seen yet. Raises OSError."""
+        self._keep(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+
+    def _keep(self, path: Path, file: int) -> None:
+        if path in self._open:
+            os.close(self._open[path])
+        self._open[path] = file
+
     def make_claim(self, path: Path) -> None:
         """An empty claim, whose memory is allocated from the start. Raises OSError.
 
@@ -64,9 +83,7 @@ class SharedFiles:
         """
         path.unlink(missing_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        if path in self._open:
-            os.close(self._open[path])
-        self._open[path] = file
+        self._keep(path, file)
         os.fchmod(file, 0o666)  # any user of the container may write it
         for left in reversed(range(TRIES)):
             for other in list(self._open):

@@ -133,7 +133,10 @@ class _Folder:
 
 
 class IsolationReader:
-    """Reads below ``<root>/containers``; unchanged files are not read again."""
+    """Reads below ``<root>/containers``; unchanged files are not read again.
+
+    A container whose region cannot be read keeps its limits, which it could hide from view otherwise.
+    """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.thread_time) -> None:
         self._folder = root / "containers"
@@ -176,6 +179,9 @@ class IsolationReader:
                     found[folder.key] = isolated
             except (OSError, ValueError) as error:
                 problems.append(f"{self._folder / name}: {error}")
+                folder = self._known.get(name)
+                if folder is not None and folder.key is not None:
+                    found[folder.key] = ContainerIsolation(folder.limits, {}, folder.earlier)
             if place % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
         return Isolation(found, tuple(problems))
