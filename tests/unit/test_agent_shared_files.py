@@ -111,6 +111,8 @@ def test_an_agent_that_starts_opens_what_is_there_though_somebody_leased_it(tmp_
         looking = asyncio.create_task(folders.shared.look())
         await asyncio.wait([looking], timeout=0.2)
         assert not looking.done(), "the event loop goes on, and so do starts of containers"
+        assert not leased(limits, fcntl.F_WRLCK), "one that is leased does not delay the others"
+        assert not leased(claim, fcntl.F_RDLCK)
         folders.grant(SECOND, limits_compute=True)
         holder.kill()
         await asyncio.wait_for(looking, HANG_S)

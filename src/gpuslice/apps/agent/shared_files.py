@@ -23,6 +23,7 @@ CLAIM_BYTES = 4096
 TRIES = 100
 """Against a program that takes all of it all the time, one in thirty failed where it was tried."""
 EVERY_S = 5.0
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class SharedFiles:
@@ -55,12 +56,21 @@ class SharedFiles:
                 same = os.path.samestat(os.lstat(path), os.fstat(file))
             if not same:
                 os.close(self._open.pop(path))
-        found = [(path, os.O_RDONLY) for path in self._root.glob(f"lib/**/{LIBRARY}")]
-        found += [(path, os.O_RDONLY) for path in self._root.glob("containers/*/etc/limits")]
-        found += [(path, os.O_WRONLY) for path in self._root.glob("cards/*/*/claim")]
-        for path, way in (each for each in found if each[0] not in self._open):
-            with contextlib.suppress(OSError):  # it has gone; whatever else it is, there is a next round
-                file = await asyncio.to_thread(os.open, path, way | os.O_CLOEXEC | os.O_NOFOLLOW)
+        read, write = _FLAGS | os.O_RDONLY, _FLAGS | os.O_WRONLY
+        found = [(path, read) for path in self._root.glob(f"lib/**/{LIBRARY}")]
+        found += [(path, read) for path in self._root.glob("containers/*/etc/limits")]
+        found += [(path, write) for path in self._root.glob("cards/*/*/claim")]
+        leased = []
+        for path, flags in (each for each in found if each[0] not in self._open):
+            try:
+                self._open[path] = os.open(path, flags | os.O_NONBLOCK)
+            except BlockingIOError:
+                leased.append((path, flags))
+            except OSError:
+                continue  # it has gone; whatever else it is, there is a next round
+        for path, flags in leased:  # who waits for the end of a lease keeps another from being taken
+            with contextlib.suppress(OSError):
+                file = await asyncio.to_thread(os.open, path, flags)
                 if path in self._open:  # recreated meanwhile
                     os.close(file)
                 else:
@@ -68,7 +78,7 @@ class SharedFiles:
 
     def new(self, path: Path) -> None:
         """Keep open a file that no container has seen yet. Raises OSError."""
-        self._keep(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
+        self._keep(path, os.open(path, _FLAGS | os.O_RDONLY))
 
     def _keep(self, path: Path, file: int) -> None:
         if path in self._open:
@@ -82,7 +92,7 @@ class SharedFiles:
         file, and do so again and again. It needs longer for that than we for one page.
         """
         path.unlink(missing_ok=True)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        file = os.open(path, _FLAGS | os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._keep(path, file)
         os.fchmod(file, 0o666)  # any user of the container may write it
         for left in reversed(range(TRIES)):
