@@ -63,6 +63,7 @@ STATIC = Path(f"{HOSTILE}_static")
 PAST = {
     "preload taken out": f"LD_PRELOAD= exec {HOSTILE} plain",
     **({"static": f"exec {STATIC} plain"} if STATIC.exists() else {}),  # not every machine has a static libc
+    "refused to the loader": f"LD_AUDIT={BUILD}/tests/refusing.so exec {HOSTILE} plain",
     "own lookup": f"exec {HOSTILE} lookup",
     "own namespace": f"exec {HOSTILE} namespace",
     "code written over": f"exec {HOSTILE} patch",
