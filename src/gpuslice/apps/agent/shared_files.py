@@ -37,12 +37,16 @@ class SharedFiles:
         self._open: dict[Path, int] = {}
 
     async def run(self) -> None:
-        """Keep open for ever what is there."""
+        """Keep open for ever what is there.
+
+        An agent that stands by does so, too, so that an update leaves no moment in between.
+        """
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two or three files for each container
         try:
             while True:
-                await self.look()
+                with contextlib.suppress(OSError):  # of a failing disk, which the sweeper reports
+                    await self.look()
                 await asyncio.sleep(EVERY_S)
         finally:
             while self._open:
