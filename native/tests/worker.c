@@ -550,7 +550,7 @@ static int start(int ordinal)
 /* Past everything that has a name: a table of the driver's that nobody documents. */
 static const void *const *private_table(void)
 {
-    static const char id[16] = "gpusim: memory 1";
+    static const char id[] = "gpusim: memory 1"; /* of which the driver reads 16 bytes */
     const void *table = NULL;
     int (*ask)(const void **, const void *) = (int (*)(const void **, const void *))by_name("cuGetExportTable");
     return ask && ask(&table, id) == 0 ? (const void *const *)table + 1 : NULL;

@@ -27,6 +27,9 @@ from tests.e2e.node import until
 from tests.gpu import driver
 
 MISSING = node.missing() or node.why_no_cdi()
+CDI_SINCE = 29  # kubelet passes on what a device plugin names, by default
+if not MISSING and control_plane.minor_version("kubelet") < CDI_SINCE:
+    MISSING = f"a device plugin's CDI devices need kubelet 1.{CDI_SINCE}"
 pytestmark = [pytest.mark.e2e, pytest.mark.gpu, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 UNITS = 4  # the vendor's example
