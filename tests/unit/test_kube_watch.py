@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ from gpuslice.adapters.kube.errors import UnavailableError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.watch import (
     ASKED_AGAIN_S,
+    AT_ONCE,
     Change,
     ChangeKind,
     HistoryRewoundError,
@@ -88,6 +90,24 @@ async def test_pages_that_expire_are_replaced_by_one_whole_answer() -> None:
     ).run()
     assert followed.told() == ["added b", "synced"]
     assert "limit" not in followed.transport.requests[2].query
+
+
+async def test_a_long_first_list_lets_others_work_but_a_later_one_is_seen_whole_or_not_at_all() -> None:
+    many = [pod(f"p{number}", "3") for number in range(2 * AT_ONCE)]
+    news = [pod(f"p{number}", "8") for number in range(2 * AT_ONCE)]
+    followed, seen = Followed(page("7", *many), failure(410, "Expired"), page("9", *news)), [0]
+
+    async def look() -> None:
+        while True:
+            seen.append(len(followed.changes))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    await followed.run()
+    looking.cancel()
+    assert AT_ONCE in seen
+    assert followed.told().count("synced") == 2
+    assert not [count for count in seen if len(many) + 1 < count < 2 * (len(many) + 1)]
 
 
 async def test_changes_come_with_what_was_known_before() -> None:
