@@ -147,6 +147,23 @@ async def test_a_restart_of_the_agent_makes_no_card_well_and_keeps_the_operators
         await configmap_says(node, "1,2")
 
 
+async def test_a_recorded_fault_is_the_cards_not_the_slots(tmp_path: Path) -> None:
+    """A machine that comes back without a card, or with another, counts its cards anew."""
+    async with Bench(tmp_path, TWO, settings=SETTINGS).running() as node:
+        node.record(TWO, events=[{"xid": 79, "uuid": uuid(1)}])
+        await configmap_says(node, "1")
+        await node.stop_agent()
+        cards = [
+            {"index": 0, "uuid": uuid(1), "memory_mib": V100},
+            {"index": 1, "uuid": uuid(7), "memory_mib": V100},
+        ]
+        node.recording.write_text(json.dumps({"cards": cards}))
+        await node.start_agent()
+        await configmap_says(node, "0")
+        assert node.agent.cards.reasons() == {0: "recorded before the agent's start"}
+        await eventually(lambda: node.kubelet.healthy() == 15, "the new card is given out")
+
+
 async def test_what_ends_while_no_agent_is_there_is_over(tmp_path: Path) -> None:
     """An exclusion that the operator takes back, a card that answers again: nothing of it is a fault."""
     three = {0: V100, 1: V100, 2: V100}
@@ -157,7 +174,7 @@ async def test_what_ends_while_no_agent_is_there_is_over(tmp_path: Path) -> None
         node.record({0: V100, 2: V100}, lost=[{"position": 1, "reason": "GPU is lost"}])
         await configmap_says(node, "0,1,2")
         node.record({0: V100, 2: V100}, events=[{"xid": 79, "uuid": uuid(2)}])
-        await configmap_says(node, "2", "faults")  # of one that is excluded anyway
+        await configmap_says(node, uuid(2), "faults")  # of one that is excluded anyway
         await node.stop_agent()
         file.unlink()
         node.record(three)
