@@ -110,6 +110,30 @@ async def test_a_long_first_list_lets_others_work_but_a_later_one_is_seen_whole_
     assert not [count for count in seen if len(many) + 1 < count < 2 * (len(many) + 1)]
 
 
+async def test_lists_of_a_few_objects_come_from_the_servers_cache_and_never_go_back() -> None:
+    """Older servers read every pod of the cluster from etcd otherwise, for each node's agent."""
+    followed = await Followed(
+        page("7", pod("a", "3")), [line("ADDED", pod("b", "8"))], failure(410, "Expired"), page("9"), cached=True
+    ).run()
+    first, _, _, again, _ = followed.transport.requests
+    assert first.query == {"resourceVersion": "0"}
+    assert again.query == {"resourceVersion": "8"}
+    assert followed.told() == ["added a", "synced", "added b", "deleted a", "deleted b", "synced"]
+
+
+async def test_a_cache_that_lags_or_is_of_a_restored_backup_is_not_asked_twice() -> None:
+    causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+    lags = failure(504, "Timeout", "Too large resource version: 8, current: 5", causes=causes)
+    expired = [page("8"), failure(410, "Expired"), lags]
+    followed = await Followed(*expired, page("9"), failure(410, "Expired"), page("9"), cached=True).run()
+    lists = [each.query for each in followed.transport.requests if "watch" not in each.query]
+    assert [each.get("resourceVersion", "") for each in lists] == ["0", "8", "", "9"]
+    with pytest.raises(HistoryRewoundError):
+        await Followed(*expired, page("6"), lags, page("6"), cached=True).reflector.run()
+    unavailable = await Followed(failure(504, "Timeout", "busy"), page("9"), cached=True).run()
+    assert [each.query for each in unavailable.transport.requests[:2]] == [{"resourceVersion": "0"}] * 2
+
+
 async def test_changes_come_with_what_was_known_before() -> None:
     followed = await Followed(
         page("7", pod("a", "3")),

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -31,6 +32,8 @@ WORKED_S = 1.0
 """A watch that stayed open for that long has worked, even if nothing came."""
 AT_ONCE = 500
 """Objects of a first list that are handled before other tasks have their turn."""
+TOO_NEW = "ResourceVersionTooLarge"
+"""Why a server's cache cannot answer a list that has to be of this version at least."""
 ASKED_AGAIN_S = 2.0
 """Data that seem older are asked for again after that long: kine, which k3s can use instead of etcd, learns
 only once a second what its other servers wrote."""
@@ -80,6 +83,8 @@ class Reflector(Generic[T]):
     `handle` is called on the event loop and must return soon: what takes time goes to a queue of its own. An
     exception from it ends `run`, and so does `HistoryRewoundError`. `objects` is the collection as reported
     so far, by (namespace, name): what `each` made of them as they came, which must still have their metadata.
+    `cached`, for a selection of few objects: lists come from the server's cache, as kubelet's do. For any other
+    list of one node's pods, Kubernetes before 1.34, or with an etcd before 3.5.13, reads the whole cluster's.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class Reflector(Generic[T]):
         handle: Callable[[Change[T]], None],
         *,
         each: Callable[[Any], T] = lambda item: item,
+        cached: bool = False,
         namespace: str = "",
         labels: str = "",
         fields: str = "",
@@ -103,6 +109,7 @@ class Reflector(Generic[T]):
         self._resource = resource
         self._handle = handle
         self._each = each
+        self._cached = cached
         self._namespace = namespace
         self._scope = {"namespace": namespace, "labels": labels, "fields": fields}
         self._pace = pace
@@ -155,12 +162,16 @@ class Reflector(Generic[T]):
     # -- list -----------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
+        ask = partial(self._client.list_as, self._resource, self._each, **self._scope)
+        version = (self._version or "0") if self._cached else ""
         try:
-            listing: Any = await self._client.list_as(
-                self._resource, self._each, page=self._pace.page, **self._scope
-            )
+            listing: Any = await ask(page=self._pace.page, version=version)
         except GoneError:  # a slow reader in a busy cluster: pages expire, one whole answer cannot
-            listing = await self._client.list_as(self._resource, self._each, page=0, **self._scope)
+            listing = await ask(page=0)
+        except UnavailableError as error:
+            if not error.status.has_cause(TOO_NEW):
+                raise
+            listing = await ask(page=self._pace.page)  # its cache lags, or a backup was restored
         found = {_key(item): item for item in listing.items or []}
         self._check_not_older(listing.metadata.resource_version, self._version)
         for key in found.keys() & self.objects.keys():
