@@ -14,8 +14,8 @@ from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.agent.settings import SwitchSettings
 from gpuslice.apps.agent.switch import Switch
-from gpuslice.apps.exporter.node_pods import NodePods, follow_api
 from gpuslice.apps.exporter.collectors import CollectorHealth
+from gpuslice.apps.exporter.node_pods import NodePods, follow_api
 from tests.integration.agent_bench import NODE, Bench, eventually
 
 

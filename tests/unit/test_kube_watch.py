@@ -113,7 +113,11 @@ async def test_a_long_first_list_lets_others_work_but_a_later_one_is_seen_whole_
 async def test_lists_of_a_few_objects_come_from_the_servers_cache_and_never_go_back() -> None:
     """Older servers read every pod of the cluster from etcd otherwise, for each node's agent."""
     followed = await Followed(
-        page("7", pod("a", "3")), [line("ADDED", pod("b", "8"))], failure(410, "Expired"), page("9"), cached=True
+        page("7", pod("a", "3")),
+        [line("ADDED", pod("b", "8"))],
+        failure(410, "Expired"),
+        page("9"),
+        cached=True,
     ).run()
     first, _, _, again, _ = followed.transport.requests
     assert first.query == {"resourceVersion": "0"}

@@ -83,8 +83,8 @@ class Reflector(Generic[T]):
     `handle` is called on the event loop and must return soon: what takes time goes to a queue of its own. An
     exception from it ends `run`, and so does `HistoryRewoundError`. `objects` is the collection as reported
     so far, by (namespace, name): what `each` made of them as they came, which must still have their metadata.
-    `cached`, for a selection of few objects: lists come from the server's cache, as kubelet's do. For any other
-    list of one node's pods, Kubernetes before 1.34, or with an etcd before 3.5.13, reads the whole cluster's.
+    `cached`, for a selection of few objects: lists come from the server's cache, as kubelet's do. For any
+    other list of one node's pods, Kubernetes before 1.34 or with an older etcd reads the whole cluster's.
     """
 
     def __init__(
