@@ -26,6 +26,10 @@ class Recorded(HttpTransport):
         super().__init__(Connection(server=url), timeout_s=5)
         self.lists: list[str] = []
 
+    async def __aenter__(self) -> Recorded:
+        await super().__aenter__()
+        return self
+
     async def request(self, request: ApiRequest) -> ApiResponse:
         if "spec.nodeName=" in request.query.get("fieldSelector", ""):
             self.lists.append(request.query.get("resourceVersion", ""))

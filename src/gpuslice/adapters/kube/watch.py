@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import GoneError, KubeError, UnavailableError
@@ -162,7 +162,7 @@ class Reflector(Generic[T]):
     # -- list -----------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
-        ask = partial(self._client.list_as, self._resource, self._each, **self._scope)
+        ask: Any = partial(self._client.list_as, self._resource, self._each, **cast(Any, self._scope))
         version = (self._version or "0") if self._cached else ""
         try:
             listing: Any = await ask(page=self._pace.page, version=version)
