@@ -104,7 +104,7 @@ def unhealthy_data(
 ) -> dict[str, str]:
     """The ConfigMap's data for these cards and reasons, preserving what an operator wrote.
 
-    The `faulty` ones are recorded by uuid: a machine that comes back without a card counts the others anew.
+    The `faulty` ones are recorded by uuid: a machine that comes back without a card renumbers the others.
     """
     present = present or {}
     operators = _indices(present.get("gpus", "")) - _indices(present.get(OWN_KEY, ""))
