@@ -3,7 +3,7 @@
  *
  *     calibrate                                                   ok ROUNDS, how often a kernel's loop runs in a millisecond
  *     work SECONDS ROUNDS KERNEL_US STREAMS ONE_BY_ONE PAUSE_US STALL_US EVERY_US FILE     ok LAUNCHES
- *     price                                                       ok PICOSECONDS a launch
+ *     price TIMES                                                 ok PICOSECONDS a launch, the best of so many times 64
  *
  * `work` launches kernels of ROUNDS, round robin on STREAMS; waits for each if ONE_BY_ONE and then computes for PAUSE_US,
  * or until EVERY_US have passed; and stops for STALL_US within each launch, where the driver reads the parameters. FILE
@@ -212,12 +212,12 @@ static void write_noted(const char *name, uint32_t count)
     check("fclose", fclose(file));
 }
 
-/* The best of 2,000 times 64 launches, into an empty queue. */
-static uint64_t price(void)
+/* Into an empty queue. */
+static uint64_t price(int times)
 {
     enum { LAUNCHES = 64 };
     uint64_t least = UINT64_MAX;
-    for (int i = 0; i < 2000; i++) {
+    for (int i = 0; i < times; i++) {
         uint64_t began = now_ns();
         for (int j = 0; j < LAUNCHES; j++)
             launch_kernel(nothing, 1, 1, 1, 32, 1, 1, 0, streams[0], NULL, NULL);
@@ -231,10 +231,11 @@ static uint64_t price(void)
 static void obey(const char *line)
 {
     struct plan plan;
+    int times;
     if (strcmp(line, "calibrate\n") == 0)
         calibrate();
-    else if (strcmp(line, "price\n") == 0)
-        printf("ok %llu\n", (unsigned long long)price());
+    else if (sscanf(line, "price %d", &times) == 1)
+        printf("ok %llu\n", (unsigned long long)price(times));
     else if (sscanf(line, "work %lf %llu %lf %u %u %u %u %u %511s", &plan.seconds, &plan.rounds, &plan.kernel_us, &plan.streams,
                     &plan.one_by_one, &plan.pause_us, &plan.stall_us, &plan.every_us, plan.file) == 9) {
         stall_us = plan.stall_us;

@@ -153,12 +153,15 @@ class Tenant:
 
     def runs(self, *command: str) -> str:
         """What a command prints that is run in its container, as by kubectl exec."""
-        (status,) = self.node.cluster.running(self.name)["status"]["containerStatuses"]
-        identity = status["containerID"].removeprefix("containerd://")
-        place = self.node.cluster.places
-        done = node.ctr(place, "tasks", "exec", f"--exec-id={os.urandom(4).hex()}", identity, *command)
+        done = self.ran(*command)
         assert done.returncode == 0, f"{command}: {done.stdout} {done.stderr}"
         return done.stdout
+
+    def ran(self, *command: str) -> subprocess.CompletedProcess[str]:
+        (status,) = self.node.cluster.running(self.name)["status"]["containerStatuses"]
+        identity = status["containerID"].removeprefix("containerd://")
+        places, name = self.node.cluster.places, os.urandom(4).hex()
+        return node.ctr(places, "tasks", "exec", f"--exec-id={name}", identity, *command)
 
     def close(self) -> None:
         if self._pipe >= 0:
@@ -180,7 +183,7 @@ def card_node() -> Iterator[CardNode]:
     (folder / "orders").mkdir()
     driver.make_findable()
     cards = _own_cards()
-    flags = [f"--cdi-kind={KIND}", f"--unhealthy-file={folder}/unhealthyDevices.json"]
+    flags = ["--watchdog=stop", f"--cdi-kind={KIND}", f"--unhealthy-file={folder}/unhealthyDevices.json"]
     flags += ["--nvml-library=libnvidia-ml.so.1"] if cards else []
     settings = POD_CGROUPS if "GPUSLICE_E2E_POD_CGROUPS" in os.environ else None
     try:
@@ -227,7 +230,8 @@ def _exporter(made: CardNode) -> Service:
     command += [f"--address=127.0.0.1:{made.exporter_port}", f"--node-name={NODE}"]
     command += [f"--kubeconfig={made.cluster.plane.kubeconfig}", f"--root={places.folder}/gpuslice"]
     command += [f"--pod-resources-kubelet-socket={places.pod_resources}"]
-    command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1" if made.simulated else "--debug"]
+    library = f"{DRIVER}/libnvidia-ml.so.1" if made.simulated else "libnvidia-ml.so.1"
+    command.append(f"--nvml-library={library}")
     return Service("exporter", places.folder, command)
 
 

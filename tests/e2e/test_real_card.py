@@ -27,6 +27,9 @@ from tests.e2e.node import until
 from tests.gpu import driver
 
 MISSING = node.missing() or node.why_no_cdi()
+CDI_SINCE = 29  # kubelet passes on what a device plugin names, by default
+if not MISSING and control_plane.minor_version("kubelet") < CDI_SINCE:
+    MISSING = f"a device plugin's CDI devices need kubelet 1.{CDI_SINCE}"
 pytestmark = [pytest.mark.e2e, pytest.mark.gpu, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 
 UNITS = 4  # the vendor's example
@@ -68,8 +71,18 @@ def test_two_pods_share_a_card_and_neither_gets_more_than_its_part(card: CardNod
     with card.tenant("first", UNITS) as first, card.tenant("second", UNITS) as second:
         assert _cards(card, "first") == _cards(card, "second")
         first.ask("hold 512")
-        saw("nvidia-smi in the first pod", table := first.runs("nvidia-smi"))
-        assert f"/ {limit}MiB" in re.sub(" +", " ", table)
+
+        def consistent() -> bool:
+            """The driver's own figure of the process, below, is in the container's figure, above."""
+            (used, total), *_ = re.findall(r"(\d+)MiB / +(\d+)MiB", first.runs("nvidia-smi"))
+            listed = re.findall(r"(\d+)MiB \|$", first.runs("nvidia-smi"), re.MULTILINE)
+            assert int(total) == limit
+            return abs(int(used) - sum(map(int, listed or [used]))) <= 16
+
+        saw("nvidia-smi in the first pod", first.runs("nvidia-smi"))
+        time.sleep(1.2)
+        first.ask("hold 32")  # code that the driver loaded is counted by the next allocation after a second
+        until(consistent, f"the table's two figures agree: {first.runs('nvidia-smi')}", 20)
         told = second.ask("memory")
         saw("memory of the second pod", json.dumps(told, indent=1))
         assert told["total_mib"] == limit
@@ -89,11 +102,12 @@ def test_people_and_prometheus_see_who_holds_what(card: CardNode) -> None:
         small.ask("hold 1024")
         for each in (large, small):
             each.ask(f"warm {card.work}")
-            each.say(f"busy {card.work} 12")
+            each.say(f"busy {card.work} 15")
         used, limits = "gpuslice_container_memory_used_bytes", "gpuslice_container_memory_limit_bytes"
         until(lambda: card.metrics(used).get("small", 0) >= 1024 << 20, f"used: {card.metrics(used)}")
         until(lambda: card.metrics(used).get("large", 0) >= 2048 << 20, f"used: {card.metrics(used)}")
-        assert card.metrics(limits) == dict.fromkeys(("large", "small"), float(card.limit_mib(UNITS) << 20))
+        expected = dict.fromkeys(("large", "small"), float(card.limit_mib(UNITS) << 20))
+        until(lambda: card.metrics(limits) == expected, f"limits: {card.metrics(limits)}", 20)
         names = ["memory_used_bytes", "memory_limit_bytes", "memory_peak_bytes", "sm_utilization_ratio"]
         names += ["memory_refused_total", "sm_seconds_total", "processes"]
         time.sleep(3)  # a few samples
@@ -101,8 +115,8 @@ def test_people_and_prometheus_see_who_holds_what(card: CardNode) -> None:
         saw("metrics", json.dumps(figures, indent=1))
         assert 2048 << 20 < figures["memory_used_bytes"]["large"] < 3600 << 20
         assert 1024 << 20 < figures["memory_used_bytes"]["small"] < 2600 << 20
+        assert all(figures["sm_utilization_ratio"].get(each, 0) > 0.1 for each in ("large", "small"))
         if not card.simulated:
-            assert all(figures["sm_utilization_ratio"].get(each, 0) > 0.1 for each in ("large", "small"))
             processes = driver.Nvml().processes(card.cards[0].uuid)
             saw("bytes of processes by NVML", str(processes))
             ours = sorted(figures["memory_used_bytes"].values())
@@ -193,9 +207,50 @@ def _fill_up(card: CardNode, held: int) -> None:
     until(gone, "they are gone")
 
 
-def test_two_pods_divide_the_compute_of_a_card(card: CardNode) -> None:
+ESCAPE = """\
+import os, pathlib, sys
+loader = pathlib.Path("/lib64/ld-linux-x86-64.so.2").read_bytes()
+own = pathlib.Path("/tmp/loader")
+own.write_bytes(loader.replace(b"/etc/ld.so.preload", b"/etc/ld.so.nothing"))
+own.chmod(0o755)
+orders = pathlib.Path("/tmp/orders")
+orders.write_text(sys.argv[1])
+os.dup2(os.open(orders, os.O_RDONLY), 0)
+os.execv(own, [str(own), *sys.argv[2:]])
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="it names the loader of x86-64")
+def test_the_watchdog_stops_a_program_that_escaped_the_library_and_nothing_else(card: CardNode) -> None:
+    """By a loader of its own, which does not read /etc/ld.so.preload."""
+    orders = f"hold {card.limit_mib(UNITS) + 2048}\nwarm {card.work}\nbusy {card.work} 60\n"
+    with card.tenant("host", UNITS) as host, card.tenant("neighbour", UNITS) as neighbour:
+        host.ask("hold 512")
+        neighbour.ask("hold 1024")
+        began = time.monotonic()
+        python, program = card.program
+        done = host.ran(python, "-c", ESCAPE, orders, python, program)
+        took_s = time.monotonic() - began
+        saw(
+            "the escaped program",
+            f"{done.stdout}ended with {done.returncode} after {took_s:.1f} s\n{done.stderr}",
+        )
+        assert str(card.limit_mib(UNITS) + 2048) in done.stdout.splitlines(), "it got past the limit"
+        assert done.returncode in {143, 137}
+        events = card.cluster.api.get("namespaces/default/events")["items"]
+        (told,) = [each for each in events if each["reason"] == "GPUMemoryPastLimit"]
+        saw("its event", told["message"])
+        assert told["involvedObject"]["name"] == "host"
+        for each in (host, neighbour):
+            assert each.ask("memory")["went_on"]
+
+
+@pytest.mark.parametrize("policy", ["cap", "fair"])
+def test_two_pods_divide_the_compute_of_a_card(card: CardNode, policy: str) -> None:
+    labels = {"ack.node.gpu.schedule": "core_mem", "cgpu": None, "gpuslice.io/compute-policy": policy}
     with ExitStack() as stack:
-        stack.enter_context(_labelled(card, {"ack.node.gpu.schedule": "core_mem", "cgpu": None}))
+        stack.enter_context(_labelled(card, labels))
+        card.cluster.offers(len(card.cards) * card.units, len(card.cards))
         tenants: list[Tenant] = []
         for name, percent in (("thirty", 30), ("seventy", 70)):
             tenants.append(stack.enter_context(card.tenant(name, UNITS, percent)))
@@ -207,16 +262,20 @@ def test_two_pods_divide_the_compute_of_a_card(card: CardNode) -> None:
         names = ("sm_utilization_ratio", "compute_share_ratio", "throttled_seconds_total")
         figures = {name: card.metrics(f"gpuslice_container_{name}") for name in names}
         page = f"http://127.0.0.1:{card.exporter_port}/metrics"
-        saw("gpuslice top --once, 30 and 70", card.says(*GPUSLICE, "top", "--once", f"--exporter={page}"))
+        saw(
+            f"gpuslice top --once, 30 and 70, {policy}",
+            card.says(*GPUSLICE, "top", "--once", f"--exporter={page}"),
+        )
         rates = [each.hear() for each in tenants]
         alone = [each.ask(f"busy {card.work} 3") for each in tenants]
         saw(
-            "shares",
+            f"shares, {policy}",
             f"metrics: {json.dumps(figures, indent=1)}\ncalls a second together: {rates}, alone: {alone}",
         )
-        assert figures["compute_share_ratio"] == {"thirty": 0.3, "seventy": 0.7}
+        assert figures["compute_share_ratio"].items() >= {"thirty": 0.3, "seventy": 0.7}.items()
         width = 0.1 if card.simulated else 0.05
         assert abs(rates[0] / sum(rates) - 0.3) < width
+        assert (alone[0] > 1.5 * rates[0]) == (policy == "fair"), "an idle neighbour lends its share, or not"
         card.cluster.clear()
 
 
@@ -228,8 +287,8 @@ def test_labels_switch_the_node_between_its_modes(card: CardNode) -> None:
         saw("a new pod on an exclusive node", card.cluster.failed("new"))
         assert held.ask("memory")["total_mib"] == card.limit_mib(UNITS)
     card.cluster.clear()
-    card.cluster.offers(total, len(card.cards))
     with _labelled(card, {"cgpu.disable.isolation": "true"}):
+        card.cluster.offers(total, len(card.cards))
         with card.tenant("open", UNITS) as tenant:
             saw("nvidia-smi without isolation", tenant.runs("nvidia-smi"))
             told = tenant.runs("env")
@@ -276,6 +335,9 @@ def _labelled(card: CardNode, labels: dict[str, str | None], *, registers: bool 
         yield
     finally:
         relabel({name: before.get(name) for name in labels})
+    if registers:
+        cluster.registered()
+        cluster.offers(len(card.cards) * card.units, len(card.cards))
 
 
 def _cards(card: CardNode, name: str) -> str:

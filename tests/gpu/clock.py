@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from tests.gpu.stage import BUILD, SIMULATED, Box, Process, Stage, bare_environment
 
-SETTLE_S, MEASURE_S = (0.3, 0.4) if SIMULATED else (0.8, 1.5)
+SETTLE_S, MEASURE_S = (0.15, 0.25) if SIMULATED else (0.8, 1.5)
 POINTS = 3.0
 """Virtual time promises two from what is due (tests/shares/test_share_turns.py); the time is short."""
 FEW = 2 if SIMULATED else None

@@ -153,8 +153,9 @@ def test_mounts_name_the_hosts_own_path(tmp_path: Path) -> None:
     name = folders.prepare(["GPU-a-_-0"])
     assert (tmp_path / "containers" / name / "etc").is_dir()
     assert {mount.container_path: mount.host_path for mount in folders.mounts(name)} == {
-        "/etc/ld.so.preload": "/opt/gpuslice/ld.so.preload",
-        "/etc/ld-nix.so.preload": "/opt/gpuslice/ld.so.preload",  # all that Nix's glibc reads
+        "/etc/ld.so.preload": f"/opt/gpuslice/containers/{name}/ld.so.preload",
+        # all that Nix's glibc reads
+        "/etc/ld-nix.so.preload": f"/opt/gpuslice/containers/{name}/ld.so.preload",
         "/usr/lib/gpuslice": "/opt/gpuslice/lib",
         "/etc/gpuslice": f"/opt/gpuslice/containers/{name}/etc",
         "/var/lib/gpuslice": f"/opt/gpuslice/containers/{name}/var",
@@ -173,6 +174,10 @@ HIDING = [
     "/etc/gpuslice/limits",
     "/usr/lib/gpuslice",
     "/run/gpuslice/GPU-a/own/claim",
+    "/proc/self/root/etc/ld.so.preload",
+    "/proc//1/cwd",
+    "/proc/net/../root/usr/lib/gpuslice",
+    "/var/lock/../gpuslice",
 ]
 
 
@@ -181,7 +186,11 @@ def test_a_mount_at_or_below_one_of_ours_hides_it(path: str) -> None:
     assert f'mountPath is "{path}", must be' in hiding_mount("main", [{"mountPath": path}], None, None)
 
 
-@pytest.mark.parametrize("path", ["/", "/etc", "/usr/lib", "/etc/gpuslice-2", "/data/etc/ld.so.preload", ""])
+ELSEWHERE = ["/", "/etc", "/usr/lib", "/etc/gpuslice-2", "/data/etc/ld.so.preload", ""]
+ELSEWHERE += ["/proc/cpuinfo", "/proc/sys/crypto/fips_enabled", "/data/..more/x"]  # some tools mount these
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
 def test_a_mount_above_ours_or_elsewhere_hides_nothing(path: str) -> None:
     """Runtimes mount what is deeper later."""
     assert not hiding_mount("main", [{"mountPath": path}], None, "/dev/termination-log")

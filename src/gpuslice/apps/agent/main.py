@@ -167,6 +167,7 @@ class Agent:
         tasks = {
             **self.upkeep(),
             "sweeper": self.sweep(),
+            "shared files": self.folders.shared.run(),
             "refused memory": _after(self.refused_memory.run, active),
             "device plugin": serve_kubelet(),
             # of plugin and claims, one waits until nobody holds a part of a card by the other
