@@ -162,10 +162,18 @@ def expect_object(response: ApiResponse, request: ApiRequest) -> None:
 
 
 def list_page(
-    resource: Resource[Any], namespace: str, labels: str, fields: str, *, limit: int, token: str
+    resource: Resource[Any],
+    namespace: str,
+    labels: str,
+    fields: str,
+    *,
+    limit: int,
+    token: str,
+    version: str = "",
 ) -> ApiRequest:
     """One page of a list; `limit` 0 asks for all at once."""
     query = {
+        "resourceVersion": version,
         "labelSelector": labels,
         "fieldSelector": fields,
         "limit": str(limit) if limit else "",
