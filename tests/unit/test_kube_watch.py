@@ -224,6 +224,17 @@ async def test_an_event_told_twice_is_passed_on_once() -> None:
     assert followed.told() == ["synced", "added a"]
 
 
+async def test_what_a_later_list_shows_unchanged_is_kept_as_it_was_handled() -> None:
+    """A process that holds a whole cluster makes objects smaller where it handles them."""
+    here = [pod("a", "3"), pod("b", "4")]
+    followed = Followed(page("7", *here), failure(410, "Expired"), page("9", here[0], pod("b", "8")))
+    await followed.run()
+    assert followed.told() == ["added a", "added b", "synced", "modified b", "synced"]
+    kept = followed.reflector.objects
+    assert kept["default", "a"] is followed.last(0)
+    assert kept["default", "b"] is followed.last(3)
+
+
 async def test_waits_grow_to_a_limit_and_start_anew_after_success() -> None:
     down = UnavailableError("down")
     followed = await Followed(

@@ -235,10 +235,12 @@ class Reflector(Generic[T]):
         if old is not None and old_uid != uid:
             self._delete(key, old)  # deleted and recreated while nobody watched
             old = None
+        if old is not None and old_version == version:
+            return  # `old` stays: whoever handled it may have made it smaller
         self.objects[key] = item
         if old is None:
             self._handle(Change(ChangeKind.ADDED, item))
-        elif old_version != version:
+        else:
             self._handle(Change(ChangeKind.MODIFIED, item, old))
 
     def _delete(self, key: tuple[str, str], item: T) -> None:

@@ -91,8 +91,9 @@ class World:
         """Read the pods from the API server now instead of waiting for the watch: after a takeover."""
         listing = await self._client.list_as(SLIM_PODS, pod_news)
         for number, news in enumerate(listing.items or (), start=1):
-            self.ledger.apply_pod(news.view)
-            self._groups.pod_changed(news.view, news.owner, succeeded=news.succeeded)
+            if news.view.uid not in self.ledger.gone:  # else the watch has said so since the list was made
+                self.ledger.apply_pod(news.view)
+                self._groups.pod_changed(news.view, news.owner, succeeded=news.succeeded)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # nothing is decided yet, but the lease has to be renewed
 
