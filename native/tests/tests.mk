@@ -2,7 +2,7 @@
 TEST_BUILD := $(BUILD)/tests
 TEST_CFLAGS := $(CFLAGS) -Iinclude -Isrc -Wno-pedantic
 
-tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so region_layout hostile comings conditions)
+tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so refusing.so region_layout hostile comings conditions clocked)
 
 $(TEST_BUILD)/worker: tests/worker.c src/driver/hooks.def src/driver/driver_abi.h
 	@mkdir -p $(@D)
@@ -18,7 +18,7 @@ $(TEST_BUILD)/%.so: tests/%.c src/driver/hooks.def $(BUILD)/sim/libcuda.so.1
 
 # Old-style declarations: a program that has no header of the driver's.
 HOSTILE_CFLAGS := $(TEST_CFLAGS) -D_GNU_SOURCE -Wno-strict-prototypes -Wno-unknown-warning-option
-$(TEST_BUILD)/hostile $(TEST_BUILD)/comings: $(TEST_BUILD)/%: tests/%.c
+$(addprefix $(TEST_BUILD)/,hostile comings clocked): $(TEST_BUILD)/%: tests/%.c
 	@mkdir -p $(@D)
 	@$(CC) $(HOSTILE_CFLAGS) $(LDFLAGS) -o $@ $< -ldl -lpthread
 

@@ -550,7 +550,7 @@ static int start(int ordinal)
 /* Past everything that has a name: a table of the driver's that nobody documents. */
 static const void *const *private_table(void)
 {
-    static const char id[16] = "gpusim: memory 1";
+    static const char id[] = "gpusim: memory 1"; /* of which the driver reads 16 bytes */
     const void *table = NULL;
     int (*ask)(const void **, const void *) = (int (*)(const void **, const void *))by_name("cuGetExportTable");
     return ask && ask(&table, id) == 0 ? (const void *const *)table + 1 : NULL;
@@ -723,6 +723,16 @@ static CUstream next_stream(void)
     return *stream;
 }
 
+#define HALF_BYTES ((size_t)256 << 20)
+/* 256 MiB to fill, and as much behind it to copy there. */
+static CUdeviceptr halves(void)
+{
+    static CUdeviceptr both;
+    if (!both)
+        CALL(cuMemAlloc_v2, &both, 2 * HALF_BYTES);
+    return both;
+}
+
 static int launch_once(const char *how, CUfunction work, CUgraphExec graph)
 {
     CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32, .blockDimY = 1, .blockDimZ = 1};
@@ -732,6 +742,14 @@ static int launch_once(const char *how, CUfunction work, CUgraphExec graph)
         return CALL(cuLaunchCooperativeKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL);
     if (is(how, "ex"))
         return CALL(cuLaunchKernelEx, &config, work, NULL, NULL);
+    if (is(how, "fill"))
+        return CALL(cuMemsetD8Async, halves(), 1, HALF_BYTES, NULL);
+    if (is(how, "fill-rows"))
+        return CALL(cuMemsetD2D32_v2, halves(), 1 << 20, 1, 1 << 18, HALF_BYTES >> 20);
+    if (is(how, "copy"))
+        return CALL(cuMemcpyDtoDAsync_v2, halves(), halves() + HALF_BYTES, HALF_BYTES, NULL);
+    if (is(how, "copy-any"))
+        return CALL(cuMemcpyAsync, halves(), halves() + HALF_BYTES, HALF_BYTES, NULL);
     if (is(how, "streams"))
         return CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, next_stream(), NULL, NULL);
     return CALL(cuLaunchKernel, work, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);

@@ -167,7 +167,7 @@ async def test_from_hami_and_back(cluster: Cluster) -> None:
         "aliyun.com/gpu-core.percentage": "30",
     }
     assert (await cluster.template("train"))["spec"]["schedulerName"] == "default-scheduler"
-    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "8"}  # of 15 units
+    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "7"}  # of 15 units
     assert limits(await cluster.template("nightly", CRON_JOBS))["aliyun.com/gpu-mem"] == "4"
     assert await cluster.template("whole") == before["whole"]
     labels = await cluster.labels("gpu-1")
@@ -336,51 +336,7 @@ def test_what_the_demo_installs_is_not_taken_for_another_systems(tmp_path: Path)
     assert [key for key in made.keys() & owned if not of_our_chart(made[key])] == []
 
 
-# -- time-slicing and KAI ----------------------------------------------------------------------------------
-
-
-async def test_from_time_slicing(cluster: Cluster) -> None:
-    labels = {
-        "nvidia.com/gpu.replicas": "5",
-        "nvidia.com/gpu.memory": "15360",
-        "nvidia.com/gpu.sharing-strategy": "time-slicing",
-    }
-    sliced = node("sliced", labels)
-    for side in ("capacity", "allocatable"):
-        sliced["status"][side] |= {"nvidia.com/gpu": "5"}
-    await cluster.shell.has([sliced])
-    one, two = (api_container(**{"nvidia.com/gpu": count}) for count in ("1", "2"))
-    await cluster.has(
-        (DAEMON_SETS, INSTALLED),
-        (DEPLOYMENTS, workload("one", containers=[one])),
-        (DEPLOYMENTS, workload("two", containers=[two])),
-    )
-    told = await cluster.migrate("time-slicing", "--apply")
-    assert limits(await cluster.template("one")) == {"aliyun.com/gpu-mem": "3"}
-    assert limits(await cluster.template("two")) == {"aliyun.com/gpu-mem": "6"}
-    assert (
-        "no larger share" in {each["where"]: each["what"] for each in told["lost"]}["Deployment default/two"]
-    )
-    assert (await cluster.labels("sliced"))["cgpu"] == "true"
-    await cluster.migrate("time-slicing", "--undo", "--apply")
-    assert limits(await cluster.template("one")) == {"nvidia.com/gpu": "1"}
-
-
-async def test_where_cards_are_given_out_whole_too_only_slices_by_name_are_meant(cluster: Cluster) -> None:
-    labels = {"nvidia.com/gpu.sharing-strategy": "time-slicing"}
-    sliced, whole = node("sliced", labels), node("whole", {})
-    for made, name in ((sliced, "nvidia.com/gpu.shared"), (whole, "nvidia.com/gpu")):
-        for side in ("capacity", "allocatable"):
-            made["status"][side] |= {name: "4"}
-    await cluster.shell.has([sliced, whole])
-    card, part = (api_container(**{name: "1"}) for name in ("nvidia.com/gpu", "nvidia.com/gpu.shared"))
-    await cluster.has((DEPLOYMENTS, workload("card", containers=[card])))
-    await cluster.has((DEPLOYMENTS, workload("part", containers=[part])))
-    told = await cluster.migrate("time-slicing")
-    assert wheres(told["changes"]) == []
-    assert "say --slice-units" in {x["where"]: x["what"] for x in told["byHand"]}["Deployment default/part"]
-    told = await cluster.migrate("time-slicing", "--slice-units", "3")
-    assert wheres(told["changes"]) == ["Deployment default/part"]
+# -- KAI ---------------------------------------------------------------------------------------------------
 
 
 async def test_from_kai_and_back(cluster: Cluster) -> None:
@@ -391,8 +347,8 @@ async def test_from_kai_and_back(cluster: Cluster) -> None:
     before = await cluster.template("half")
     told = await cluster.migrate("kai", "--apply")
     (change,) = told["changes"]
-    assert change["what"][0] == 'container "main": gpu-fraction 0.5 becomes aliyun.com/gpu-mem 8'
-    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "8"}
+    assert change["what"][0] == 'container "main": gpu-fraction 0.5 becomes aliyun.com/gpu-mem 7'
+    assert limits(await cluster.template("half")) == {"aliyun.com/gpu-mem": "7"}
     assert (await cluster.template("half"))["metadata"]["annotations"] == {"kept": "yes"}
     await cluster.migrate("kai", "--undo", "--apply")
     after = await cluster.template("half")

@@ -102,7 +102,7 @@ async def test_the_way_back_is_told_in_words_and_leaves_nothing_behind(cluster: 
         "node affinity to the wanted models is removed",
     ]
     assert told["kai"]["what"] == [
-        'container "main": aliyun.com/gpu-mem 8 becomes gpu-fraction 0.5',
+        'container "main": aliyun.com/gpu-mem 7 becomes gpu-fraction 0.5',
         "schedulerName default-scheduler becomes kai-scheduler",
     ]
     assert {name: (await cluster.template(name))["spec"].get("affinity", "none") for name in "ab"} == {

@@ -83,3 +83,23 @@ async def test_what_creates_pods_itself_is_named_once(cluster: Cluster) -> None:
     assert len(told) == 2
     assert told["RayCluster default/ray"] == "creates pods itself: change there what they ask for"
     assert "left out: cards are chosen by how they fit" in told["pod default/pinned"]
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "plugin"),
+    [
+        ("hami", {"gpu": "on"}, "hami-device-plugin"),
+        ("gpushare", {"gpushare": "true"}, "gpushare-device-plugin-ds"),
+    ],
+)
+async def test_the_systems_own_plugin_is_not_told_to_choose_other_nodes(
+    cluster: Cluster, name: str, label: dict[str, str], plugin: str
+) -> None:
+    theirs = workload(plugin, nodeSelector=label)
+    theirs["metadata"] |= {"namespace": "kube-system", "labels": {"app.kubernetes.io/name": name}}
+    if name == "gpushare":
+        theirs["metadata"]["labels"] = {}
+    await cluster.shell.has([node("n1", label)])
+    await cluster.has((DAEMON_SETS, theirs), (DAEMON_SETS, workload("monitor", nodeSelector=label)))
+    told = [where for where in wheres((await cluster.migrate(name))["byHand"]) if "DaemonSet" in where]
+    assert told == ["DaemonSet default/monitor"]

@@ -30,13 +30,14 @@ def leave_no_pods(cluster: Cluster) -> Iterator[None]:
     cluster.clear()
 
 
-HIDING = [
-    {"volumeMounts": [{"name": "own", "mountPath": "/etc/ld.so.preload", "subPath": "file"}]},
-    {"terminationMessagePath": "/etc/ld.so.preload"},
-]
+HIDING = {
+    "volume": {"volumeMounts": [{"name": "own", "mountPath": "/etc/ld.so.preload", "subPath": "file"}]},
+    "message": {"terminationMessagePath": "/etc/ld.so.preload"},
+    "link of a process": {"volumeMounts": [{"name": "own", "mountPath": "/proc/self/root/usr/lib/gpuslice"}]},
+}
 
 
-@pytest.mark.parametrize("fields", HIDING, ids=["volume", "message"])
+@pytest.mark.parametrize("fields", HIDING.values(), ids=HIDING)
 def test_no_container_starts_that_would_hide_what_enforces_its_limits(
     cluster: Cluster, fields: dict[str, Any]
 ) -> None:
@@ -48,7 +49,10 @@ def test_no_container_starts_that_would_hide_what_enforces_its_limits(
         (status,) = cluster.pod("hiding")["status"].get("containerStatuses") or [{}]
         return str(status.get("state", {}).get("waiting", {}).get("message", ""))
 
-    until(lambda: 'is "/etc/ld.so.preload", must be another path' in why(), f"it is refused; {why()}")
+    until(
+        lambda: "what enforces the container's GPU limits is mounted there" in why(),
+        f"it is refused; {why()}",
+    )
 
 
 def test_a_volume_above_what_enforces_limits_does_not_hide_it(cluster: Cluster) -> None:

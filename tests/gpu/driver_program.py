@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src")]
 
-from gpuslice.adapters.gpu.cuda import MULTIPROCESSORS, Cuda  # noqa: E402
+from gpuslice.adapters.gpu.cuda import MULTIPROCESSORS, Cuda, CudaError  # noqa: E402
 
 MIB = 1 << 20
 BLOCK_S = 0.05
@@ -111,6 +111,32 @@ class Works:
         call, count = self.ready[name]
         return self.block_s(call, count) / count
 
+    def memory(self) -> dict[str, Any]:
+        """What a program is told, what it gets, and that it goes on after a refusal."""
+        free, total = self.card.memory()
+        held: list[int] = []
+        refusal = ""
+        while not refusal:
+            try:
+                held.append(self.card.allocate(256 * MIB))
+            except CudaError as error:
+                refusal = str(error)
+        for each in held:
+            self.driver.cuMemFree_v2(ctypes.c_uint64(each))
+        self.card.fill(self.sink, 8)
+        return {
+            "free_mib": free // MIB,
+            "total_mib": total // MIB,
+            "got_mib": 256 * len(held),
+            "refusal": refusal,
+            "went_on": self.card.read_u64(self.sink) == 0,
+        }
+
+    def hold(self, size_mib: int) -> int:
+        """Takes so much and keeps it."""
+        self.card.allocate(size_mib * MIB)
+        return size_mib
+
     def busy(self, name: str, for_s: float) -> float:
         call, count = self.ready[name]
         few, done, began = max(1, count // 5), 0, time.perf_counter()
@@ -124,6 +150,10 @@ def obey(works: Works, words: list[str]) -> Any:
     order, rest = words[0], words[1:]
     if order == "busy":
         return works.busy(" ".join(rest[:-1]), float(rest[-1]))
+    if order == "memory":
+        return works.memory()
+    if order == "hold":
+        return works.hold(int(rest[0]))
     return {"warm": works.warm, "time": works.timed}[order](" ".join(rest))
 
 

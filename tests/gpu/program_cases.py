@@ -36,11 +36,7 @@ BUILDS = {
 
 def nvcc_programs(stage: Stage) -> Seen:
     """Programs as nvcc builds them: told 4096 MiB, given half, refused the whole, and right in their sums."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        raise Skip("no nvcc here")
-    if SIMULATED:
-        raise Skip("the CUDA runtime wants NVIDIA's own driver, this one is simulated")
+    nvcc = _nvcc()
     with ThreadPoolExecutor(len(BUILDS)) as pool:
         programs = list(pool.map(lambda flags: _compiled(nvcc, stage.folder, flags), BUILDS.values()))
     ran = {name: program for name, program in zip(BUILDS, programs, strict=True) if program}
@@ -49,6 +45,22 @@ def nvcc_programs(stage: Stage) -> Seen:
         assert told == EXPECTED, f"{name}: {told}"
     missing = "; no shared runtime to link here" if len(ran) < len(BUILDS) else ""
     return Seen(f"{'; '.join(ran)}: saw 4096 MiB, got half, was refused all, computed rightly{missing}")
+
+
+def nvcc_program(folder: Path) -> str:
+    """One of them. Skips where there is no nvcc."""
+    program = _compiled(_nvcc(), folder, [])
+    assert program is not None
+    return program
+
+
+def _nvcc() -> str:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        raise Skip("no nvcc here")
+    if SIMULATED:
+        raise Skip("the CUDA runtime wants NVIDIA's own driver, this one is simulated")
+    return nvcc
 
 
 def _compiled(nvcc: str, folder: Path, flags: list[str]) -> str | None:

@@ -71,13 +71,28 @@ CASES = (
     Case("PyTorch's graphs", "program_cases.torch_graph", 60),
     Case("PyTorch's processes", "program_cases.torch_processes", 90),
     Case("PyTorch's start and libraries", "program_cases.torch_start", 90),
+    Case("frameworks side by side", "framework_cases.side_by_side", 150),
+    Case("NVIDIA's tools", "framework_cases.tools", 120),
+    Case("under MPS", "framework_cases.under_mps", 60),
     Case("a share of compute", "share_cases.one_share", 90),
     Case("compute divided, capped", "share_cases.capped", 120),
     Case("compute divided, lent", "share_cases.lent", 120),
     Case("turns beside another build", "share_cases.turns", 200),
     Case("who worked, by NVML's samples", "share_cases.samples", 60),
-    Case("overhead under PyTorch", "speed_cases.overhead_torch", 150),
-    Case("overhead at the driver", "speed_cases.overhead_driver", 90),
+    Case("by the card's clock, unlimited", "clock_cases.unlimited", 60),
+    Case("by the card's clock, capped alone", "clock_cases.capped_alone", 60),
+    Case("by the card's clock, capped", "clock_cases.capped", 90),
+    Case("by the card's clock, queued and lent", "clock_cases.lent_queued", 90),
+    Case("by the card's clock, waiting and lent", "clock_cases.lent_waiting", 90),
+    Case("by the card's clock, many streams", "clock_cases.streams", 45),
+    Case("by the card's clock, interactive", "clock_cases.interactive", 75),
+    Case("by the card's clock, strangers", "clock_cases.strangers", 60),
+    Case("by the card's clock, stopped in launches", "clock_cases.stalls", 75),
+    Case("by the card's clock, kernels of a second", "clock_cases.long_kernels", 60),
+    Case("by the card's clock, prices of launches", "clock_cases.prices", 100),
+    Case("odd programs beside a share", "odd_cases.beside_odd", 270),
+    Case("overhead under PyTorch", "speed_cases.overhead_torch", 180),
+    Case("overhead at the driver", "speed_cases.overhead_driver", 120),
     Case("the price of a share", "speed_cases.share_price", 45),
     Case("telemetry beside nvidia-smi", "telemetry_cases.conversions", 60),
     Case("hardware counters", "telemetry_cases.counters", 60),
@@ -176,7 +191,7 @@ def accounted(folder: Path, log: Path) -> str:
     return f"{log.read_text(errors='replace')[-4000:]}\n{more}"
 
 
-NEEDED = ("lib/libgpuslice.so", "tests/worker")
+NEEDED = ("lib/libgpuslice.so", "tests/worker", "tests/clocked")
 
 
 def built() -> str:
@@ -265,7 +280,9 @@ def arguments_given() -> argparse.Namespace:
     parser.add_argument(
         "--card", default="H200", help="which card to simulate, PROFILE or PROFILE:MIG [H200]"
     )
-    parser.add_argument("--within", type=float, default=480, metavar="SECONDS", help="for all of them [480]")
+    parser.add_argument(
+        "--within", type=float, default=1500, metavar="SECONDS", help="for all of them [1500]"
+    )
     parser.add_argument("--page", type=Path, help="where the page is written")
     parser.add_argument("--play", nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -19,7 +19,7 @@ BUSY_S = 1.0 if SIMULATED else 4.0
 PLACES = {"torch": "matrix product", "driver": "arithmetic kernel"}
 SETTLED_S = 2.0
 MICROSECONDS = 1_000_000
-POINTS = 12.0
+POINTS = 6.0
 """How far from its share, in percent of the card, a container may be over some seconds."""
 
 

@@ -1,28 +1,33 @@
 """What the library costs: the same work with and without it, block by block in turns, as ratios.
 
-Two processes live side by side, one with the library; only one of them works at a time, and who begins
-changes with each pair. Processes of one program differ by a percent among themselves, so there are several
-such couples, and the interval is drawn over couples and pairs (bootstrap).
+Three processes live side by side, one with the library and two without; only one of them works at a time, and
+who begins changes with each round. Processes of one program differ by percents among themselves, so there are
+many such trios, and intervals are drawn over trios and rounds (bootstrap). The second process without the
+library is the control: how far its ratio strays from 1 is what these processes differ by anyway.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tests.gpu.stage import SIMULATED, Program, Seen, Stage, bare_environment, torch_python
 
-COUPLES = {"torch": 3, "driver": 2 if SIMULATED else 8}
-"""Calls of a microsecond differ more from process to process than with and without the library."""
-PAIRS = 2 if SIMULATED else 10
+TRIOS = {"torch": 6, "driver": 2 if SIMULATED else 12}
+"""With three of them, a bootstrap once called chance a cost: 2.8 % of a step of 3 ms, most of it Python's."""
+ROUNDS = 2 if SIMULATED else 5
+TRIO_MIB = 4096
+"""What three processes with PyTorch hold of a card, and some more."""
 AIM = 1.01
 SAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Row:
-    """One work: seconds a call, and the ratio with its 95 % interval."""
+    """One work: seconds a call, the ratio with its 95 % interval, and the control's interval."""
 
     work: str
     without_s: float
@@ -30,17 +35,20 @@ class Row:
     ratio: float
     low: float
     high: float
+    control_low: float
+    control_high: float
 
     @property
     def verdict(self) -> str:
         if self.high <= AIM:
             return "within"
-        return "beyond" if self.low > AIM else "unclear"
+        return "beyond" if self.low > max(AIM, self.control_high) else "unclear"
 
     def line(self) -> str:
         times = f"{self.without_s * 1e6:.2f} µs | {self.with_s * 1e6:.2f} µs"
         ratio = f"{self.ratio:.4f} | {self.low:.4f} … {self.high:.4f}"
-        return f"| {self.work} | {times} | {ratio} | {self.verdict} |"
+        control = f"{self.control_low:.4f} … {self.control_high:.4f}"
+        return f"| {self.work} | {times} | {ratio} | {control} | {self.verdict} |"
 
 
 def overhead_torch(stage: Stage) -> Seen:
@@ -77,18 +85,26 @@ def share_price(stage: Stage) -> Seen:
 
 
 def _compare(stage: Stage, kind: str, title: str) -> Seen:
-    measured: dict[str, list[list[tuple[float, float]]]] = {}
-    for couple in range(COUPLES[kind]):
-        box = stage.box(f"couple-{couple}", stage.card.memory_mib)
-        with (
-            Program(kind, bare_environment(stage.card), stage.folder / f"bare-{couple}.log") as bare,
-            Program(kind, box.environment, box.folder / "held.log") as held,
-        ):
-            for work in bare.works:
-                measured.setdefault(work, []).append(_pairs(bare, held, work))
-        assert box.usage(), "the library was not in the program"
-    rows = [_row(work, couples) for work, couples in measured.items()]
-    head = f"| {title} | without | with | ratio | 95 % | aim {AIM} |\n| --- | --- | --- | --- | --- | --- |"
+    count = min(TRIOS[kind], stage.card.memory_mib // TRIO_MIB)
+    boxes = [stage.box(f"trio-{number}", stage.card.memory_mib) for number in range(count)]
+    bare = bare_environment(stage.card)
+    places = [
+        (environment, stage.folder / f"{name}-{number}.log")
+        for number, box in enumerate(boxes)
+        for name, environment in (("bare", bare), ("held", box.environment), ("again", bare))
+    ]
+    measured: dict[str, list[list[Times]]] = {}
+    with ExitStack() as stack, ThreadPoolExecutor(2 if SIMULATED else len(places)) as pool:
+        started = pool.map(lambda place: Program(kind, *place), places)
+        programs = [stack.enter_context(program) for program in started]
+        for work in programs[0].works:  # what the first call of each brings takes seconds
+            list(pool.map(lambda program, work=work: program.answer(f"warm {work}"), programs))
+        for trio in zip(programs[::3], programs[1::3], programs[2::3], strict=True):
+            for work in trio[0].works:
+                measured.setdefault(work, []).append(_rounds(trio, work))
+        assert all(box.usage() for box in boxes), "the library was not in the program"
+    rows = [_row(work, trios) for work, trios in measured.items()]
+    head = f"| {title} | without | with | ratio | 95 % | control, 95 % | aim {AIM} |\n{'| --- ' * 7}|"
     table = "\n".join([head, *(row.line() for row in rows)])
     beyond = [
         f"{row.work} {row.ratio:.3f}"
@@ -102,39 +118,41 @@ def _compare(stage: Stage, kind: str, title: str) -> Seen:
     return Seen(f"of {len(rows)} works, by a ratio of {AIM}: {counts}", table, figures)
 
 
-def _pairs(bare: Program, held: Program, work: str) -> list[tuple[float, float]]:
-    for program in (bare, held):
+Times = tuple[float, float, float]
+"""Seconds a call in one round: without the library, with it, and without it once more."""
+
+
+def _rounds(trio: tuple[Program, Program, Program], work: str) -> list[Times]:
+    for program in trio:
         program.answer(f"warm {work}")
-    pairs = []
-    for number in range(PAIRS):
-        first, second = (bare, held) if number % 2 == 0 else (held, bare)
-        times = {each: float(each.answer(f"time {work}")) for each in (first, second)}
-        pairs.append((times[bare], times[held]))
-    return pairs
+    rounds = []
+    for number in range(ROUNDS):
+        order = sorted(range(3), key=lambda each: (each + number) % 3)
+        times = {each: float(trio[each].answer(f"time {work}")) for each in order}
+        rounds.append((times[0], times[1], times[2]))
+    return rounds
 
 
-def _row(work: str, couples: list[list[tuple[float, float]]]) -> Row:
-    every = [pair for couple in couples for pair in couple]
-    ratios = [[held / bare for bare, held in couple] for couple in couples]
-    low, high = _interval(ratios)
+def _row(work: str, trios: list[list[Times]]) -> Row:
+    every = [times for trio in trios for times in trio]
+    ratios = [[held / bare for bare, held, _ in trio] for trio in trios]
+    control = [[again / bare for bare, _, again in trio] for trio in trios]
     return Row(
         work,
-        statistics.median(bare for bare, _ in every),
-        statistics.median(held for _, held in every),
-        statistics.median(ratio for couple in ratios for ratio in couple),
-        low,
-        high,
+        statistics.median(bare for bare, _, _ in every),
+        statistics.median(held for _, held, _ in every),
+        statistics.median(ratio for trio in ratios for ratio in trio),
+        *_interval(ratios),
+        *_interval(control),
     )
 
 
 def _interval(ratios: list[list[float]]) -> tuple[float, float]:
-    """Of the median: couples are drawn with replacement, and pairs within them."""
+    """Of the median: trios are drawn with replacement, and rounds within them."""
     draw = random.Random(1)
     medians = sorted(
         statistics.median(
-            ratio
-            for couple in draw.choices(ratios, k=len(ratios))
-            for ratio in draw.choices(couple, k=len(couple))
+            ratio for trio in draw.choices(ratios, k=len(ratios)) for ratio in draw.choices(trio, k=len(trio))
         )
         for _ in range(SAMPLES)
     )

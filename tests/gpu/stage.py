@@ -55,8 +55,17 @@ class Stage:
         *,
         lent: bool = False,
         build: Path = BUILD,
+        interactive: bool = False,
     ) -> Box:
-        return Box(self.folder / name, self.card, memory_mib, share, lent=lent, build=build)
+        return Box(
+            self.folder / name,
+            self.card,
+            memory_mib,
+            share,
+            lent=lent,
+            build=build,
+            interactive=interactive,
+        )
 
     def units_mib(self, units: int) -> int:
         return limit_mib(self.card.memory_mib, units, card_units(self.card.memory_mib))
@@ -84,13 +93,14 @@ class Box:
         *,
         lent: bool = False,
         build: Path = BUILD,
+        interactive: bool = False,
     ) -> None:
         self.folder = folder
         self.card = card
         for part in ("usr/lib", "etc/gpuslice", "var/lib/gpuslice"):
             (folder / part).mkdir(parents=True)
         (folder / "usr/lib/gpuslice").symlink_to(build / "lib")
-        entry = LimitsEntry(card.uuid, memory_mib * MIB, share, 100 if lent else None)
+        entry = LimitsEntry(card.uuid, memory_mib * MIB, share, 100 if lent else None, interactive)
         write_limits(folder / "etc/gpuslice/limits", [entry])
         if share:
             self._meet()

@@ -4,6 +4,7 @@
     warm WORK        makes it ready, answers how many calls a block has
     time WORK        seconds for one call, over one block
     busy WORK S      calls a second for so long
+    hold MIB         takes so much and keeps it
     memory           what PyTorch is told, what it gets, and that it goes on after a refusal
     graph            a recorded graph under the limit, and a refusal between two replays
     workers          batches from forked workers, made while this process has a context
@@ -30,7 +31,7 @@ sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != Pa
 import torch  # noqa: E402
 
 MIB = 1 << 20
-BLOCK_S = 0.08
+BLOCK_S = 0.05
 DEVICE = os.environ.get("GPUSLICE_TORCH_DEVICE", "cuda")
 SIZE = 4096 if DEVICE == "cuda" else 256
 Call = Callable[[], object]
@@ -167,6 +168,12 @@ def memory() -> dict[str, Any]:
     }
 
 
+def hold(size_mib: int) -> int:
+    keep.append(torch.ones(size_mib * MIB, dtype=torch.uint8, device=DEVICE))
+    synchronize()
+    return size_mib
+
+
 def graph_under_limit() -> dict[str, Any]:
     """Memory taken while recording counts, a refusal between replays leaves the graph as it was."""
     captured, cell = recorded()
@@ -269,6 +276,8 @@ def obey(words: list[str]) -> Any:
         return (warm if order == "warm" else timed)(" ".join(rest))
     if order == "busy":
         return busy(" ".join(rest[:-1]), float(rest[-1]))
+    if order == "hold":
+        return hold(int(rest[0]))
     orders: dict[str, Callable[[], Any]] = {
         "memory": memory,
         "graph": graph_under_limit,

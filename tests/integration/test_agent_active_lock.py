@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -135,6 +137,29 @@ async def test_the_turn_is_given_up_only_when_kubelet_is_served_no_more(tmp_path
     await asyncio.wait_for(following.held.wait(), HANG_S)
     second.cancel()
     await asyncio.wait({second})
+
+
+async def test_no_other_user_of_the_host_can_hold_the_lock(tmp_path: Path) -> None:
+    """Whoever can open a folder can lock it, and no agent would serve the node."""
+    tmp_path.chmod(0o755)  # as /var/lib/gpuslice
+    lock = ActiveLock(tmp_path)
+    holding = asyncio.create_task(lock.hold())
+    await lock.held.wait()
+    held = [folder for folder in (tmp_path, *tmp_path.iterdir()) if is_locked(folder)]
+    assert [folder.stat().st_mode & 0o777 for folder in held] == [0o700]
+    holding.cancel()
+    await asyncio.wait({holding})
+
+
+def is_locked(folder: Path) -> bool:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 async def test_a_port_of_another_program_is_named() -> None:

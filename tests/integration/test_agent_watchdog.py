@@ -65,7 +65,9 @@ class Tenant:
         await eventually(known, f"{self.name} is known")
 
     @contextlib.contextmanager
-    def process(self, program: str = SLEEP) -> Iterator[subprocess.Popen[bytes]]:
+    def process(
+        self, program: str = SLEEP, cgroup: str = "/kubepods/burstable/pod{uid}/{id}"
+    ) -> Iterator[subprocess.Popen[bytes]]:
         command = [sys.executable, "-c", program]
         running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert running.stdin is not None
@@ -73,8 +75,8 @@ class Tenant:
         running.stdout.readline()  # it is what it is to be
         folder = self.node.folder / "proc" / str(running.pid)
         folder.mkdir(parents=True)
-        uid = self.pod["metadata"]["uid"]
-        (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{uid}/{self.id}\n")
+        path = cgroup.format(uid=self.pod["metadata"]["uid"], id=self.id)
+        (folder / "cgroup").write_text(f"0::{path}\n")
         (folder / "stat").write_bytes(Path(f"/proc/{running.pid}/stat").read_bytes())
         (folder / "status").write_text(f"NSpid:\t{running.pid}\t{PID_INSIDE}\n")
         try:
@@ -117,6 +119,22 @@ async def test_who_is_past_its_limit_is_warned_of_once_on_its_pod_and_in_the_met
             await eventually(lambda: not node.agent.watchdog.containers_past_limit, "it is within again")
             assert "gpuslice_agent_limit_excesses_total 1" in await metrics(node)
             assert (big.poll(), small.poll()) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        pytest.param("/k8s.io/{id}", id="kubelet without cgroups of pods"),
+        pytest.param("/kubepods/burstable/pod5e0f5aa1bc1e3b1b4b8c4d5c9a5f0c11/{id}", id="static pod"),
+    ],
+)
+async def test_a_container_is_known_whatever_its_cgroup_calls_its_pod(tmp_path: Path, cgroup: str) -> None:
+    async with Bench(tmp_path).running() as node:
+        one = Tenant(node, "a")
+        await one.start()
+        with one.process(cgroup=cgroup) as big:
+            holds(node, (big, LIMIT_MIB + 400))
+            await eventually(lambda: warnings(node), "an event")
 
 
 async def test_what_holds_the_excess_is_ended_and_nothing_else(tmp_path: Path) -> None:

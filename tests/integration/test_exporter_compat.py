@@ -70,12 +70,12 @@ async def test_the_vendors_two_sets_and_pod_labels_are_behind_switches(tmp_path:
         "compat_pod_labels": "exclusive",
         "metric_types": "upstream",
         "kubernetes_enable_pod_labels": "true",
-        "kubernetes_pod_label_allowlist_regex": "app.*",
+        "kubernetes_pod_label_allowlist_regex": "app.*|1st",
     }
     cards = ("V100-SXM2-16GB", "V100-SXM2-16GB")
     async with gpu_node(tmp_path, cards) as host, host.exporter(**switches) as exporter:
         pod = app("app-0", 4)
-        pod["metadata"]["labels"] = {"app.kubernetes.io/name": "x", "other": "y"}
+        pod["metadata"]["labels"] = {"app.kubernetes.io/name": "x", "other": "y", "1st": "z"}
         await host.node.create(pod)
         await running(host, "app-0")
         page = await exporter.page_when(
@@ -100,7 +100,11 @@ async def test_the_vendors_two_sets_and_pod_labels_are_behind_switches(tmp_path:
             "namespace": "default",
             "pod": "app-0",
             "label_app_kubernetes_io_name": "x",
+            "label_1st": "z",
         }
+        # a name that begins with a digit would make Prometheus refuse the whole page
+        assert page.all("DCGM_FI_DEV_GPU_UTIL", _1st="z", app_kubernetes_io_name="x")
+        assert_promtool_accepts(page)
         for path in ("", "metrics"):
             old = await exporter.page(f"http://127.0.0.1:{port}/{path}")
             assert_vendors_old_page(old)

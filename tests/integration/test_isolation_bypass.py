@@ -63,6 +63,7 @@ STATIC = Path(f"{HOSTILE}_static")
 PAST = {
     "preload taken out": f"LD_PRELOAD= exec {HOSTILE} plain",
     **({"static": f"exec {STATIC} plain"} if STATIC.exists() else {}),  # not every machine has a static libc
+    "refused to the loader": f"LD_AUDIT={BUILD}/tests/refusing.so exec {HOSTILE} plain",
     "own lookup": f"exec {HOSTILE} lookup",
     "own namespace": f"exec {HOSTILE} namespace",
     "code written over": f"exec {HOSTILE} patch",
@@ -175,6 +176,12 @@ async def test_who_holds_more_than_the_limit_without_the_library_stands_on_the_e
         page = await exporter.page_when(lambda page: all(used_of(page, name) > 1 << 30 for name in names))
         past = {name for name in names if page.one(USED, pod=name) > page.one(LIMIT, pod=name)}
         assert past == set(names) - {"honest"}
+        for region in (tmp_path / "gpuslice/containers").glob("*/var/region"):  # as its tenant can
+            os.truncate(region, 100)
+        page = await exporter.page_when(
+            lambda page: page.value("gpuslice_exporter_collector_success", collector="isolation") == 0
+        )
+        assert past == {name for name in names if page.one(USED, pod=name) > page.one(LIMIT, pod=name)}
 
 
 @of_an_interpreter

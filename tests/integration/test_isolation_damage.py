@@ -17,7 +17,7 @@ import pytest
 
 from gpuslice.adapters.region import layout
 from gpuslice.adapters.region.limits import LimitsEntry, write_limits
-from gpuslice.adapters.region.reader import RegionError, RegionFile, prepare_region, read_region
+from gpuslice.adapters.region.reader import Counts, RegionError, RegionFile, prepare_region, read_region
 from gpuslice.apps.exporter.isolation import IsolationReader
 from gpuslice.core.attribution import ContainerKey
 from tests.integration.isolation_rig import (
@@ -189,18 +189,27 @@ def test_a_file_cut_short_in_the_middle_of_a_call_harms_no_neighbour(tmp_path: P
     reader.close()
 
 
-async def test_a_region_cut_short_is_one_named_problem_of_the_exporter(tmp_path: Path) -> None:
+async def test_a_region_cut_short_is_one_named_problem_of_the_exporter_and_hides_no_limit(
+    tmp_path: Path,
+) -> None:
     limits = [LimitsEntry("GPU-1", 1 << 30)]
     for name in ("whole", "short"):
         folder = tmp_path / "containers" / name
         (folder / "etc").mkdir(parents=True)
         (folder / "var").mkdir()
         write_limits(folder / "etc/limits", limits)
-        (folder / "owner.json").write_text(json.dumps({"namespace": "n", "pod": name, "container": "main"}))
+        owner = {"namespace": "n", "pod": name, "container": "main", "earlier": {"GPU-1": {"refused": 3}}}
+        (folder / "owner.json").write_text(json.dumps(owner))
         prepare_region(folder / "var/region")
     os.truncate(tmp_path / "containers/short/var/region", 100)
     found = await IsolationReader(tmp_path).read()
-    assert set(found.containers) == {ContainerKey("n", "whole", "main")}
+    for name in ("whole", "short"):
+        assert found.limit(ContainerKey("n", name, "main"), "GPU-1") == limits[0]
+    whole, short = (ContainerKey("n", name, "main") for name in ("whole", "short"))
+    assert found.counts(whole, "GPU-1") == Counts(refused=3)
+    assert found.uses_nothing(whole, "GPU-1")
+    assert found.counts(short, "GPU-1") is None, "a counter that falls would count from the beginning"
+    assert not found.uses_nothing(short, "GPU-1")
     (problem,) = found.problems
     assert "containers/short: a region has" in problem
 

@@ -84,7 +84,7 @@ def test_a_driver_opened_in_namespace_after_namespace(
 ) -> None:
     """Some functions of each copy led to another one: not started, or gone with its namespace."""
     program = tmp_path / "program"
-    command = ["gcc", "-w", "-xc", "-o", str(program), "-", "-ldl"]
+    command = ["gcc", "-w", "-std=gnu11", "-xc", "-o", str(program), "-", "-ldl"]
     subprocess.run(command, input=NAMESPACES, text=True, check=True)
     with container(tmp_path / "box") as box:
         room = "glibc.rtld.optional_static_tls=20000"  # for that many copies of libc

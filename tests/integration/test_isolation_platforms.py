@@ -89,6 +89,17 @@ def test_what_it_needs_of_libc_every_libc_has() -> None:
     assert needed(BUILD / PARTS[0]) <= IN_BOTH
 
 
+def test_what_a_newer_compiler_warns_of_does_not_stop_a_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GCC 15 warned of an initializer that GCC 14 took, and with it ``make demo`` ended."""
+    monkeypatch.delenv("WARNINGS", raising=False)  # .ci/run makes errors of them
+    newer = tmp_path / "cc"
+    newer.write_text('#!/bin/sh\nexec cc "$@" -Wtraditional\n')
+    newer.chmod(0o755)
+    built(tmp_path / "build", str(newer), "tests/worker")
+
+
 def test_it_builds_for_musl_and_needs_nothing_else(tmp_path: Path) -> None:
     built(tmp_path, "musl-gcc", PARTS[0])
     told = subprocess.run(

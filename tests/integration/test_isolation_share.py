@@ -101,7 +101,7 @@ def test_the_share_is_the_containers_not_the_processes(tmp_path: Path) -> None:
         assert_reaches(of_both, 25, 35)
 
 
-@pytest.mark.parametrize("how", ["ex", "cooperative", "graph"])
+@pytest.mark.parametrize("how", ["ex", "cooperative", "graph", "fill", "fill-rows", "copy", "copy-any"])
 def test_every_way_to_launch_is_held(tmp_path: Path, how: str) -> None:
     with container(tmp_path, share=30, kernel_us=1000) as box, box.worker() as worker:
         worker.ok("start 0")

@@ -219,7 +219,7 @@ def test_a_library_that_stands_before_the_list_of_libraries_changes_nothing(tmp_
 
 def built(folder: Path, name: str, source: str, *libraries: str) -> Path:
     library = folder / f"lib{name}.so"
-    command = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(library), *libraries]
+    command = ["gcc", "-std=gnu11", "-shared", "-fPIC", "-xc", "-", "-o", str(library), *libraries]
     subprocess.run(command, input=source, text=True, check=True)
     return library
 

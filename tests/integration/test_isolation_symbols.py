@@ -17,7 +17,7 @@ LIBRARY = BUILD / "lib/libgpuslice.so"
 OLDEST_GLIBC = {"x86_64": (2, 2, 5), "aarch64": (2, 17)}
 """The first of each architecture: a loader that lacks a version starts no program with one that wants it."""
 OWN_ENTRIES = {"dlsym", "dlvsym", "dlopen", "__gmon_start__"}
-VARIANT = re.compile(r"(_v\d+)?(_pts[zd])?$")
+VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 HOOK = re.compile(r"^HOOK\((CUDA|NVML), (\w+),", re.MULTILINE)
 DECLARED = re.compile(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(")
 
@@ -76,7 +76,7 @@ def test_decisions_and_hooks_agree() -> None:
     assert {name for name, decision in decisions().items() if decision == "hooked"} == hooked
 
 
-TYPE = re.compile(r"PFN_(cu\w+?)_v(\d+)(_pts[zd])?\b")
+TYPE = re.compile(r"PFN_(cu\w+?)_v(\d+)(_ptsz|_ptds)?\b")
 LINE = re.compile(r'^HOOK\(CUDA, (\w+), "(\w+)", (\d+), (EITHER|LEGACY|OWN),', re.MULTILINE)
 
 

@@ -79,7 +79,7 @@ def compiled(target: Path, *sources: str, early: bool = False, flags: tuple[str,
     kind = ("-shared", "-fPIC") if target.suffix == ".so" else ()
     define = "-DIF_EARLY(x)=" + ("x" if early else "")
     text = "\n".join(sources)
-    command = ["gcc", "-w", "-xc", *kind, define, "-o", str(target), "-", "-xnone", *flags]
+    command = ["gcc", "-w", "-std=gnu11", "-xc", *kind, define, "-o", str(target), "-", "-xnone", *flags]
     subprocess.run([*command, f"-Wl,-rpath,{target.parent}", "-ldl"], input=text, text=True, check=True)
     return target
 

@@ -24,7 +24,7 @@ def play(
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=300,
     )
     written = folder / "gpu-isolation.jsonl"
     lines = [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []

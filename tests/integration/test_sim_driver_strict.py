@@ -277,6 +277,30 @@ def test_what_a_container_is_told_of_processes_depends_on_the_driver(tmp_path: P
         assert 1 not in everybody
 
 
+def busy(process: DriverProcess) -> set[int]:
+    """Pids of the processes whose kernels ran, by NVML's samples."""
+    device = process.cu("nvmlDeviceGetHandleByIndex_v2", 0, out()).number()
+    count = given((64).to_bytes(4, "little"))
+    reply = process.cu("nvmlDeviceGetProcessUtilization", device, out(64 * 32), count, 0)
+    return {
+        int.from_bytes(reply.bytes[0][at : at + 4], "little") for at in range(0, 32 * reply.number(1, 4), 32)
+    }
+
+
+@in_namespaces
+@pytest.mark.parametrize("driver", ["550", "580"])
+def test_the_host_is_told_by_its_own_number_which_process_of_a_container_was_busy(
+    tmp_path: Path, driver: str
+) -> None:
+    state = gpu.create(tmp_path / "state", ["H200"], driver=driver)
+    with DriverProcess(state) as outside, DriverProcess(state, within=NAMESPACE) as inside:
+        outside.start().cu("nvmlInit_v2")
+        inside.start().launch(inside.kernel(), 400_000_000)
+        (number,) = {pid for pid, _ in listed(outside)} - {outside.pid}
+        inside.cu("cuCtxSynchronize")
+        assert busy(outside) == {number}
+
+
 @in_namespaces
 def test_a_process_killed_in_a_namespace_of_its_own_is_swept(state: Path, machine: gpu.Machine) -> None:
     with DriverProcess(state) as outside:

@@ -13,14 +13,12 @@ from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.apps.webhook.settings import WebhookSettings
-from gpuslice.core.admission import GATE, AdmissionRules, EnvSource
+from gpuslice.core.admission import AdmissionRules, EnvSource
 from gpuslice.core.contract import (
     ANN_ASSIGNED,
     ANN_INDEX,
     GPU_COUNT,
     GPU_MEM,
-    LABEL_GROUP_MIN,
-    LABEL_GROUP_NAME,
 )
 from gpuslice.core.hami import HamiRules
 from simcluster.cluster.patch import json_patch
@@ -140,6 +138,31 @@ def test_the_runtime_class_is_set_where_none_is_named(given_name: str | None, be
     assert mutated(pod)["spec"]["runtimeClassName"] == given_name
     other = api_pod(containers=[{"name": "c"}])
     assert mutated(other, AdmissionRules(runtime_class="nvidia")) == other
+
+
+TOLERATED = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        (None, True),
+        ([{"key": "sku", "operator": "Equal", "value": "gpu"}], True),
+        ([{"key": "nvidia.com/gpu", "operator": "Equal", "value": "other", "effect": "NoSchedule"}], True),
+        ([{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute"}], True),
+        ([TOLERATED], False),
+        ([{"key": "nvidia.com/gpu", "operator": "Exists"}], False),
+        ([{"operator": "Exists"}], False),
+    ],
+)
+def test_a_pod_tolerates_the_taint_of_gpu_nodes_as_one_that_requests_whole_cards(
+    own: list[Object] | None, added: bool
+) -> None:
+    changed = mutated(api_pod(tolerations=own))
+    assert changed["spec"]["tolerations"] == ([*(own or []), TOLERATED] if added else own)
+    assert mutated(changed) == changed
+    other = api_pod(containers=[{"name": "c"}], tolerations=own)
+    assert mutated(other) == other
 
 
 def test_without_a_scheduler_of_our_own_the_pod_keeps_its_name() -> None:
@@ -340,44 +363,7 @@ def test_any_pod_gets_an_answer_whose_patch_applies_once_and_for_all(
     }
 
 
-# -- pod groups --------------------------------------------------------------------------------------------
-
-GROUP = {LABEL_GROUP_NAME: "train", LABEL_GROUP_MIN: "4"}
-GATING = AdmissionRules(scheduler="ours", gate_groups=True)
-OTHER = {"name": "kueue.x-k8s.io/admission"}
-
-
-@pytest.mark.parametrize(
-    ("labels", "spec", "gates"),
-    [
-        (GROUP, {}, [GATE]),
-        (GROUP, {"schedulerName": "ours"}, [GATE]),
-        (GROUP, {"schedulingGates": [OTHER]}, [OTHER, GATE]),
-        (GROUP, {"schedulingGates": [GATE]}, [GATE]),
-        (GROUP, {"schedulerName": "volcano"}, None),
-        (GROUP, {"schedulingGroup": {"podGroupName": "train"}}, None),
-        (GROUP, {"nodeName": "n1"}, None),
-        ({LABEL_GROUP_NAME: "train"}, {}, None),
-        ({}, {}, None),
-    ],
-)
-def test_members_of_a_pod_group_get_a_gate_where_the_extender_takes_it_off(
-    labels: dict[str, str], spec: Object, gates: list[Object] | None
-) -> None:
-    made = mutated(api_pod(labels=labels, **spec), GATING)
-    assert made["spec"].get("schedulingGates") == gates
-    assert mutated(made, GATING) == made
-
-
-def test_without_a_gate_to_give_members_stay_as_they_are() -> None:
-    assert "schedulingGates" not in mutated(api_pod(labels=GROUP), AdmissionRules())["spec"]
-
-
-@pytest.mark.parametrize("least", ["0", "-1", "many", "2.5", "1001"])
-def test_a_group_of_no_number_of_pods_is_denied(least: str) -> None:
-    sentence = denial(api_pod(labels=GROUP | {LABEL_GROUP_MIN: least}))
-    assert f'{LABEL_GROUP_MIN}"] is "{least}", must be a whole number of pods' in sentence
-    assert sentence == invalid(api_pod(labels=GROUP | {LABEL_GROUP_MIN: least}))
+# -- settings and warnings ----------------------------------------------------------------------------------
 
 
 def test_settings_become_rules() -> None:

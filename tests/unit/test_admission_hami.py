@@ -36,12 +36,24 @@ def asked(pod: Object) -> Object:
         ({"gpumem": 1024, "gpucores": "31"}, {GPU_MEM: "1", "aliyun.com/gpu-core.percentage": "35"}),
         ({"gpucores": "50"}, {GPU_MEM: "80", "aliyun.com/gpu-core.percentage": "50"}),
         ({"gpumem": 1024, "gpucores": 0}, {GPU_MEM: "1"}),
+        ({"gpu": 2, "gpumem_percentage": 100, "gpucores": 100}, {GPU_MEM: "160"}),
     ],
 )
 def test_hamis_amounts_become_ours(limits: Object, ours: Object) -> None:
     changed = mutated(hami_pod(**limits), hami=HAMI)
     assert asked(changed) == ours
     assert changed["metadata"].get("labels", {}).get(GPU_COUNT) == ("2" if limits.get("gpu") == 2 else None)
+
+
+@pytest.mark.parametrize("card_units", [15, 23, 79, 80])  # a V100, a 4090, an H100, an A100
+@pytest.mark.parametrize("parts", [(50, 50), (40, 60), (33, 33, 34), (25,) * 4, (10,) * 10, (1, 99)])
+def test_percentages_that_fill_a_card_fit_on_one(card_units: int, parts: tuple[int, ...]) -> None:
+    rules = HamiRules(card_units=card_units)
+    pods = [mutated(hami_pod(gpumem_percentage=str(each)), hami=rules) for each in parts]
+    amounts = [int(asked(pod)[GPU_MEM]) for pod in pods]
+    assert sum(amounts) <= card_units
+    for amount, part in zip(amounts, parts, strict=True):
+        assert amount == max(1, card_units * part // 100)
 
 
 def test_whole_cards_and_a_shut_door_are_left_alone() -> None:

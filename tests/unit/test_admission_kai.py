@@ -41,7 +41,8 @@ def limits(pod: Object, container: int = 0) -> dict[str, Any]:
         ({"gpu_memory": "4096"}, "4", None),
         ({"gpu_memory": "4097"}, "5", None),
         ({"gpu_fraction": "0.5"}, "40", None),
-        ({"gpu_fraction": "0.33"}, "27", None),
+        ({"gpu_fraction": "0.33"}, "26", None),
+        ({"gpu_fraction": "0.001"}, "1", None),
         ({"gpu_fraction": "1"}, "80", None),
         ({"gpu_memory": "2048", "gpu_fraction_num_devices": "2"}, "4", "2"),
     ],
@@ -53,6 +54,21 @@ def test_annotations_become_amounts(annotations: dict[str, str], units: str, car
     assert set(ANNOTATIONS).isdisjoint(pod["metadata"].get("annotations", {}))
     assert pod["spec"]["schedulerName"] == "default-scheduler"
     assert translated(pod) == pod  # the webhook may be asked again
+
+
+@pytest.mark.parametrize("card_units", [15, 23, 79])
+@pytest.mark.parametrize(("fraction", "pods"), [("0.5", 2), ("0.333", 3), ("0.25", 4), ("0.1", 10)])
+def test_fractions_that_fill_a_card_fit_on_one(card_units: int, fraction: str, pods: int) -> None:
+    pod = translated(kai_pod(gpu_fraction=fraction), kai=KaiRules(card_units=card_units))
+    assert pods * int(limits(pod)[GPU_MEM]) <= card_units
+
+
+def test_a_pod_of_run_ai_leaves_its_scheduler_too() -> None:
+    pod = kai_pod(gpu_fraction="0.5")
+    pod["spec"]["schedulerName"] = "runai-scheduler"
+    assert translated(pod)["spec"]["schedulerName"] == "default-scheduler"
+    said = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]["warnings"]
+    assert said[0].startswith('spec.schedulerName "runai-scheduler" is replaced')
 
 
 def test_the_container_is_the_one_that_is_named() -> None:

@@ -158,7 +158,7 @@ def test_whether_a_mount_reaches_the_node_is_read_from_where_it_lies(place: str,
 
 
 INSIDE = """
-import os, sys
+import os, subprocess, sys, time
 from pathlib import Path
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.core.grant import CardLimit
@@ -196,7 +196,25 @@ else:
 mounts = folders.grant(["GPU-a-_-1"], limits_compute=True)
 neighbour = next(each.host_path for each in mounts if each.host_path.endswith("/claim"))
 assert Path(neighbour).read_bytes() == bytes(4096) and claim.stat().st_size == 4096
-os.system(f"umount {meeting}")  # as when the machine was started anew
+greedy = f'''
+import ctypes, os
+libc, file, page = ctypes.CDLL(None), os.open("{claim}", os.O_WRONLY), os.sysconf("SC_PAGESIZE")
+while True:  # KEEP_SIZE: beyond the end of the file
+    for number in range(1, 300):
+        libc.fallocate(file, 1, ctypes.c_long(number * page), ctypes.c_long(page))
+'''
+taking = subprocess.Popen([sys.executable, "-c", greedy])
+while os.statvfs(meeting).f_bfree:
+    time.sleep(0.01)
+try:
+    for number in range(2, 30):
+        more = [f"GPU-a-_-{number}"]
+        folders.grant(more, limits_compute=True)
+        assert (meeting / folders.current(more) / "claim").stat().st_blocks
+finally:
+    taking.kill()
+    taking.wait()
+os.system(f"umount --lazy {meeting}")  # as when the machine was started anew
 card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-a")
 folders.start(ids, [CardLimit(card, 4, 4096, 30)], Owner(ids), limited=True)
 assert os.path.ismount(meeting) and claim.read_bytes() == bytes(4096)

@@ -130,17 +130,16 @@ def test_the_operators_file_names_cards_by_index_or_uuid() -> None:
 
 
 def test_the_configmap_keeps_what_an_operator_wrote() -> None:
-    first = unhealthy_data({"gpus": "2"}, {1: "Xid 79", 3: "lost"}, [1])
-    assert first == {"gpus": "1,2,3", "agent": "1,3", "faults": "1", "reasons": "1: Xid 79; 3: lost"}
+    first = unhealthy_data({"gpus": "2"}, {1: "Xid 79", 3: "lost"}, ["GPU-1"])
+    assert first == {"gpus": "1,2,3", "agent": "1,3", "faults": "GPU-1", "reasons": "1: Xid 79; 3: lost"}
     assert unhealthy_data(first, {}, []) == {"gpus": "2", "agent": "", "faults": "", "reasons": ""}
     assert unhealthy_data({"gpus": "x, 3,,"}, {0: "lost"}, [])["gpus"] == "0,3"
 
 
-def test_faults_are_known_from_the_configmap_also_where_an_older_agent_wrote_it() -> None:
-    assert recorded_faults({"gpus": "1,2,3", "agent": "1,3", "faults": "1"}) == {1}
+def test_faults_are_known_from_the_configmap() -> None:
+    assert recorded_faults({"gpus": "1,2", "agent": "1,2", "faults": "GPU-1,MIG-2"}) == {"GPU-1", "MIG-2"}
     assert recorded_faults({"gpus": "1,2,3", "agent": "1,3", "faults": ""}) == frozenset()
-    assert recorded_faults({"gpus": "1,2", "agent": "1"}) == {1}
-    assert recorded_faults(None) == frozenset()
+    assert recorded_faults({"gpus": "1"}) == recorded_faults(None) == frozenset()
 
 
 # -- folders ---------------------------------------------------------------------------------------------
@@ -154,8 +153,9 @@ def test_mounts_name_the_hosts_own_path(tmp_path: Path) -> None:
     name = folders.prepare(["GPU-a-_-0"])
     assert (tmp_path / "containers" / name / "etc").is_dir()
     assert {mount.container_path: mount.host_path for mount in folders.mounts(name)} == {
-        "/etc/ld.so.preload": "/opt/gpuslice/ld.so.preload",
-        "/etc/ld-nix.so.preload": "/opt/gpuslice/ld.so.preload",  # all that Nix's glibc reads
+        "/etc/ld.so.preload": f"/opt/gpuslice/containers/{name}/ld.so.preload",
+        # all that Nix's glibc reads
+        "/etc/ld-nix.so.preload": f"/opt/gpuslice/containers/{name}/ld.so.preload",
         "/usr/lib/gpuslice": "/opt/gpuslice/lib",
         "/etc/gpuslice": f"/opt/gpuslice/containers/{name}/etc",
         "/var/lib/gpuslice": f"/opt/gpuslice/containers/{name}/var",
@@ -174,6 +174,10 @@ HIDING = [
     "/etc/gpuslice/limits",
     "/usr/lib/gpuslice",
     "/run/gpuslice/GPU-a/own/claim",
+    "/proc/self/root/etc/ld.so.preload",
+    "/proc//1/cwd",
+    "/proc/net/../root/usr/lib/gpuslice",
+    "/var/lock/../gpuslice",
 ]
 
 
@@ -182,7 +186,11 @@ def test_a_mount_at_or_below_one_of_ours_hides_it(path: str) -> None:
     assert f'mountPath is "{path}", must be' in hiding_mount("main", [{"mountPath": path}], None, None)
 
 
-@pytest.mark.parametrize("path", ["/", "/etc", "/usr/lib", "/etc/gpuslice-2", "/data/etc/ld.so.preload", ""])
+ELSEWHERE = ["/", "/etc", "/usr/lib", "/etc/gpuslice-2", "/data/etc/ld.so.preload", ""]
+ELSEWHERE += ["/proc/cpuinfo", "/proc/sys/crypto/fips_enabled", "/data/..more/x"]  # some tools mount these
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
 def test_a_mount_above_ours_or_elsewhere_hides_nothing(path: str) -> None:
     """Runtimes mount what is deeper later."""
     assert not hiding_mount("main", [{"mountPath": path}], None, "/dev/termination-log")

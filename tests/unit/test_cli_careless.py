@@ -217,7 +217,9 @@ def test_a_picture_that_cannot_be_written_does_not_take_the_answer_with_it(trace
 
 def test_a_path_that_cannot_be_looked_at_is_told_of() -> None:
     told = gpuslice("simulate", "--from-cluster", "--plot", f"{UNUSABLE}/plot.svg")
-    assert_said(told, 1, f"{UNUSABLE}: File name too long")
+    before = sys.version_info < (3, 14)  # since then pathlib says of such a path that it is no folder
+    code, sentence = (1, f"{UNUSABLE}: File name too long") if before else (2, "in a folder that exists")
+    assert_said(told, code, sentence)
 
 
 @pytest.mark.parametrize("words", ["version", "--help", "completion bash", "explain --help"])

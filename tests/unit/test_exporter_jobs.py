@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuslice.apps.exporter.jobs import LARGEST_FILE_BYTES, Jobs
+from gpuslice.apps.exporter.jobs import LARGEST_FILE_BYTES, MOST_JOBS, Jobs
 
 
 def test_what_is_no_plain_file_is_told_once_and_the_rest_counts(
@@ -34,3 +34,9 @@ def test_of_a_file_without_end_the_beginning_is_read(tmp_path: Path) -> None:
     (found,) = Jobs(str(tmp_path)).read().values()
     assert found[0] == "101"
     assert len(found[1]) <= LARGEST_FILE_BYTES
+
+
+def test_a_file_of_many_jobs_does_not_multiply_the_page(tmp_path: Path) -> None:
+    (tmp_path / "0").write_text("".join(f"{number}\n" for number in range(10_000)))
+    (found,) = Jobs(str(tmp_path)).read().values()
+    assert found == tuple(map(str, range(MOST_JOBS)))

@@ -10,7 +10,9 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, InvalidError, UnavailableError
 from gpuslice.adapters.kube.http import ApiResponse
-from gpuslice.adapters.kube.resources import NODES, PODS, Resource
+from gpuslice.adapters.kube.objects import ResourceClaim
+from gpuslice.adapters.kube.requests import WatchEvent, decoder, watch_event
+from gpuslice.adapters.kube.resources import NODES, PODS, RESOURCE_CLAIMS, Resource
 from tests.unit.kube_wire import ScriptedTransport, answer, failure, pod
 
 WIDGETS = Resource("example.com/v1", "widgets", "Widget", dict)
@@ -155,3 +157,37 @@ async def test_what_is_no_object_is_no_answer_of_the_api_server(body: bytes, sai
 async def test_a_null_list_is_an_empty_list() -> None:
     listing = await KubeClient(ScriptedTransport(answer({"metadata": {}, "items": None}))).list(PODS)
     assert listing.items == []
+
+
+def claim_with(parameters: bytes) -> bytes:
+    """A ResourceClaim as its author wrote it; the API server takes 10 KiB of any JSON there."""
+    config = b'[{"opaque": {"driver": "example.com", "parameters": %b}}]' % parameters
+    metadata = rb'{"name": "c", "labels": {"a": "]}\"[[", "b": "\\ud800\ud83d\ude00"}}'
+    spec, status = b'{"devices": {"config": %b}}' % config, b'{"allocation": {}}'
+    return b'{"metadata": %b, "spec": %b, "status": %b}' % (metadata, spec, status)
+
+
+ODD = {
+    "arrays": b"[" * 5000 + b"]" * 5000,
+    "objects": rb'{"a\\\"]": ' * 1000 + b'"}"' + b"}" * 1000,
+    "high surrogate": rb'{"a": "\ud800"}',
+    "low surrogate": rb'["\udfFFx", "\ud83d\\ude00"]',
+    "no UTF-8": b'{"a\xff": "\xed\xa0\x80"}',
+}
+"""kube-apiserver 1.36.2 stores each of these, and gives it back as it was."""
+
+
+@pytest.mark.parametrize("parameters", ODD.values(), ids=ODD)
+async def test_no_claim_makes_the_list_of_all_unreadable(parameters: bytes) -> None:
+    claim = claim_with(parameters)
+    body = b'{"metadata": {}, "items": [%b, {"metadata": {"name": "next"}}]}' % claim
+    answers = [ApiResponse(200, {}, body)] * 2
+    listing = await KubeClient(ScriptedTransport(*answers)).list(RESOURCE_CLAIMS)
+    first, second = listing.items or []
+    assert first.metadata.labels == {"a": ']}"[[', "b": "\\ud800\N{GRINNING FACE}"}
+    assert first.status.allocation is not None
+    assert second.metadata.name == "next"
+    line = b'{"type": "ADDED", "object": %b}' % claim
+    assert watch_event(decoder(WatchEvent[ResourceClaim]), line, "watch").object == first
+    plain = await KubeClient(ScriptedTransport(*answers)).list(RESOURCE_CLAIMS.as_dict())
+    assert [each["metadata"]["name"] for each in plain.items or ()] == ["c", "next"]

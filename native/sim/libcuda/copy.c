@@ -1,10 +1,12 @@
-/* Copies and fills. They happen at the call; what is small has contents, what is large has none. */
+/* Copies and fills. They happen at the call; what is small has contents, what is large has none. Fills and copies within
+ * the card also take its time. */
 #include <string.h>
 
 #include "driver.h"
 
 #define NODE_MEMCPY 1
 #define NODE_MEMSET 2
+#define MEMORY_TYPE 2 /* CU_POINTER_ATTRIBUTE_MEMORY_TYPE */
 #define UNUSED __attribute__((unused))
 
 static CUresult ready(void)
@@ -22,6 +24,31 @@ static CUresult on_stream(CUstream handle, int node_type, bool *captured)
     return *captured ? capture_simple(stream, node_type) : CUDA_SUCCESS;
 }
 
+#define BYTES_PER_NS 2000u /* of a card's memory */
+
+static void take_time(struct stream *stream, size_t bytes)
+{
+    if (!stream->capturing && bytes >= BYTES_PER_NS)
+        stream_work(stream, bytes / BYTES_PER_NS, SIM_WHOLE_CARD);
+}
+
+CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address);
+
+static bool is_on_card(CUdeviceptr address)
+{
+    unsigned type = 0;
+    return cuPointerGetAttribute(&type, MEMORY_TYPE, address) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
+}
+
+static CUresult take_time_within(CUstream handle, CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
+    if (bytes >= BYTES_PER_NS && is_on_card(to) && is_on_card(from))
+        take_time(stream, bytes);
+    return CUDA_SUCCESS;
+}
+
 static CUresult move(CUdeviceptr to, CUdeviceptr from, size_t bytes)
 {
     TRY(ready());
@@ -35,7 +62,10 @@ static CUresult move_on(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream
 {
     bool captured;
     TRY(on_stream(stream, NODE_MEMCPY, &captured));
-    return captured ? CUDA_SUCCESS : move(to, from, bytes);
+    if (captured)
+        return CUDA_SUCCESS;
+    TRY(move(to, from, bytes));
+    return take_time_within(stream, to, from, bytes);
 }
 
 /* A copy between host and card returns when it is done, so after all that its stream had to do before. */
@@ -45,7 +75,8 @@ static CUresult move_after(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstr
     TRY(stream_of(handle, &stream));
     if (!stream->capturing)
         stream_wait(stream);
-    return move(to, from, bytes);
+    TRY(move(to, from, bytes));
+    return take_time_within(handle, to, from, bytes);
 }
 
 /* The card that NVML counts traffic of: of a MIG device, the whole one. */
@@ -223,34 +254,41 @@ ARRAY_COPY(cuMemcpyAtoD_v2, UNUSED CUdeviceptr t, UNUSED CUarray f, UNUSED size_
 
 /* --------------------------------------------------------------------------------------------- fills */
 
-static CUresult fill(CUdeviceptr to, const void *pattern, size_t pattern_bytes, size_t count)
+static CUresult fill(CUstream handle, CUdeviceptr to, const void *pattern, size_t pattern_bytes, size_t count)
 {
-    TRY(ready());
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
     if (count && !to)
         return CUDA_ERROR_INVALID_VALUE;
     bytes_fill(to, pattern, pattern_bytes, count);
+    take_time(stream, pattern_bytes * count);
     return CUDA_SUCCESS;
 }
 
-static CUresult fill_2d(CUdeviceptr to, size_t pitch, const void *pattern, size_t pattern_bytes, size_t width,
+static CUresult fill_2d(CUstream handle, CUdeviceptr to, size_t pitch, const void *pattern, size_t pattern_bytes, size_t width,
                         size_t rows)
 {
-    TRY(ready());
+    struct stream *stream;
+    TRY(stream_of(handle, &stream));
     if (!to || (rows > 1 && pitch < width * pattern_bytes))
         return CUDA_ERROR_INVALID_VALUE;
     for (size_t row = 0; row < rows; row++)
         bytes_fill(to + row * pitch, pattern, pattern_bytes, width);
+    take_time(stream, pattern_bytes * width * rows);
     return CUDA_SUCCESS;
 }
 
 #define FILL(bits, type)                                                                                               \
-    EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr t, type v, size_t n) { return fill(t, &v, sizeof v, n); }         \
-    EXPORT CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr t, type v, size_t n) { return fill(t, &v, sizeof v, n); }    \
+    EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr t, type v, size_t n) { return fill(NULL, t, &v, sizeof v, n); }   \
+    EXPORT CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr t, type v, size_t n)                                      \
+    {                                                                                                                  \
+        return fill(CU_STREAM_PER_THREAD, t, &v, sizeof v, n);                                                         \
+    }                                                                                                                  \
     EXPORT CUresult cuMemsetD##bits##Async(CUdeviceptr t, type v, size_t n, CUstream s)                                \
     {                                                                                                                  \
         bool captured;                                                                                                 \
         TRY(on_stream(s, NODE_MEMSET, &captured));                                                                     \
-        return captured ? CUDA_SUCCESS : fill(t, &v, sizeof v, n);                                                     \
+        return captured ? CUDA_SUCCESS : fill(s, t, &v, sizeof v, n);                                                  \
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr t, type v, size_t n, CUstream s)                           \
     {                                                                                                                  \
@@ -258,17 +296,17 @@ static CUresult fill_2d(CUdeviceptr to, size_t pitch, const void *pattern, size_
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD2D##bits##_v2(CUdeviceptr t, size_t p, type v, size_t w, size_t h)                        \
     {                                                                                                                  \
-        return fill_2d(t, p, &v, sizeof v, w, h);                                                                      \
+        return fill_2d(NULL, t, p, &v, sizeof v, w, h);                                                                \
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr t, size_t p, type v, size_t w, size_t h)                   \
     {                                                                                                                  \
-        return fill_2d(t, p, &v, sizeof v, w, h);                                                                      \
+        return fill_2d(CU_STREAM_PER_THREAD, t, p, &v, sizeof v, w, h);                                                \
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD2D##bits##Async(CUdeviceptr t, size_t p, type v, size_t w, size_t h, CUstream s)          \
     {                                                                                                                  \
         bool captured;                                                                                                 \
         TRY(on_stream(s, NODE_MEMSET, &captured));                                                                     \
-        return captured ? CUDA_SUCCESS : fill_2d(t, p, &v, sizeof v, w, h);                                            \
+        return captured ? CUDA_SUCCESS : fill_2d(s, t, p, &v, sizeof v, w, h);                                         \
     }                                                                                                                  \
     EXPORT CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr t, size_t p, type v, size_t w, size_t h, CUstream s)     \
     {                                                                                                                  \

@@ -106,7 +106,8 @@ static void add_ghosts(struct found *found, uint32_t index)
 static int32_t number_of(const struct sim_sample_process *process)
 {
     bool same = sim_state()->processes[process->slot].live && sim_state()->processes[process->slot].pid == process->pid;
-    return same && driver_major() >= 570 ? sim_pid_here(process->slot) : process->pid;
+    bool here = driver_major() >= 570 || !sim_in_own_namespace();
+    return same && here ? sim_pid_here(process->slot) : process->pid;
 }
 
 /* Each process's newest sample after the moment given; who was idle has none. */

@@ -195,8 +195,7 @@ __asm__(
     "  pushq %rdi\n  movl %esi, %edi\n"
     "  call gs_choose_dlopen_flags\n"
     "  popq %rdi\n  movl %eax, %esi\n"
-    "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n"
-    ".section .note.GNU-stack,\"\",@progbits\n.text\n");
+    "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n");
 #elif defined(__aarch64__)
 __asm__(
     ".text\n"
@@ -223,8 +222,7 @@ __asm__(
     "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  str x0, [sp, #16]\n  mov w0, w1\n"
     "  bl gs_choose_dlopen_flags\n  mov w1, w0\n"
     "  ldr x0, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
-    "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n"
-    ".section .note.GNU-stack,\"\",%progbits\n.text\n");
+    "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n");
 #else
 #error "dlsym must be entered without a frame of its own: write the stub for this architecture"
 #endif

@@ -123,6 +123,7 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         annotations=without(pod.annotations, PLACEMENT_ANNOTATIONS),
         scheduler=scheduler,
         runtime_class=pod.runtime_class or rules.runtime_class,
+        tolerations=_tolerating_gpu_nodes(pod.tolerations),
     )
     ours = scheduler in ("", rules.scheduler or DEFAULT_SCHEDULER)  # another may handle its groups itself
     gated = GATE in pod.gates or pod.in_group or pod.node
@@ -176,6 +177,22 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
             "which card the pod holds"
         )
     return Verdict(pod=new)
+
+
+def _tolerating_gpu_nodes(given: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
+    """With the toleration that ``ExtendedResourceToleration`` gives pods that request `nvidia.com/gpu`.
+
+    GPU nodes are often tainted with that resource's name (GKE does it), and pods rely on that admission
+    plugin. It would give ours a toleration for ``aliyun.com/gpu-mem``, with which nobody taints nodes.
+    """
+    tolerated = any(
+        each.get("operator") == "Exists"
+        and (each.get("key") or EXCLUSIVE_GPU) == EXCLUSIVE_GPU
+        and (each.get("effect") or "NoSchedule") == "NoSchedule"
+        for each in given
+    )
+    added = {"key": EXCLUSIVE_GPU, "operator": "Exists", "effect": "NoSchedule"}
+    return given if tolerated else (*given, added)
 
 
 # -- resources -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ that with no such intent: the webhooks of Datadog and Dynatrace mount a file at 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ REGION_FOLDER = "/var/lib/gpuslice"
 NEIGHBOURS_FOLDER = "/run/gpuslice"  # one folder for each card
 _BY_LINKS = ("/lib/gpuslice", "/var/run/gpuslice")
 """The same folders in nearly every image of today: /lib is a link to /usr/lib there, /var/run one to /run."""
+_BY_PROCESSES = re.compile(r"/proc/(self|thread-self|\d+)(/|$)")
+"""runc 1.1 follows such links where it mounts something: ``/proc/self/root`` is the container's own root."""
 _ALL = (*PRELOAD_FILES, LIBRARY_FOLDER, LIMITS_FOLDER, REGION_FOLDER, NEIGHBOURS_FOLDER, *_BY_LINKS)
 
 Mounts = Iterable[Mapping[str, Any]] | None
@@ -32,7 +35,8 @@ def hiding_mount(container: str, mounts: Mounts, devices: Mounts, message_path: 
 
     `mounts`, `devices` and `message_path` are ``volumeMounts``, ``volumeDevices`` and
     ``terminationMessagePath`` of the API; at the last kubelet mounts a file that the container can write. A
-    path through another symbolic link of the image is not recognized.
+    path through another symbolic link of the image is not recognized. ".." is refused, since what it means
+    depends on such links: ``/var/lock/..`` is ``/run``.
     """
     paths = [(f"volumeMounts[{i}].mountPath", each.get("mountPath")) for i, each in enumerate(mounts or ())]
     paths += [
@@ -40,7 +44,9 @@ def hiding_mount(container: str, mounts: Mounts, devices: Mounts, message_path: 
     ]
     for field, path in (*paths, ("terminationMessagePath", message_path)):
         cleaned = posixpath.normpath("/" + str(path or "").lstrip("/"))
-        if any(cleaned == ours or cleaned.startswith(f"{ours}/") for ours in _ALL):
-            must_be = "another path: what enforces the container's GPU limits is mounted there"
+        unclear = ".." in str(path or "").split("/") or _BY_PROCESSES.match(cleaned) is not None
+        if unclear or any(cleaned == ours or cleaned.startswith(f"{ours}/") for ours in _ALL):
+            which = 'a path without links and ".."' if unclear else "another path"
+            must_be = f"{which}: what enforces the container's GPU limits is mounted there"
             return str(InvalidRequestError(f'container "{container}": {field}', path, must_be))
     return ""

@@ -55,6 +55,7 @@ class PodForm:
     node: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     affinity: Mapping[str, Any] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
     terminating: bool = False
     claims: tuple[Mapping[str, Any], ...] = ()
     gates: tuple[Mapping[str, Any], ...] = ()  # scheduling gates
@@ -110,6 +111,8 @@ def difference(before: PodForm, after: PodForm) -> list[Operation]:
     if before.affinity != after.affinity:
         op = "add" if after.affinity else "remove"
         operations.append(Operation(op, "/spec/affinity", dict(after.affinity)))
+    if before.tolerations != after.tolerations:
+        operations.append(Operation("add", "/spec/tolerations", [dict(each) for each in after.tolerations]))
     if before.gates != after.gates:
         operations.append(Operation("add", "/spec/schedulingGates", [dict(each) for each in after.gates]))
     if before.claims != after.claims:

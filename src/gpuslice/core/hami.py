@@ -2,7 +2,8 @@
 
     nvidia.com/gpu N                      N cards (1 when absent), each with the amounts below
     nvidia.com/gpumem M                   MiB of each card, rounded up to whole units
-    nvidia.com/gpumem-percentage P        part of each card; needs the size of the cards as a setting
+    nvidia.com/gpumem-percentage P        part of each card, rounded down, so that parts that add up to a
+                                          card fit on one; needs the size of the cards as a setting
     nvidia.com/gpucores C                 percent of a card's compute, rounded up to steps of 5
     nvidia.com/use-gputype, nouse-gputype parts of model names; needs the models' node labels as a setting
 
@@ -143,8 +144,11 @@ def _container(container: ContainerForm, count: int, rules: HamiRules) -> Contai
     if PRIORITY in container.limits:
         must_be = "left out: the containers of a card have no order among them here"
         raise InvalidRequestError(limit_field(container, PRIORITY), container.limits[PRIORITY], must_be)
-    ours = {GPU_MEM: str(count * _units(container, rules))}
-    if percent := _amount(container, CORES, 0, 0, 100):
+    units = _units(container, rules)
+    ours = {GPU_MEM: str(count * units)}
+    percent = _amount(container, CORES, 0, 0, 100)
+    alone = units == rules.card_units  # nobody else fits on these cards, so all of their compute is its own
+    if percent and not (alone and percent == 100 and count > 1):
         if count > 1:
             must_be = f'left out beside limits["{EXCLUSIVE_GPU}"] {count}: a share of compute is of one card'
             raise InvalidRequestError(limit_field(container, CORES), percent, must_be)
@@ -171,7 +175,7 @@ def _units(container: ContainerForm, rules: HamiRules) -> int:
         raise InvalidRequestError(
             limit_field(container, MEMORY_PERCENT), container.limits.get(MEMORY_PERCENT, "absent"), must_be
         )
-    return -(-rules.card_units * percent // 100)
+    return max(1, rules.card_units * percent // 100)
 
 
 def _amount(container: ContainerForm, name: str, default: int, least: int, most: int) -> int:

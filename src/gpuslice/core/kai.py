@@ -1,7 +1,8 @@
 """KAI-Scheduler's way of asking for a part of a card, put into ours: a third front door.
 
     annotation gpu-memory: "M"                  MiB of a card, rounded up to whole units
-    annotation gpu-fraction: "0.5"              part of a card; needs the size of the cards as a setting
+    annotation gpu-fraction: "0.5"              part of a card, rounded down, so that two halves fit on a
+                                                card of 79 units; needs the cards' size as a setting
     annotation gpu-fraction-num-devices: "N"    N cards, each with that amount
     annotation gpu-fraction-container-name: C   the container that gets it, an init container too; without,
                                                 the first app container
@@ -10,7 +11,8 @@ The annotations are taken off the pod, so that nobody translates it twice, and i
 of KAI's a pod goes without (queues) its author is told: `remarks`. A pod that asks KAI for whole cards
 (``nvidia.com/gpu``) is left alone.
 
-Source of the names and their meaning: KAI-Scheduler's documentation of GPU sharing, v0.17.
+Source of the names and their meaning: KAI-Scheduler's documentation of GPU sharing, v0.17; Run:ai, from which
+KAI comes, has the same names.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from gpuslice.core.units import UNIT_MIB
 MEMORY, FRACTION = "gpu-memory", "gpu-fraction"
 CARDS, CONTAINER = "gpu-fraction-num-devices", "gpu-fraction-container-name"
 ANNOTATIONS = (MEMORY, FRACTION, CARDS, CONTAINER)
-SCHEDULER = "kai-scheduler"
+SCHEDULERS = ("kai-scheduler", "runai-scheduler")
 QUEUES = ("kai.scheduler/queue", "runai/queue")
 MOST_CARDS = 1024
 _FRACTION = re.compile(r"[0-9]{0,3}\.[0-9]{1,9}|[0-9]{1,3}")  # no exponent: 1e999999999 would be worked out
@@ -75,7 +77,7 @@ def translate(pod: PodForm, rules: KaiRules) -> PodForm:
         containers=tuple(asking if each is container else each for each in pod.containers),
         labels={**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels,
         annotations=without(pod.annotations, ANNOTATIONS),
-        scheduler=DEFAULT_SCHEDULER if pod.scheduler == SCHEDULER else pod.scheduler,
+        scheduler=DEFAULT_SCHEDULER if pod.scheduler in SCHEDULERS else pod.scheduler,
     )
 
 
@@ -83,8 +85,8 @@ def remarks(pod: PodForm) -> Iterator[str]:
     """What a pod that asks in KAI's way goes without here."""
     if not asks(pod):
         return
-    if pod.scheduler == SCHEDULER:
-        yield f'spec.schedulerName "{SCHEDULER}" is replaced: it does not know the cards that are shared here'
+    if (name := pod.scheduler) in SCHEDULERS:
+        yield f'spec.schedulerName "{name}" is replaced: it does not know the cards that are shared here'
     for label in QUEUES:
         if label in pod.labels:
             field = f'metadata.labels["{label}"] "{pod.labels[label]}"'
@@ -104,8 +106,7 @@ def _units(pod: PodForm, rules: KaiRules) -> int:
     if not rules.card_units:
         must_be = f"given as {MEMORY} in MiB: a fraction needs cards of one size, and none is set"
         raise InvalidRequestError(field, text, must_be)
-    parts = fraction * rules.card_units
-    return -(-parts.numerator // parts.denominator)
+    return max(1, int(fraction * rules.card_units))
 
 
 def _whole(pod: PodForm, name: str, most: int) -> int:

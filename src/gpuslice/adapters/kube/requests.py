@@ -6,6 +6,7 @@ Shared by the asynchronous and the blocking client.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast
@@ -33,6 +34,11 @@ JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
+DEEPEST = 100
+"""How many arrays and objects in one another are read; no field that we know is half as deep."""
+_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_ESCAPES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
+"""A pair of surrogates, a lone one (the group), or any other escape of a JSON string."""
 
 
 class ListMetadata(msgspec.Struct, gc=False, rename="camel"):
@@ -69,11 +75,43 @@ def decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(cast(Any, kind))
 
 
+def _read(read: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Decode, also where an object holds JSON that the decoder does not take but the API server does.
+
+    A claim may hold 10 KiB of any JSON for another driver (``opaque.parameters``). That must not make the
+    list of all unreadable.
+    """
+    try:
+        return read.decode(data)
+    except UNREADABLE:
+        return read.decode(_readable(data))
+
+
+def _readable(data: bytes) -> bytes:
+    """With U+FFFD for what is no UTF-8 and for lone surrogates, and null for what is nested too deep.
+
+    Decoders go 1,000 deep before Python 3.13.
+    """
+    data = data.decode(errors="replace").encode()
+    data = _ESCAPES.sub(lambda found: rb"\ufffd" if found[1] else found[0], data)
+    kept, depth, start = [], 0, 0
+    for part in _NESTING.finditer(data):
+        if part[0] in b"[{":
+            depth += 1
+            if depth == DEEPEST:
+                kept += [data[start : part.start()], b"null"]
+        elif part[0] in b"]}":
+            if depth == DEEPEST:
+                start = part.end()
+            depth -= 1
+    return b"".join([*kept, data[start:]])
+
+
 def decode(kind: type[T], response: ApiResponse, request: ApiRequest) -> T:
     """The answer as a `kind`; the KubeError it means when it is not a 2xx."""
     expect_object(response, request)
     try:
-        return cast(T, decoder(cast(Hashable, kind)).decode(response.body))
+        return cast(T, _read(decoder(cast(Hashable, kind)), response.body))
     except UNREADABLE as error:
         raise InvalidError(f"{request}: the answer is not what the API promises: {error}") from error
 
@@ -84,7 +122,7 @@ def watch_event(read: msgspec.json.Decoder[WatchEvent[T]], line: bytes, what: st
     A bookmark's object is hollow and need not be one of its kind: pods come with `containers: null`.
     """
     try:
-        event = read.decode(line)
+        event = _read(read, line)
     except UNREADABLE as error:
         unread = _opened(line, what)
         if unread.type == "BOOKMARK":
@@ -100,7 +138,7 @@ def watch_event(read: msgspec.json.Decoder[WatchEvent[T]], line: bytes, what: st
 def _opened(line: bytes, what: str) -> WatchEvent[msgspec.Raw]:
     """The line with its object as it came. Raises `InvalidError` when it is no line of a watch."""
     try:
-        return cast(WatchEvent[msgspec.Raw], decoder(WatchEvent[msgspec.Raw]).decode(line))
+        return cast(WatchEvent[msgspec.Raw], _read(decoder(WatchEvent[msgspec.Raw]), line))
     except UNREADABLE as error:
         raise InvalidError(f"{what}: a line is not JSON: {error}") from error
 
@@ -124,10 +162,18 @@ def expect_object(response: ApiResponse, request: ApiRequest) -> None:
 
 
 def list_page(
-    resource: Resource[Any], namespace: str, labels: str, fields: str, *, limit: int, token: str
+    resource: Resource[Any],
+    namespace: str,
+    labels: str,
+    fields: str,
+    *,
+    limit: int,
+    token: str,
+    version: str = "",
 ) -> ApiRequest:
     """One page of a list; `limit` 0 asks for all at once."""
     query = {
+        "resourceVersion": version,
         "labelSelector": labels,
         "fieldSelector": fields,
         "limit": str(limit) if limit else "",

@@ -43,7 +43,12 @@ def format_figures(figures: Sequence[Figure], at_ns: int) -> bytes:
 
 def write_figures(path: Path, figures: Sequence[Figure], at_ns: int) -> None:
     """Raises OSError."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        file = os.open(path, flags, 0o644)
+    except BlockingIOError:  # the container has a lease on it (fcntl(2)): we would wait for 45 s
+        path.unlink()
+        file = os.open(path, flags, 0o644)
     try:
         os.fchmod(file, 0o644)
         os.pwrite(file, format_figures(figures, at_ns), 0)

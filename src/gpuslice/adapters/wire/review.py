@@ -55,6 +55,7 @@ class _Spec(_Wire):
     node_name: str = ""
     node_selector: dict[str, str] | None = None
     affinity: dict[str, Any] | None = None
+    tolerations: list[dict[str, Any]] | None = None
     resource_claims: list[dict[str, Any]] | None = None
     scheduling_gates: list[dict[str, Any]] | None = None
     scheduling_group: dict[str, Any] | None = None
@@ -163,6 +164,7 @@ def pod_form(raw: msgspec.Raw) -> PodForm:
         node=spec.node_name,
         node_selector=spec.node_selector or {},
         affinity=spec.affinity or {},
+        tolerations=tuple(spec.tolerations or ()),
         terminating=meta.deletion_timestamp is not None,
         claims=tuple(spec.resource_claims or ()),
         gates=tuple(spec.scheduling_gates or ()),

@@ -1,7 +1,8 @@
 """Only one agent of a node is active: an update starts the next agent before it ends this one.
 
 The next agent reads everything it needs meanwhile, so that kubelet lacks one only for a moment. A lock in the
-agents' own folder decides which is active; the kernel releases it however its holder ends.
+agents' own folder decides which is active; the kernel releases it however its holder ends. Whoever can open a
+folder can lock it, so it is on one that only root can open.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ PORT_S = 60.0
 
 
 class ActiveLock:
-    """The right to write about the node and to serve kubelet. `held` is set once this agent has it."""
+    """The right to write about the node and to serve kubelet. `held` is set once this agent has it.
+
+    `folder`: the agents' own.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.held = asyncio.Event()
-        self._folder = folder
+        self._folder = folder / "active"
         self._serving = 0
         self._served = asyncio.Event()
         self._served.set()
@@ -56,7 +60,8 @@ class ActiveLock:
         """Take the lock as soon as nobody else has it, and keep it until cancelled."""
         with contextlib.ExitStack() as stack:
             try:
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._folder.parent.mkdir(parents=True, exist_ok=True)
+                self._folder.mkdir(mode=0o700, exist_ok=True)
                 handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, handle)
                 standing_by = False

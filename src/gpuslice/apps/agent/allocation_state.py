@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
 from gpuslice.apps.agent.folders import Owner
@@ -38,7 +38,7 @@ from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of, still_true
 from gpuslice.core.grant import CardLimit, GrantError, container_grant, placement_of_devices
 from gpuslice.core.mode import Rules
-from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal, Tier
+from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal
 
 LISTED_AFTER_S = 60.0
 """How long kubelet may take from Allocate to listing the devices; after that it has rejected the pod."""
@@ -386,12 +386,8 @@ class AllocationState:
     def pod(self, uid: str) -> NodePod | None:
         return self._pods.get(uid)
 
-    def tiers(self, *, allow_cgpu_disable: bool) -> Iterator[tuple[NodePod, str, Tier]]:
-        """Each container that asks for a part of a card, and what enforces its limits from its start on."""
-        for pod in self._pods.values():
-            for container in pod.view.request.containers if pod.view.request and pod.holds_slices else ():
-                tier = pod.tier(container.name, self.rules, allow_cgpu_disable=allow_cgpu_disable)
-                yield pod, container.name, tier
+    def pods(self) -> Iterable[NodePod]:
+        return self._pods.values()
 
     def living(self, uid: str) -> Pod | None:
         """The pod if it exists and its containers may run."""

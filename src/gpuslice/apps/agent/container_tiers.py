@@ -53,9 +53,12 @@ class ContainerTiers:
 
     def tiers(self) -> Iterator[tuple[NodePod, str, Tier]]:
         """Of each container that asks for a part of a card."""
-        for pod, name, tier in self._state.tiers(allow_cgpu_disable=self._allow_cgpu_disable):
-            loose = (pod.view.uid, name) in self._loose
-            yield pod, name, min(tier, Tier.WATCHDOG) if loose else tier
+        rules, allowed = self._state.rules, self._allow_cgpu_disable
+        for pod in self._state.pods():
+            for container in pod.view.request.containers if pod.view.request and pod.holds_slices else ():
+                tier = pod.tier(container.name, rules, allow_cgpu_disable=allowed)
+                loose = (pod.view.uid, container.name) in self._loose
+                yield pod, container.name, min(tier, Tier.WATCHDOG) if loose else tier
 
     async def judge(self, figures: Mapping[ContainerName, Sequence[Figure]]) -> None:
         """One check, with what the driver reports of each container's processes.

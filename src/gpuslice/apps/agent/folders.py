@@ -6,7 +6,7 @@ container that kubelet has forgotten is still using it, the next one with those 
 number appended (``-2`` …); the highest is the one that Allocate named last::
 
     <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
-    <root>/ld.so.preload                 one line that names it, mounted over /etc/ld.so.preload and Nix's
+    <root>/containers/<token>/ld.so.preload  one line that names it, mounted over /etc/ld.so.preload and Nix's
     <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
     <root>/containers/<token>/var/       region, empty at first: the only place where its processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
@@ -18,6 +18,7 @@ number appended (``-2`` …); the highest is the one that Allocate named last::
 A claim of dynamic resource allocation is known when it is prepared: its folder is ``claim-<uid>.<request>``.
 
 Only root can enter ``containers`` and ``cards``: no user of the host reaches what a tenant creates there.
+Only the library and ``cards`` are seen by more than one container (`shared_files`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
@@ -37,9 +37,10 @@ import msgspec
 from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.reader import Counts, prepare_region, with_region
 from gpuslice.apps.agent.forgotten import RunningContainer
-from gpuslice.apps.agent.library import PRELOAD, Library, replace_file
+from gpuslice.apps.agent.library import LIBRARY, Library, replace_file
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
 from gpuslice.apps.agent.removal import remove_tree
+from gpuslice.apps.agent.shared_files import SharedFiles
 from gpuslice.core import container_files as inside
 from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment
@@ -48,8 +49,7 @@ from gpuslice.core.mode import ComputePolicy, Rules
 from gpuslice.core.units import MIB
 
 CLAIM_PREFIX = "claim-"
-CLAIM_BYTES = 4096
-"""More than what containers tell each other takes."""
+PRELOAD = "ld.so.preload"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -106,6 +106,7 @@ class Folders:
         self._trash = (root / "trash", root / "containers" / ".trash")
         self.library = Library(root)
         self.regions = RegionFileSystem(root, wanted=bound_regions)
+        self.shared = SharedFiles(root)
 
     def check(self) -> None:
         """Check that everything that enforces limits is in place.
@@ -120,9 +121,9 @@ class Folders:
 
     def mounts(self, name: str, cards: Iterable[str] = ()) -> tuple[HostMount, ...]:
         """What a container with the folder `name` is given. `cards`: where it communicates with others."""
-        folder, preload = self._host_root / "containers" / name, str(self._host_root / PRELOAD)
+        folder = self._host_root / "containers" / name
         mounts = [
-            *(HostMount(path, preload, read_only=True) for path in inside.PRELOAD_FILES),
+            *(HostMount(path, str(folder / PRELOAD), read_only=True) for path in inside.PRELOAD_FILES),
             HostMount(inside.LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
             HostMount(inside.LIMITS_FOLDER, str(folder / "etc"), read_only=True),
             HostMount(inside.REGION_FOLDER, str(folder / "var"), read_only=False),
@@ -158,6 +159,9 @@ class Folders:
         folder.parent.chmod(0o700)
         if not (folder / "var").exists():
             self._make_region_folder(folder)
+        if not (folder / PRELOAD).exists():
+            line = f"{inside.LIBRARY_FOLDER}/{LIBRARY}\n"
+            replace_file(folder / PRELOAD, line.encode(), 0o644)
         if not (folder / "owner.json").exists():
             self._own(folder, owner)
 
@@ -179,22 +183,13 @@ class Folders:
         return self.mounts(name, cards)
 
     def _make_claim(self, uuid: str, name: str) -> None:
-        """An empty file: a folder is not mounted, so that a tenant can create nothing next to it.
-
-        Its memory is allocated from the start: a neighbour that enlarges its own file takes none from it.
-        """
+        """A file: a folder is not mounted, so that a tenant can create nothing next to it."""
         meeting = self._root / "cards" / uuid
         meeting.mkdir(parents=True, exist_ok=True)
         meeting.parent.chmod(0o700)
         self.regions.bound(meeting)
-        for claim in meeting.glob("*/claim"):
-            if claim.stat().st_size > CLAIM_BYTES:
-                os.truncate(claim, CLAIM_BYTES)
-        own = meeting / name
-        own.mkdir(exist_ok=True)
-        (own / "claim").unlink(missing_ok=True)
-        (own / "claim").write_bytes(bytes(CLAIM_BYTES))
-        (own / "claim").chmod(0o666)  # any user of the container may write it
+        (meeting / name).mkdir(exist_ok=True)
+        self.shared.make_claim(meeting / name / "claim")
 
     def start(
         self,
@@ -239,6 +234,7 @@ class Folders:
             if (self._root / "cards" / limit.uuid).is_dir():  # where a share was ever limited
                 self._make_claim(limit.uuid, name)
         limits_file.write_limits(folder / "etc" / "limits", limits)
+        self.shared.new(folder / "etc" / "limits")
 
     # -- claims of dynamic resource allocation ----------------------------------------------------------
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import ssl
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -297,6 +298,9 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5, context=unverified) as answer:
             return bool(answer.status == 200)
+    except urllib.error.HTTPError as error:
+        error.close()  # it is the answer, whose socket stays open otherwise
+        return False
     except (OSError, HTTPException):
         return False
 

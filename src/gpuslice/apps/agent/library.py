@@ -14,11 +14,10 @@ import time
 from collections.abc import Container
 from pathlib import Path
 
-from gpuslice.core.container_files import LIBRARY_FOLDER
+from gpuslice.adapters.region.plain import read_plain
 from gpuslice.core.errors import GpusliceError
 
 LIBRARY = "libgpuslice.so"
-PRELOAD = "ld.so.preload"
 
 
 class IsolationMissingError(GpusliceError):
@@ -35,7 +34,7 @@ class Library:
         self._writes = True
 
     def install(self, source: str, *, writes: bool = True) -> None:
-        """Put the preload line and, unless `source` is "", the library in place, whole or not at all.
+        """Put the library in place, unless `source` is "": whole or not at all.
 
         Unless `writes`: whoever else keeps it there has this very version, or there is none for us.
         """
@@ -46,27 +45,19 @@ class Library:
             except OSError as error:
                 raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
             self.version = hashlib.sha256(content).hexdigest()[:16]
-        if not writes:
-            return
-        if source:
-            _put(self._root / self.folder / LIBRARY, content, 0o755)
-        _put(self._root / PRELOAD, f"{LIBRARY_FOLDER}/{LIBRARY}\n".encode(), 0o644)
+            if writes:
+                _put(self._root / self.folder / LIBRARY, content, 0o755)
 
     def check(self) -> None:
         """Check that all is in place, and repair it. Raises `IsolationMissingError` naming the file."""
-        for again in (True, False):
-            files = (self._root / self.folder / LIBRARY, self._root / PRELOAD)
-            missing = [path for path in files if not path.is_file()]
-            if missing and again and self._source and self._writes:
-                self.install(self._source)
-            elif missing:
-                cure = (
-                    "let the agent install it (--library)" if self._writes else "cgpu-installer puts it there"
-                )
-                raise IsolationMissingError(
-                    f"{missing[0]} is missing: limits cannot be enforced; {cure} or switch isolation off for "
-                    f"this node"
-                )
+        path = self._root / self.folder / LIBRARY
+        if not path.is_file() and self._source and self._writes:
+            self.install(self._source)
+        if not path.is_file():
+            cure = "let the agent install it (--library)" if self._writes else "cgpu-installer puts it there"
+            raise IsolationMissingError(
+                f"{path} is missing: limits cannot be enforced; {cure} or switch isolation off for this node"
+            )
 
     @property
     def folder(self) -> str:
@@ -85,7 +76,11 @@ class Library:
 
 def _put(path: Path, content: bytes, mode: int) -> None:
     """Leave alone what is right: containers have it mounted."""
-    if not path.is_file() or path.read_bytes() != content:
+    try:
+        found = read_plain(path, len(content) + 1)
+    except OSError:  # also if a container has a lease on it
+        found = b""
+    if found != content:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content, mode)
 

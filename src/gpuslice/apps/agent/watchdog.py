@@ -163,14 +163,19 @@ class Watchdog:
                     await self.tiers.judge(figures)
 
     def _container_of(self, pid: int) -> tuple[NodePod, str] | None:
-        """The pod and the container's name; None for a process of no container with a grant."""
+        """The pod and the container's name; None for a process of no container with a grant.
+
+        By the runtime's id alone: the path names a static pod by another uid than the API server, and no pod
+        at all where kubelet makes no cgroups of pods (``cgroupsPerQOS: false``).
+        """
         try:
             found = parse_cgroup((self._proc / str(pid) / "cgroup").read_text(errors="replace"))
         except OSError:  # it has ended
             return None
-        pod = self._state.pod(found.pod_uid) if found else None
-        name = pod.container_ids.get(found.container_id) if pod and found else None
-        return (pod, name) if pod and name else None
+        if found is None:
+            return None
+        named = ((pod, pod.container_ids.get(found.container_id, "")) for pod in self._state.pods())
+        return next(((pod, name) for pod, name in named if name), None)
 
     def _limit_bytes(self, holder: Holder) -> int | None:
         """None if it has none, or if kubelet does not list what it was given."""

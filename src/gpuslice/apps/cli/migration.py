@@ -27,7 +27,7 @@ from gpuslice.apps.cli.migration_writes import (
     way_back_of,
 )
 from gpuslice.core.admission import in_names
-from gpuslice.core.contract import ANN_MIGRATION, ResourceNames
+from gpuslice.core.contract import ANN_MIGRATION, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.form import Operation, PodForm, difference, escaped, without
 from gpuslice.core.node_affinity import terms_of
@@ -107,6 +107,9 @@ def _their_nodes(system: System, cluster: Reader) -> Plan:
         first = ", once the objects above are gone" if system.replaces_ours else ""
         waits.append(Note("nodes", f"gpuslice is not installed: helm install it{first}, then run this again"))
     for node in cluster.nodes:
+        if system.is_node(node) and (line := system.stays(node)):
+            by_hand.append(Note(f"node {node['metadata']['name']}", line))
+            continue
         if line := lost_on(system, node):
             lost.append(Note(f"node {node['metadata']['name']}", line))
         try:
@@ -130,6 +133,8 @@ def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
     """Whatever creates pods, and pods that nothing created: translated to our names."""
     changes, by_hand, lost = [], [], []
     for resource, thing in cluster.workloads():
+        if _of_the_system(system, resource, thing):
+            continue
         where = f"{resource.kind} {key_of(thing)}"
         try:
             found = _workload(system, resource, thing, sizes, cluster.names)
@@ -147,6 +152,13 @@ def _their_workloads(system: System, cluster: Reader, sizes: Sizes) -> Plan:
         by_hand.insert(0, Note("manifests", kept))
     by_hand += dict.fromkeys(_their_pods(system, cluster, sizes))
     return Plan(changes=tuple(changes), by_hand=tuple(by_hand), lost=tuple(lost))
+
+
+def _of_the_system(system: System, resource: Resource[Object], thing: Object) -> bool:
+    """Whether a workload is part of the other system, which goes as a whole."""
+    about = thing["metadata"]
+    owned = (resource, about["name"]) in system.owned and about["namespace"] == SYSTEM_NAMESPACE
+    return owned or (about.get("labels") or {}).get("app.kubernetes.io/name") == system.name  # HAMi's chart
 
 
 def _their_pods(system: System, cluster: Reader, sizes: Sizes) -> Iterator[Note]:
@@ -234,7 +246,7 @@ def _workload(
         Note(where, f"selects nodes by label {name}, which they lose: use another one")
         for name in _lost_labels(system, after)
     )
-    said: list[Change | Note | str] = [*system.remarks(before), *selecting]
+    said: list[Change | Note | str] = [*system.remarks(before, sizes), *selecting]
     if after == before:
         return said
     after = replace(  # in the resource names that the nodes offer

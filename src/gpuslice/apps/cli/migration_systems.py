@@ -19,6 +19,10 @@ Object = dict[str, Any]
 
 SLICE = "nvidia.com/gpu.shared"  # the name of time slices if NVIDIA's plugin renames the resource
 REPLICAS, CARD_MIB = "nvidia.com/gpu.replicas", "nvidia.com/gpu.memory"  # labels of GPU feature discovery
+GKE_STRATEGY = (
+    "cloud.google.com/gke-gpu-sharing-strategy"  # labels of GKE's node pools with time-sharing or MPS
+)
+GKE_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
 PRODUCT, STRATEGY = "nvidia.com/gpu.product", "nvidia.com/gpu.sharing-strategy"
 _APPS, _RBAC = "apps/v1", "rbac.authorization.k8s.io/v1"
 DAEMON_SETS = Resource(_APPS, "daemonsets", "DaemonSet", DICT)
@@ -47,6 +51,7 @@ class Sizes:
 class System:
     """One system. `labels`: what its nodes must lose (None) or get; `owned`: what it installs.
 
+    `stays`: why a node cannot change over, "" if it can.
     `translate` rewrites a pod with our names, or raises `InvalidRequestError`; `remarks` says what is lost.
     """
 
@@ -55,9 +60,10 @@ class System:
     holds: Callable[[Object], bool]
     labels: Mapping[str, str | None] = field(default_factory=dict)
     owned: Sequence[tuple[Resource[Object], str]] = ()
+    stays: Callable[[Object], str] = lambda node: ""
     replaces_ours: bool = False  # its objects have our names: they must be deleted before ours can be created
     translate: Callable[[PodForm, Sizes], PodForm] = lambda pod, sizes: pod
-    remarks: Callable[[PodForm], Iterable[str]] = lambda pod: ()
+    remarks: Callable[[PodForm, Sizes], Iterable[str]] = lambda pod, sizes: ()
     by_hand: tuple[tuple[str, str], ...] = ()  # where, and what to do
     lost: tuple[str, ...] = ()
 
@@ -87,17 +93,33 @@ def _labelled(name: str, *values: str) -> Callable[[Object], bool]:
 
 
 def time_sliced(node: Object) -> bool:
-    """According to the labels of GPU feature discovery, or the name that NVIDIA's plugin gives slices."""
+    """According to the labels of GPU feature discovery or GKE, or NVIDIA's name for slices."""
     labels, capacity = _labels(node), (node.get("status") or {}).get("capacity") or {}
     return (
         labels.get(STRATEGY) == "time-slicing"
-        or (whole_number(labels.get(REPLICAS)) or 1) > 1
+        or GKE_STRATEGY in labels
+        or _replicas(labels) > 1
         or bool(whole_number(capacity.get(SLICE)))
     )
 
 
+def _replicas(labels: Mapping[str, str]) -> int:
+    """Slices of a card; 1 if it is not shared."""
+    return whole_number(labels.get(REPLICAS) or labels.get(GKE_CLIENTS)) or 1
+
+
+def _slice_names(sizes: Sizes) -> list[str]:
+    """The resources that mean a slice in this cluster."""
+    return [SLICE, EXCLUSIVE_GPU] if sizes.slices_alone else [SLICE]
+
+
+def _of_gke(node: Object) -> str:
+    where = "create a node pool as docs/operate/platforms.md says, and delete this one at the end"
+    return f"Google's device plugin cannot be kept off it: {where}" if GKE_STRATEGY in _labels(node) else ""
+
+
 def _of_slices(pod: PodForm, sizes: Sizes) -> PodForm:
-    names = [SLICE, EXCLUSIVE_GPU] if sizes.slices_alone else [SLICE]
+    names = _slice_names(sizes)
     containers = []
     for each in pod.containers:
         name = next((name for name in names if each.limits.get(name)), "")
@@ -120,9 +142,9 @@ def _of_slices(pod: PodForm, sizes: Sizes) -> PodForm:
     return replace(pod, containers=tuple(containers))
 
 
-def _slices_lost(pod: PodForm) -> Iterable[str]:
+def _slices_lost(pod: PodForm, sizes: Sizes) -> Iterable[str]:
     for each in pod.containers:
-        for name in (SLICE, EXCLUSIVE_GPU):
+        for name in _slice_names(sizes):
             if (whole_number(each.limits.get(name)) or 0) > 1:
                 yield (
                     f'container "{each.name}" asks for several slices, which gave it no larger share, '
@@ -130,7 +152,7 @@ def _slices_lost(pod: PodForm) -> Iterable[str]:
                 )
 
 
-def _hami_remarks(pod: PodForm) -> Iterable[str]:
+def _hami_remarks(pod: PodForm, sizes: Sizes) -> Iterable[str]:
     yield from hami.remarks(pod)
     parts = {hami.MEMORY, hami.MEMORY_PERCENT, hami.CORES}
     for each in pod.containers:
@@ -214,6 +236,8 @@ SYSTEMS = {
             "time-slicing",
             is_node=time_sliced,
             holds=_asks(EXCLUSIVE_GPU, SLICE),
+            labels={GKE_STRATEGY: None, GKE_CLIENTS: None},
+            stays=_of_gke,
             translate=_of_slices,
             remarks=_slices_lost,
             by_hand=(
@@ -223,7 +247,9 @@ SYSTEMS = {
                     "own must be kept away (docs/operate/modes.md)",
                 ),
             ),
-            lost=("a program that takes more memory than its slice is refused it: slices limit nothing",),
+            lost=(
+                "a program that takes more memory than its slice is refused it: time slices limit nothing",
+            ),
         ),
         System(
             "kai",
@@ -232,7 +258,7 @@ SYSTEMS = {
                 name in (pod["metadata"].get("annotations") or {}) for name in kai.ANNOTATIONS
             ),
             translate=lambda pod, sizes: kai.translate(pod, kai.KaiRules(sizes.unit, sizes.card_units)),
-            remarks=kai.remarks,
+            remarks=lambda pod, sizes: kai.remarks(pod),
             by_hand=(
                 ("nodes", "KAI marks none: drain those that shall share cards, and label them cgpu=true"),
                 ("KAI", "helm uninstall it once nothing names its scheduler"),
@@ -252,7 +278,7 @@ def sizes_of(nodes: Iterable[Object], unit: str, card_units: int, slice_units: i
         if units := (whole_number(labels.get(CARD_MIB)) or 0) // UNIT_MIB[unit]:
             cards.add(units)
             if time_sliced(node):
-                slices.add(units // max(1, whole_number(labels.get(REPLICAS)) or 1))
+                slices.add(units // _replicas(labels))
         whole |= bool(whole_number(capacity.get(EXCLUSIVE_GPU))) and not time_sliced(node)
     return Sizes(
         unit,

@@ -200,7 +200,7 @@ def _usage_without_processes(sample: CardSample, grants: CardGrants, isolation: 
         elif (counted := isolation.counted(key, sample.uuid)) is not None:
             used_bytes = counted.used_bytes
         else:
-            used_bytes = 0 if isolation.limit(key, sample.uuid) is not None else None
+            used_bytes = 0 if isolation.uses_nothing(key, sample.uuid) else None
         owners[key] = Usage(used_bytes, None, 0)
     return CardUsage(sample.uuid, owners, {Stranger.UNKNOWN: Usage(None, None, 0)})
 

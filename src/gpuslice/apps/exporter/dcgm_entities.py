@@ -120,7 +120,7 @@ def _entity(  # noqa: PLR0917 — the loop above alone calls it
     only = pods.pod(holders[0][0].namespace, holders[0][0].pod) if len(holders) == 1 else None
     if only is not None and style.labels_of_pods is not None:  # its own labels, under valid names
         own = {
-            re.sub(r"\W", "_", name, flags=re.ASCII): value
+            re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII): value
             for name, value in only.labels.items()
             if not style.labels_of_pods or any(each.search(name) for each in style.labels_of_pods)
         }

@@ -34,13 +34,14 @@ _OWNER = msgspec.json.Decoder(_Owner)
 
 @dataclass(frozen=True, slots=True)
 class ContainerIsolation:
-    """One container's limits and counts by card uuid. `counted` is empty before the first CUDA call.
+    """One container's limits and counts by card uuid. `counted` is empty before the first CUDA call, and None
+    if the region cannot be read.
 
     `earlier` is what the container's previous runs counted.
     """
 
     limits: dict[str, LimitsEntry]
-    counted: dict[str, CardUsage]
+    counted: dict[str, CardUsage] | None
     earlier: Mapping[str, Counts] = field(default_factory=dict)
 
 
@@ -57,12 +58,19 @@ class Isolation:
 
     def counted(self, key: ContainerKey, uuid: str) -> CardUsage | None:
         found = self.containers.get(key)
-        return None if found is None else found.counted.get(uuid)
+        return None if found is None or found.counted is None else found.counted.get(uuid)
+
+    def uses_nothing(self, key: ContainerKey, uuid: str) -> bool:
+        """Whether the container has a limit there and has not used the card."""
+        found = self.containers.get(key)
+        if found is None or found.counted is None:
+            return False
+        return uuid in found.limits and uuid not in found.counted
 
     def counts(self, key: ContainerKey, uuid: str) -> Counts | None:
-        """What all runs of the container have counted; None if nothing counts."""
+        """What all runs of the container have counted; None if nothing counts, or that cannot be read now."""
         found = self.containers.get(key)
-        if found is None or not (uuid in found.counted or uuid in found.limits):
+        if found is None or found.counted is None or not (uuid in found.counted or uuid in found.limits):
             return None
         return found.earlier.get(uuid, NOTHING).plus(found.counted.get(uuid))
 
@@ -75,7 +83,7 @@ class Isolation:
         counted = [
             (key, card)
             for key, each in self.containers.items()
-            for card in each.counted.values()
+            for card in (each.counted or {}).values()
             if card.processes and card.uuid in uuids
         ]
         if not counted:
@@ -85,7 +93,8 @@ class Isolation:
             counted, all_of_the_living((card for _, card in counted), proc), strict=True
         ):
             each = containers[key]
-            containers[key] = ContainerIsolation(each.limits, {**each.counted, card.uuid: card}, each.earlier)
+            counts = {**(each.counted or {}), card.uuid: card}
+            containers[key] = ContainerIsolation(each.limits, counts, each.earlier)
         return Isolation(containers, self.problems)
 
 
@@ -133,7 +142,10 @@ class _Folder:
 
 
 class IsolationReader:
-    """Reads below ``<root>/containers``; unchanged files are not read again."""
+    """Reads below ``<root>/containers``; unchanged files are not read again.
+
+    A container whose region cannot be read keeps its limits, which it could hide from view otherwise.
+    """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.thread_time) -> None:
         self._folder = root / "containers"
@@ -176,6 +188,9 @@ class IsolationReader:
                     found[folder.key] = isolated
             except (OSError, ValueError) as error:
                 problems.append(f"{self._folder / name}: {error}")
+                folder = self._known.get(name)
+                if folder is not None and folder.key is not None:
+                    found[folder.key] = ContainerIsolation(folder.limits, None, folder.earlier)
             if place % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
         return Isolation(found, tuple(problems))

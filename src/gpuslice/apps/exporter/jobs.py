@@ -15,6 +15,8 @@ from gpuslice.adapters.region.plain import read_plain
 
 _log = logging.getLogger(__name__)
 LARGEST_FILE_BYTES = 1 << 16
+MOST_JOBS = 100
+"""Of one card: each of its series appears once for each job."""
 _NAME = re.compile(r"\d+(\.\d+)?")
 
 
@@ -44,8 +46,9 @@ class Jobs:
                 self._log_once(path, error)
                 continue
             self._failed.discard(path)
-            if jobs := tuple(dict.fromkeys(line.strip() for line in text.split("\n") if line.strip())):
-                found[name] = jobs
+            jobs = tuple(dict.fromkeys(line.strip() for line in text.split("\n") if line.strip()))
+            if jobs:
+                found[name] = jobs[:MOST_JOBS]
         return found
 
     def _log_once(self, path: str, error: OSError) -> None:
