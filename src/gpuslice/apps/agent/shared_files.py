@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import resource
+import weakref
 from pathlib import Path
 
 from gpuslice.apps.agent.library import LIBRARY
@@ -35,6 +36,7 @@ class SharedFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._open: dict[Path, int] = {}
+        weakref.finalize(self, _close_all, self._open)
 
     async def run(self) -> None:
         """Keep open for ever what is there.
@@ -49,8 +51,7 @@ class SharedFiles:
                     await self.look()
                 await asyncio.sleep(EVERY_S)
         finally:
-            while self._open:
-                os.close(self._open.popitem()[1])
+            _close_all(self._open)
 
     async def look(self) -> None:
         """Open what is there and close what is gone. Waits for leases that were taken before we started."""
@@ -109,3 +110,8 @@ class SharedFiles:
             except OSError as error:
                 if error.errno != errno.ENOSPC or not left:
                     raise
+
+
+def _close_all(files: dict[Path, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])
