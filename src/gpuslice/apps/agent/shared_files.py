@@ -2,7 +2,7 @@
 
 Root of a container may lease any file that it can read (``F_SETLEASE`` of fcntl(2)), on a read-only mount,
 too. Whoever opens the file then waits until the lease is given up, by default for 45 s
-(``/proc/sys/fs/lease-break-time``). The kernel gives no lease while others have the file open: none that
+(``/proc/sys/fs/lease-break-time``). The kernel grants no lease while others have the file open: none that
 readers would wait for while somebody reads it, none at all while somebody may write it. So the agent keeps
 these files open.
 """
