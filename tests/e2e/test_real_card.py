@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,8 +238,12 @@ def test_the_watchdog_stops_a_program_that_escaped_the_library_and_nothing_else(
         )
         assert str(card.limit_mib(UNITS) + 2048) in done.stdout.splitlines(), "it got past the limit"
         assert done.returncode in {143, 137}
-        events = card.cluster.api.get("namespaces/default/events")["items"]
-        (told,) = [each for each in events if each["reason"] == "GPUMemoryPastLimit"]
+
+        def told_of() -> list[dict[str, Any]]:
+            events = card.cluster.api.get("namespaces/default/events")["items"]
+            return [each for each in events if each["reason"] == "GPUMemoryPastLimit"]
+
+        (told,) = until(told_of, "the watchdog's event")
         saw("its event", told["message"])
         assert told["involvedObject"]["name"] == "host"
         for each in (host, neighbour):
