@@ -123,6 +123,7 @@ FIRST_PAGES = (
             "faults",
             "frameworks",
             "gpu-isolation",
+            "gpu-kubernetes",
             "interposer",
             "kubernetes",
             "peers",

@@ -342,6 +342,7 @@ def test_what_the_demo_installs_is_not_taken_for_another_systems(tmp_path: Path)
 async def test_from_kai_and_back(cluster: Cluster) -> None:
     annotations = {"gpu-fraction": "0.5", "kept": "yes"}
     made = workload("half", metadata={"annotations": annotations}, schedulerName="kai-scheduler")
+    made["metadata"]["labels"] = {"app.kubernetes.io/name": "kai"}  # somebody's program, not KAI's chart
     await cluster.shell.has([node("a", {"nvidia.com/gpu.memory": "16130"})])
     await cluster.has((DEPLOYMENTS, made))
     before = await cluster.template("half")

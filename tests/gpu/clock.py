@@ -243,12 +243,12 @@ HEAD = (
 )
 
 
-def line(policy: str, tenants: Sequence[Tenant], parts: Sequence[Part]) -> tuple[str, float]:
-    """A row of the table, and by how many points the worst off misses its due, where that was promised."""
+def line(policy: str, tenants: Sequence[Tenant], parts: Sequence[Part]) -> tuple[str, float | None]:
+    """A row, and by how many points the worst off misses its due; None where nothing is promised."""
     shares = [tenant.share or 0 for tenant in tenants]
     works = [tenant.work for tenant in tenants]
     together, off = sum(part.work for part in parts), ""
-    gap = 0.0
+    gap = None
     if all(shares) and len(set(works)) == 1 and works[0] in PROMISED:
         scale = together / sum(shares) if policy == "fair" or sum(shares) >= 100 else 1.0
         gaps = [part.work - share * scale for part, share in zip(parts, shares, strict=True)]
@@ -285,7 +285,7 @@ class Table:
 
     def row(
         self, clock: Clock, name: str, policy: str, tenants: Sequence[Tenant]
-    ) -> tuple[list[Part], float]:
+    ) -> tuple[list[Part], float | None]:
         parts = beside(clock, name, tenants)
         text, gap = line(policy, tenants, parts)
         self.add(

@@ -310,7 +310,7 @@ def known_functions(stage: Stage) -> Seen:
     takes = [name for name in new if TAKES.search(name) and not GRAPHICS.match(name)]
     assert not takes, f"exported, may take memory, and no decision of ours: {', '.join(takes)}"
     listed = f": {', '.join(new[:40])}" if new else ""
-    return Seen(f"{len(exported)} functions; {len(new)} that no public header has{listed}")
+    return Seen(f"{len(exported)} functions; {len(new)} that cuda.h does not have{listed}")
 
 
 def _base(symbol: str) -> str:

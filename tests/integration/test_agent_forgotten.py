@@ -337,7 +337,7 @@ async def test_what_was_planned_before_a_pods_start_is_not_written_after_it(tmp_
         late = await node.place("late", 10, 0, assume_ns=2)
         early = await node.place("early", 10, 1, assume_ns=3)
         said: list[str] = []
-        watch = Reflector(node.client, PODS, lambda change: said.extend(_assigned(change)))
+        watch: Reflector[Pod] = Reflector(node.client, PODS, lambda change: said.extend(_assigned(change)))
         watching = asyncio.create_task(watch.run())
         answered = asyncio.Event()
         node.cluster.add_fault(Fault(method="PATCH", path=".*/pods/slow", times=1, held=answered))

@@ -13,7 +13,6 @@ import pytest
 from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError, Inventory, XidEvent
 from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES
-from gpuslice.apps.agent.device_list import TooManyUnitsError
 from gpuslice.core.attribution import ProcessReading
 from simcluster.cluster.faults import Fault
 from simcluster.kubelet.devices import AdmissionError, PluginError
@@ -147,6 +146,19 @@ async def test_a_restart_of_the_agent_makes_no_card_well_and_keeps_the_operators
         await configmap_says(node, "1,2")
 
 
+async def test_a_recorded_fault_is_the_cards_not_the_slots(tmp_path: Path) -> None:
+    """A machine that comes back without a card, or with another, renumbers its cards."""
+    async with Bench(tmp_path, TWO, settings=SETTINGS).running() as node:
+        node.record(TWO, events=[{"xid": 79, "uuid": uuid(1)}])
+        await configmap_says(node, "1")
+        await node.stop_agent()
+        cards = [{"index": at, "uuid": uuid(each), "memory_mib": V100} for at, each in ((0, 1), (1, 7))]
+        node.recording.write_text(json.dumps({"cards": cards}))
+        await node.start_agent()
+        await configmap_says(node, "0")
+        await eventually(lambda: node.kubelet.healthy() == 15, "the new card is given out")
+
+
 async def test_what_ends_while_no_agent_is_there_is_over(tmp_path: Path) -> None:
     """An exclusion that the operator takes back, a card that answers again: nothing of it is a fault."""
     three = {0: V100, 1: V100, 2: V100}
@@ -157,7 +169,7 @@ async def test_what_ends_while_no_agent_is_there_is_over(tmp_path: Path) -> None
         node.record({0: V100, 2: V100}, lost=[{"position": 1, "reason": "GPU is lost"}])
         await configmap_says(node, "0,1,2")
         node.record({0: V100, 2: V100}, events=[{"xid": 79, "uuid": uuid(2)}])
-        await configmap_says(node, "2", "faults")  # of one that is excluded anyway
+        await configmap_says(node, uuid(2), "faults")  # of one that is excluded anyway
         await node.stop_agent()
         file.unlink()
         node.record(three)
@@ -329,25 +341,6 @@ async def test_a_node_that_is_not_shared_advertises_nothing(tmp_path: Path, labe
     async with Bench(tmp_path, labels=labels, ready=False).running() as node:
         await eventually(lambda: "not shared" in node.agent.not_ready(), "says why")
         assert node.agent.server.registrations == 0
-
-
-async def test_a_unit_too_fine_for_kubelet_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, {0: 81559}, settings={"memory_unit": "MiB"}, ready=False)
-    with pytest.raises(ExceptionGroup) as stopped:
-        async with bench.running() as node:
-            await eventually(lambda: node.agent.not_ready() == "never", timeout_s=0.5)
-    refused = stopped.value.subgroup(TooManyUnitsError)
-    assert refused is not None
-    assert "81559 devices in units of 1 MiB" in str(refused.exceptions[0])
-
-
-async def test_small_cards_may_be_cut_into_mib(tmp_path: Path) -> None:
-    async with Bench(tmp_path, {0: V100}, settings={"memory_unit": "MiB"}).running() as node:
-        assert node.kubelet.healthy() == 16130
-        pod = await node.place("p", 4000, containers=None)
-        granted = (await node.kubelet.admit(pod))["main"]
-        assert granted.envs["ALIYUN_COM_GPU_MEM_DEV"] == "16130"
-        assert granted.envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "4000"
 
 
 # -- the isolation label ---------------------------------------------------------------------------------

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from msgspec import convert
 
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.objects import Pod
+from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.pod_explanation import explained
 from gpuslice.apps.extender.gated_groups import MOST_TRIES, GatedGroups
+from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import GATE_POD_GROUP, LABEL_GROUP_MIN, LABEL_GROUP_NAME
 from gpuslice.core.ledger import Ledger
 from simcluster.cluster.faults import Fault
 from tests.builders import api_pod
 from tests.integration.extender_rig import Rig, cluster, rig, until
+from tests.unit.kube_wire import line, page
 
 CARD = "16"
 FOUR_CARDS = {"n1": (32, 2), "n2": (32, 2)}
@@ -287,3 +294,33 @@ def test_explain_says_how_many_members_are_missing() -> None:
         "Pod group train has 4 members, 0 of them on a node: those that wait start once 4"
     )
     assert not any("gates" in hint for hint in hints(pods))
+
+
+async def test_a_member_deleted_while_a_new_leader_reads_the_pods_is_no_member() -> None:
+    """It could never be given cards, so its group would never start."""
+    labels = {LABEL_GROUP_NAME: "train", LABEL_GROUP_MIN: "2"}
+    worker = api_pod("worker", memory=4, uid="1", version="3", labels=labels)
+    listed, deleted = asyncio.Event(), asyncio.Event()
+
+    class Cluster:
+        async def request(self, request: ApiRequest) -> ApiResponse:
+            if request.path == PODS.path() and extender.world.synced:
+                listed.set()
+                await deleted.wait()
+            return page("9", *([worker] if request.path == PODS.path() else []))
+
+        async def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
+            await listed.wait()
+            if request.path == PODS.path():
+                yield line("DELETED", api_pod("worker", memory=4, uid="1", version="10", labels=labels))
+                deleted.set()  # the event has been handled
+            await asyncio.Event().wait()
+
+    extender = Extender(ExtenderSettings(), KubeClient(Cluster()))
+    following = asyncio.create_task(extender.world.run())
+    async with asyncio.timeout(30):
+        await extender.world.until_synced()
+        assert len(extender.gated._groups) == 1
+        await extender.world.reread_pods()
+    following.cancel()
+    assert extender.gated._groups == {}

@@ -56,3 +56,32 @@ def test_every_form_does_the_same_with_and_without_the_library(tmp_path: Path, s
         assert limited.returncode == bare.returncode == 0, limited.stderr + bare.stderr
         assert limited.stdout == bare.stdout
         assert len(set(bare.stdout.splitlines())) == 23
+
+
+FROM_HOST = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context, there = ctypes.c_void_p(), ctypes.c_uint64()
+host = (ctypes.c_ubyte * 64)(*range(64))
+codes = [
+    cuda.cuInit(0),
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+    cuda.cuCtxSetCurrent(context),
+    cuda.cuMemAlloc_v2(ctypes.byref(there), ctypes.c_size_t(64)),
+    cuda.cuMemcpy(there, host, ctypes.c_size_t(64)),
+    cuda.cuMemcpyAsync(there, host, ctypes.c_size_t(64), None),
+    cuda.cuMemcpy(host, there, ctypes.c_size_t(64)),
+]
+print(codes)
+"""
+
+
+def test_no_call_of_ours_fails_that_a_tool_would_show_as_the_programs_error(tmp_path: Path) -> None:
+    """compute-sanitizer and the driver's log show each: a copy from memory that the driver does not know."""
+    gates = tmp_path / "gates"
+    gates.mkdir()
+    (gates / "unknown-address").touch()  # who asks about one in a way that fails stays there
+    with container(tmp_path, share=50) as box:
+        done = box.run(sys.executable, "-c", FROM_HOST, GPUSLICE_SIM_GATES=str(gates))
+    assert done.stdout == f"{[0] * 7}\n", done.stderr
+    assert not (gates / "unknown-address.reached").exists()

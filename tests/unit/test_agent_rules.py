@@ -130,17 +130,16 @@ def test_the_operators_file_names_cards_by_index_or_uuid() -> None:
 
 
 def test_the_configmap_keeps_what_an_operator_wrote() -> None:
-    first = unhealthy_data({"gpus": "2"}, {1: "Xid 79", 3: "lost"}, [1])
-    assert first == {"gpus": "1,2,3", "agent": "1,3", "faults": "1", "reasons": "1: Xid 79; 3: lost"}
+    first = unhealthy_data({"gpus": "2"}, {1: "Xid 79", 3: "lost"}, ["GPU-1"])
+    assert first == {"gpus": "1,2,3", "agent": "1,3", "faults": "GPU-1", "reasons": "1: Xid 79; 3: lost"}
     assert unhealthy_data(first, {}, []) == {"gpus": "2", "agent": "", "faults": "", "reasons": ""}
     assert unhealthy_data({"gpus": "x, 3,,"}, {0: "lost"}, [])["gpus"] == "0,3"
 
 
-def test_faults_are_known_from_the_configmap_also_where_an_older_agent_wrote_it() -> None:
-    assert recorded_faults({"gpus": "1,2,3", "agent": "1,3", "faults": "1"}) == {1}
+def test_faults_are_known_from_the_configmap() -> None:
+    assert recorded_faults({"gpus": "1,2", "agent": "1,2", "faults": "GPU-1,MIG-2"}) == {"GPU-1", "MIG-2"}
     assert recorded_faults({"gpus": "1,2,3", "agent": "1,3", "faults": ""}) == frozenset()
-    assert recorded_faults({"gpus": "1,2", "agent": "1"}) == {1}
-    assert recorded_faults(None) == frozenset()
+    assert recorded_faults({"gpus": "1"}) == recorded_faults(None) == frozenset()
 
 
 # -- folders ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import convert
 
 from gpuslice.adapters.kube.objects import Pod
-from gpuslice.apps.console.observed_client import MOST_INTERNED, Interner
+from gpuslice.apps.console.kept_pod import MOST_INTERNED, Interner
 from tests.builders import api_pod
 
 

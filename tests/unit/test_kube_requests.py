@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -191,3 +192,13 @@ async def test_no_claim_makes_the_list_of_all_unreadable(parameters: bytes) -> N
     assert watch_event(decoder(WatchEvent[ResourceClaim]), line, "watch").object == first
     plain = await KubeClient(ScriptedTransport(*answers)).list(RESOURCE_CLAIMS.as_dict())
     assert [each["metadata"]["name"] for each in plain.items or ()] == ["c", "next"]
+
+
+def test_a_line_that_a_proxy_cut_off_is_refused_soon() -> None:
+    """Its last string has no end. A search for it from each of the quotes in it would take a minute."""
+    applied = rb"{\"kind\":\"Pod\"}" * 5_000
+    line = b'{"type": "ADDED", "object": {"metadata": {"annotations": {"applied": "%b' % applied
+    began_s = time.process_time()
+    with pytest.raises(InvalidError, match="a line is not JSON"):
+        watch_event(decoder(WatchEvent[ResourceClaim]), line, "watch")
+    assert time.process_time() - began_s < 5

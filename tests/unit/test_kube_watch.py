@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -12,6 +13,7 @@ from gpuslice.adapters.kube.errors import UnavailableError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.watch import (
     ASKED_AGAIN_S,
+    AT_ONCE,
     Change,
     ChangeKind,
     HistoryRewoundError,
@@ -88,6 +90,52 @@ async def test_pages_that_expire_are_replaced_by_one_whole_answer() -> None:
     ).run()
     assert followed.told() == ["added b", "synced"]
     assert "limit" not in followed.transport.requests[2].query
+
+
+async def test_a_long_first_list_lets_others_work_but_a_later_one_is_seen_whole_or_not_at_all() -> None:
+    many = [pod(f"p{number}", "3") for number in range(2 * AT_ONCE)]
+    news = [pod(f"p{number}", "8") for number in range(2 * AT_ONCE)]
+    followed, seen = Followed(page("7", *many), failure(410, "Expired"), page("9", *news)), [0]
+
+    async def look() -> None:
+        while True:
+            seen.append(len(followed.changes))
+            await asyncio.sleep(0)
+
+    looking = asyncio.create_task(look())
+    await followed.run()
+    looking.cancel()
+    assert AT_ONCE in seen
+    assert followed.told().count("synced") == 2
+    assert not [count for count in seen if len(many) + 1 < count < 2 * (len(many) + 1)]
+
+
+async def test_lists_of_a_few_objects_come_from_the_servers_cache_and_never_go_back() -> None:
+    """Older servers read every pod of the cluster from etcd otherwise, for each node's agent."""
+    followed = await Followed(
+        page("7", pod("a", "3")),
+        [line("ADDED", pod("b", "8"))],
+        failure(410, "Expired"),
+        page("9"),
+        cached=True,
+    ).run()
+    first, _, _, again, _ = followed.transport.requests
+    assert first.query == {"resourceVersion": "0"}
+    assert again.query == {"resourceVersion": "8"}
+    assert followed.told() == ["added a", "synced", "added b", "deleted a", "deleted b", "synced"]
+
+
+async def test_a_cache_that_lags_or_is_of_a_restored_backup_is_not_asked_twice() -> None:
+    causes = [{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]
+    lags = failure(504, "Timeout", "Too large resource version: 8, current: 5", causes=causes)
+    expired = [page("8"), failure(410, "Expired"), lags]
+    followed = await Followed(*expired, page("9"), failure(410, "Expired"), page("9"), cached=True).run()
+    lists = [each.query for each in followed.transport.requests if "watch" not in each.query]
+    assert [each.get("resourceVersion", "") for each in lists] == ["0", "8", "", "9"]
+    with pytest.raises(HistoryRewoundError):
+        await Followed(*expired, page("6"), lags, page("6"), cached=True).reflector.run()
+    unavailable = await Followed(failure(504, "Timeout", "busy"), page("9"), cached=True).run()
+    assert [each.query for each in unavailable.transport.requests[:2]] == [{"resourceVersion": "0"}] * 2
 
 
 async def test_changes_come_with_what_was_known_before() -> None:
@@ -174,6 +222,17 @@ async def test_an_event_told_twice_is_passed_on_once() -> None:
     again = line("ADDED", pod("a", "8"))
     followed = await Followed(page("7"), [again, again]).run()
     assert followed.told() == ["synced", "added a"]
+
+
+async def test_what_a_later_list_shows_unchanged_is_kept_as_it_was_handled() -> None:
+    """A process that holds a whole cluster makes objects smaller where it handles them."""
+    here = [pod("a", "3"), pod("b", "4")]
+    followed = Followed(page("7", *here), failure(410, "Expired"), page("9", here[0], pod("b", "8")))
+    await followed.run()
+    assert followed.told() == ["added a", "added b", "synced", "modified b", "synced"]
+    kept = followed.reflector.objects
+    assert kept["default", "a"] is followed.last(0)
+    assert kept["default", "b"] is followed.last(3)
 
 
 async def test_waits_grow_to_a_limit_and_start_anew_after_success() -> None:

@@ -95,6 +95,15 @@ def test_without_shares_in_the_mix_only_a_whole_free_card_is_worth_something() -
     assert values.tolist() == [0.0] * 15 + [1.0]
 
 
+def test_a_size_that_was_only_assumed_is_not_priced_once_another_was_seen() -> None:
+    """Of a free 0.7 only half a card can be sold, although 0.7 was assumed at the start."""
+    layout, seen = layout_of(fleet_of([make_fleet_node(cards=(10,))])), {Shape(5): 99.0}
+    values = card_values(layout, demand_of({**seen, Shape(7): 1.0}, seen), {})
+    packed = 0.01 * (0.7 - 0.5)  # before any pod was seen, each part was worth its fraction of a card
+    next_pod = 0.7 - 0.5 * 0.99
+    assert values[7] - values[5] == pytest.approx(0.7 * packed + 0.3 * next_pod)
+
+
 @pytest.mark.parametrize("small", [97.0, 100.0, 103.0])
 def test_of_prices_that_explain_the_demand_alike_the_large_piece_has_the_higher(small: float) -> None:
     """Else two of 34 would go together as gladly as one beside one of 51, and a third of a card is lost."""

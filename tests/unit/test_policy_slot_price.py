@@ -55,22 +55,29 @@ def scarcity(fleet: Fleet, shapes: list[Shape], part: list[float]) -> list[float
 
 
 def test_slots_are_short_by_what_will_be_asked_of_them_until_the_cluster_is_full() -> None:
-    """16 cards are free: 8 of them will be asked for by pods of four, and 8 lie in slots for them."""
-    fleet = make_fleet(*[(10,) * 4] * 2, *[(10,)] * 8)
+    """640 cards are free: half of them will be asked for by pods of four, and half lie in slots for them."""
+    fleet = make_fleet(*[(10,) * 4] * 80, *[(10,)] * 320)
     assert scarcity(fleet, [Shape(10), Shape(10, 4)], [0.5, 0.5]) == [1.0]
     fleet.take(0, (1,), Shape(5))
-    assert scarcity(fleet, [Shape(10), Shape(10, 4)], [0.5, 0.5]) == pytest.approx([15.5 * 0.5 / 4])
+    assert scarcity(fleet, [Shape(10), Shape(10, 4)], [0.5, 0.5]) == pytest.approx([639.5 * 0.5 / 316])
 
 
 def test_larger_pods_take_from_the_slots_of_smaller_ones() -> None:
-    fleet = make_fleet(*[(10,) * 4] * 2)
+    fleet = make_fleet(*[(10,) * 4] * 80)
     shapes = [Shape(10), Shape(10, 2), Shape(10, 4)]
     assert scarcity(fleet, shapes, [0.25, 0.25, 0.5]) == [0.75, 0.5]
 
 
+@pytest.mark.parametrize(("nodes", "found"), [(4, 0.75 * 3 / 4), (400, 0.25)], ids=["few", "many"])
+def test_few_slots_are_kept_for_more_pods_than_are_expected(nodes: int, found: float) -> None:
+    """Of one pod expected three may come, of a hundred hardly more than 120."""
+    fleet = make_fleet(*[(10,) * 4] * nodes)
+    assert scarcity(fleet, [Shape(10), Shape(10, 4)], [0.75, 0.25]) == pytest.approx([found])
+
+
 def test_slots_of_another_model_help_nobody() -> None:
     fleet = Fleet()
-    for number, model in enumerate("AAB"):
+    for number, model in enumerate("AAB" * 40):
         fleet.put(make_fleet_node(f"n{number}", (10, 10), model=model))
     shapes = [Shape(10), Shape(10, 2, models=frozenset("B"))]
     assert scarcity(fleet, shapes, [0.5, 0.5]) == [1.5]
@@ -84,14 +91,14 @@ def test_slots_of_another_model_help_nobody() -> None:
 def test_a_slot_costs_its_cards_where_short_and_more_where_pods_come_and_go(
     part: float, weight: float, turnover: float, price: float
 ) -> None:
-    fleet = make_fleet(*[(10,) * 4] * 2)
+    fleet = make_fleet(*[(10,) * 4] * 80)
     demand = slots(fleet, [Shape(10, 4)], [part], weight)
     assert demand.prices(fleet, layout_of(fleet), turnover).tolist() == pytest.approx([price])
 
 
 @pytest.mark.parametrize(("seen", "price"), [(0.0, 0.04), (0.7, 0.07), (1.0, 0.1)])
 def test_ample_slots_cost_less_until_pods_for_them_were_seen(seen: float, price: float) -> None:
-    fleet = make_fleet(*[(10,) * 4] * 2)
+    fleet = make_fleet(*[(10,) * 4] * 80)
     ample, short = (slots(fleet, [Shape(10, 4)], [part], 0.2, seen) for part in (0.2, 1.0))
     assert ample.prices(fleet, layout_of(fleet), 0.0).tolist() == pytest.approx([price])
     assert short.prices(fleet, layout_of(fleet), 0.0).tolist() == pytest.approx([5.0])
@@ -112,7 +119,7 @@ def test_no_node_is_kept_whole_for_larger_pods_that_never_came(several: int, kep
 
 def test_slots_that_go_fast_become_dear_before_the_mix_is_learned_anew() -> None:
     fleet = fleet_with_empty_nodes(20)
-    policy = OpportunityCost(fleet, {SINGLE: 10.0, SEVERAL: 2.0})
+    policy = OpportunityCost(fleet, {SINGLE: 10.0, SEVERAL: 1.0})
     assert policy.choose(HEAVY) != fleet.row_of["begun"]
     for number in range(19):
         fleet.take(fleet.row_of[f"empty{number}"], (0, 1, 2, 3), SEVERAL)

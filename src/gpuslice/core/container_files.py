@@ -46,7 +46,8 @@ def hiding_mount(container: str, mounts: Mounts, devices: Mounts, message_path: 
         cleaned = posixpath.normpath("/" + str(path or "").lstrip("/"))
         unclear = ".." in str(path or "").split("/") or _BY_PROCESSES.match(cleaned) is not None
         if unclear or any(cleaned == ours or cleaned.startswith(f"{ours}/") for ours in _ALL):
-            which = 'a path without links and ".."' if unclear else "another path"
-            must_be = f"{which}: what enforces the container's GPU limits is mounted there"
+            what = "what enforces the container's GPU limits"
+            clear = f'a path without links or "..", which could lead to {what}'
+            must_be = clear if unclear else f"another path: {what} is mounted there"
             return str(InvalidRequestError(f'container "{container}": {field}', path, must_be))
     return ""

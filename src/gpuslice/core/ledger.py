@@ -80,7 +80,7 @@ class Ledger:
         self._kept: set[str] = set()  # planned ones that do not give way
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._guests = Guests()
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self.gone: OrderedDict[str, None] = OrderedDict()  # uids of deleted and finished pods, the newest
         # nodes whose row is out of date, in order of change
         self._stale: dict[str, None] = {}
 
@@ -97,7 +97,7 @@ class Ledger:
         """A pod as the API server showed it. Old, repeated and late news change nothing."""
         known, namesake = self.pods.get(pod.uid), self.pod_named(pod.namespace, pod.name)
         before = known or namesake
-        if pod.uid in self._gone or (before is not None and 0 < pod.version < before.version):
+        if pod.uid in self.gone or (before is not None and 0 < pod.version < before.version):
             return
         if namesake is not None and namesake.uid != pod.uid:
             self.remove_pod(namesake.uid)  # names are unique: the old pod is gone, whether or not we saw it
@@ -125,9 +125,9 @@ class Ledger:
 
     def remove_pod(self, uid: str) -> None:
         """A pod is gone for good: deleted or finished. It never comes back under this uid."""
-        self._gone[uid] = None
-        while len(self._gone) > REMEMBERED_GONE:
-            self._gone.popitem(last=False)
+        self.gone[uid] = None
+        while len(self.gone) > REMEMBERED_GONE:
+            self.gone.popitem(last=False)
         self._let_go(uid)
         self._use_host(uid, "", NO_HOST_RESOURCES)
         self._guests.went(uid, self.listener)
@@ -165,7 +165,7 @@ class Ledger:
 
         The pod's earlier allocation, if any, is replaced: no pod is ever placed twice.
         """
-        if pod.uid in self._gone:
+        if pod.uid in self.gone:
             return Refusal("The pod is finished or gone", never=True)
         before = self.allocation(pod.uid)
         refusal = self._replace(before, Allocation(pod, placement.node, placement, assumed=True))
@@ -175,7 +175,7 @@ class Ledger:
 
     def plan(self, pod: Pod, placement: Placement, *, makes_way: bool = True) -> Refusal | None:
         """Hold `placement` temporarily for a waiting pod that holds nothing."""
-        if pod.uid in self._gone or self.allocation(pod.uid) is not None:
+        if pod.uid in self.gone or self.allocation(pod.uid) is not None:
             return Refusal("The pod is gone, or has its cards already")
         allocation = Allocation(pod, placement.node, placement, assumed=True, planned=True)
         refusal = self._replace(None, allocation)

@@ -39,8 +39,13 @@ class Status(msgspec.Struct, gc=False):
 
     def names_field(self, path: str) -> bool:
         """Whether one of the causes is about the field `path`, as in ``metadata.uid``."""
-        causes = self.details.causes if self.details is not None else None
-        return any(cause.field == path for cause in causes or ())
+        return any(cause.field == path for cause in self._causes())
+
+    def has_cause(self, reason: str) -> bool:
+        return any(cause.reason == reason for cause in self._causes())
+
+    def _causes(self) -> list[StatusCause]:
+        return (self.details.causes if self.details is not None else None) or []
 
 
 class KubeError(GpusliceError):

@@ -36,7 +36,9 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 DEEPEST = 100
 """How many arrays and objects in one another are read; no field that we know is half as deep."""
-_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
+"""A bracket, or a string, even one that does not end: to look for its end from each quote could take hours.
+"""
 _ESCAPES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.", re.DOTALL)
 """A pair of surrogates, a lone one (the group), or any other escape of a JSON string."""
 
@@ -162,10 +164,18 @@ def expect_object(response: ApiResponse, request: ApiRequest) -> None:
 
 
 def list_page(
-    resource: Resource[Any], namespace: str, labels: str, fields: str, *, limit: int, token: str
+    resource: Resource[Any],
+    namespace: str,
+    labels: str,
+    fields: str,
+    *,
+    limit: int,
+    token: str,
+    version: str = "",
 ) -> ApiRequest:
     """One page of a list; `limit` 0 asks for all at once."""
     query = {
+        "resourceVersion": version,
         "labelSelector": labels,
         "fieldSelector": fields,
         "limit": str(limit) if limit else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,7 +29,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         uid=meta.uid,
         namespace=meta.namespace,
         name=meta.name,
-        node=spec.node_name,
+        node=sys.intern(spec.node_name),  # many pods have the same
         phase=pod.status.phase,
         terminating=meta.deletion_timestamp is not None,
         version=meta.resource_version,

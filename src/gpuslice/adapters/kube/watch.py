@@ -14,7 +14,8 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import GoneError, KubeError, UnavailableError
@@ -29,6 +30,10 @@ _log = logging.getLogger(__name__)
 
 WORKED_S = 1.0
 """A watch that stayed open for that long has worked, even if nothing came."""
+AT_ONCE = 500
+"""Objects of a first list that are handled before other tasks have their turn."""
+TOO_NEW = "ResourceVersionTooLarge"
+"""Why a server's cache cannot answer a list that has to be of this version at least."""
 ASKED_AGAIN_S = 2.0
 """Data that seem older are asked for again after that long: kine, which k3s can use instead of etcd, learns
 only once a second what its other servers wrote."""
@@ -77,15 +82,19 @@ class Reflector(Generic[T]):
 
     `handle` is called on the event loop and must return soon: what takes time goes to a queue of its own. An
     exception from it ends `run`, and so does `HistoryRewoundError`. `objects` is the collection as reported
-    so far, by (namespace, name).
+    so far, by (namespace, name): what `each` made of them as they came, which must still have their metadata.
+    `cached`, for a selection of few objects: lists come from the server's cache, as kubelet's do. For any
+    other list of one node's pods, Kubernetes before 1.34 or with an older etcd reads the whole cluster's.
     """
 
     def __init__(
         self,
         client: KubeClient,
-        resource: Resource[T],
+        resource: Resource[Any],
         handle: Callable[[Change[T]], None],
         *,
+        each: Callable[[Any], T] = lambda item: item,
+        cached: bool = False,
         namespace: str = "",
         labels: str = "",
         fields: str = "",
@@ -99,6 +108,8 @@ class Reflector(Generic[T]):
         self._client = client
         self._resource = resource
         self._handle = handle
+        self._each = each
+        self._cached = cached
         self._namespace = namespace
         self._scope = {"namespace": namespace, "labels": labels, "fields": fields}
         self._pace = pace
@@ -151,10 +162,16 @@ class Reflector(Generic[T]):
     # -- list -----------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
+        ask: Any = partial(self._client.list_as, self._resource, self._each, **cast(Any, self._scope))
+        version = (self._version or "0") if self._cached else ""
         try:
-            listing: Any = await self._client.list(self._resource, page=self._pace.page, **self._scope)
+            listing: Any = await ask(page=self._pace.page, version=version)
         except GoneError:  # a slow reader in a busy cluster: pages expire, one whole answer cannot
-            listing = await self._client.list(self._resource, page=0, **self._scope)
+            listing = await ask(page=0)
+        except UnavailableError as error:
+            if not error.status.has_cause(TOO_NEW):
+                raise
+            listing = await ask(page=self._pace.page)  # its cache lags, or a backup was restored
         found = {_key(item): item for item in listing.items or []}
         self._check_not_older(listing.metadata.resource_version, self._version)
         for key in found.keys() & self.objects.keys():
@@ -163,8 +180,10 @@ class Reflector(Generic[T]):
                 self._check_not_older(version, known)  # restored as if at a later version
         for key in [key for key in self.objects if key not in found]:
             self._delete(key, self.objects[key])
-        for item in found.values():
+        for number, item in enumerate(found.values(), start=1):
             self._put(item)
+            if number % AT_ONCE == 0 and not self.synced.is_set():
+                await asyncio.sleep(0)  # nobody relies on a first list yet, but a lease has to be renewed
         self._version = listing.metadata.resource_version
         self._must_list = False
         self._failures = 0
@@ -185,9 +204,9 @@ class Reflector(Generic[T]):
                 async for event in open_lines:
                     self._heard_s = self._clock()
                     if event.type in ("ADDED", "MODIFIED"):
-                        self._put(event.object)
+                        self._put(self._each(event.object))
                     elif event.type == "DELETED":
-                        self._delete(_key(event.object), event.object)
+                        self._delete(_key(event.object), self._each(event.object))
                     self._version = _metadata(event.object)[2] or self._version  # all that a BOOKMARK has
                     worked = True
         finally:
@@ -216,10 +235,12 @@ class Reflector(Generic[T]):
         if old is not None and old_uid != uid:
             self._delete(key, old)  # deleted and recreated while nobody watched
             old = None
+        if old is not None and old_version == version:
+            return  # `old` stays: whoever handled it may have made it smaller
         self.objects[key] = item
         if old is None:
             self._handle(Change(ChangeKind.ADDED, item))
-        elif old_version != version:
+        else:
             self._handle(Change(ChangeKind.MODIFIED, item, old))
 
     def _delete(self, key: tuple[str, str], item: T) -> None:

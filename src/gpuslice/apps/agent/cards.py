@@ -251,14 +251,14 @@ class CardMonitor:
                 recorded, now_s = recorded_faults(present), time.monotonic()
                 until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
                 fault = Fault("recorded before the agent's start", until_s)
-                found = {card.uuid: fault for card in self.cards if card.index in recorded}
+                found = {card.uuid: fault for card in self.cards if card.uuid in recorded}
                 await self._set(replace(self.health, faults={**found, **self.health.faults}))
                 known = [_out_of_use(index, reason) for index, reason in self.reasons().items()]
                 self._untold.extend(each for each in known if each not in self._untold)
             reasons, faulty = self.reasons(), self.health.faulty()
             if reasons or present is not None:
-                faults = [card.index for card in self.cards if card.uuid in faulty]
-                data = unhealthy_data(present, reasons, faults)
+                here = {card.uuid for card in self.cards}
+                data = unhealthy_data(present, reasons, faulty & here)
                 if data != present:
                     await self._writer.set_unhealthy(data)
         except KubeError as error:

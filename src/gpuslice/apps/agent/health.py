@@ -96,30 +96,29 @@ def excluded_cards(text: bytes, cards: Iterable[Card]) -> frozenset[str]:
 
 # -- the ConfigMap ---------------------------------------------------------------------------------------
 OWN_KEY = "agent"  # the cards that the agent itself listed; the others are the operator's
-FAULTS_KEY = "faults"  # those of them that only time heals; the others are checked again by each agent
+FAULTS_KEY = "faults"  # the uuids of those that only time heals; the others are checked again by each agent
 
 
 def unhealthy_data(
-    present: Mapping[str, str] | None, unhealthy: Mapping[int, str], faulty: Iterable[int]
+    present: Mapping[str, str] | None, unhealthy: Mapping[int, str], faulty: Iterable[str]
 ) -> dict[str, str]:
-    """The ConfigMap's data for these cards and reasons, preserving what an operator wrote."""
+    """The ConfigMap's data for these cards and reasons, preserving what an operator wrote.
+
+    The `faulty` ones are recorded by uuid: a machine that comes back without a card renumbers the others.
+    """
     present = present or {}
     operators = _indices(present.get("gpus", "")) - _indices(present.get(OWN_KEY, ""))
     return {
         "gpus": _joined(operators | set(unhealthy)),
         OWN_KEY: _joined(unhealthy),
-        FAULTS_KEY: _joined(faulty),
+        FAULTS_KEY: ",".join(sorted(faulty)),
         "reasons": "; ".join(f"{index}: {reason}" for index, reason in sorted(unhealthy.items())),
     }
 
 
-def recorded_faults(data: Mapping[str, str] | None) -> frozenset[int]:
-    """The cards for which an earlier agent knew faults: a restart must not heal them.
-
-    An older agent's record does not distinguish faults from cards that were lost or excluded by the operator.
-    """
-    data = data or {}
-    return frozenset(_indices(data.get(FAULTS_KEY, data.get(OWN_KEY, ""))))
+def recorded_faults(data: Mapping[str, str] | None) -> frozenset[str]:
+    """The uuids of cards for which an earlier agent knew faults: a restart must not heal them."""
+    return frozenset(filter(None, (data or {}).get(FAULTS_KEY, "").split(",")))
 
 
 def _indices(text: str) -> set[int]:

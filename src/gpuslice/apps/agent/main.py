@@ -102,7 +102,7 @@ class Agent:
         after_s = settings.sweep_after_s
         self.sweeper = Sweeper(state, self.reconciler, folders, every_s=every_s, after_s=after_s)
         self._pods: Reflector[AgentPod] = Reflector(
-            client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", clock=clock
+            client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", cached=True, clock=clock
         )
         self.plugin = GpuMemoryPlugin(
             state, self.devices, folders, self.reconciler, counters=self.counters,

@@ -2,7 +2,7 @@
 
 Root of a container may lease any file that it can read (``F_SETLEASE`` of fcntl(2)), on a read-only mount,
 too. Whoever opens the file then waits until the lease is given up, by default for 45 s
-(``/proc/sys/fs/lease-break-time``). The kernel gives no lease while others have the file open: none that
+(``/proc/sys/fs/lease-break-time``). The kernel grants no lease while others have the file open: none that
 readers would wait for while somebody reads it, none at all while somebody may write it. So the agent keeps
 these files open.
 """
@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import resource
+import weakref
 from pathlib import Path
 
 from gpuslice.apps.agent.library import LIBRARY
@@ -35,6 +36,7 @@ class SharedFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._open: dict[Path, int] = {}
+        weakref.finalize(self, _close_all, self._open)
 
     async def run(self) -> None:
         """Keep open for ever what is there.
@@ -49,8 +51,7 @@ class SharedFiles:
                     await self.look()
                 await asyncio.sleep(EVERY_S)
         finally:
-            while self._open:
-                os.close(self._open.popitem()[1])
+            _close_all(self._open)
 
     async def look(self) -> None:
         """Open what is there and close what is gone. Waits for leases that were taken before we started."""
@@ -109,3 +110,8 @@ class SharedFiles:
             except OSError as error:
                 if error.errno != errno.ENOSPC or not left:
                     raise
+
+
+def _close_all(files: dict[Path, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])

@@ -95,9 +95,9 @@ class Switch:
             self._log_once(self._static.remove())
             await self._label("false")
         else:  # not while pods of this node hold or wait for parts of its cards
-            found = await self._client.list(NODE_PODS, fields=f"spec.nodeName={self._settings.node_name}")
-            pods = [node_pod(each) for each in found.items or ()]
-            if holders := sorted(pod.view.key for pod in pods if pod.holds_slices):
+            fields = f"spec.nodeName={self._settings.node_name}"
+            found = await self._client.list_as(NODE_PODS, node_pod, fields=fields, version="0")
+            if holders := sorted(pod.view.key for pod in found.items or () if pod.holds_slices):
                 waits = (
                     f"{len(holders)} pods still hold parts of its cards ({', '.join(holders[:5])}); "
                     "whole cards are given out again once they have ended"

@@ -158,7 +158,8 @@ def _of_the_system(system: System, resource: Resource[Object], thing: Object) ->
     """Whether a workload is part of the other system, which goes as a whole."""
     about = thing["metadata"]
     owned = (resource, about["name"]) in system.owned and about["namespace"] == SYSTEM_NAMESPACE
-    return owned or (about.get("labels") or {}).get("app.kubernetes.io/name") == system.name  # HAMi's chart
+    named = (about.get("labels") or {}).get("app.kubernetes.io/name")
+    return owned or bool(named and named == system.chart)
 
 
 def _their_pods(system: System, cluster: Reader, sizes: Sizes) -> Iterator[Note]:

@@ -60,6 +60,7 @@ class System:
     holds: Callable[[Object], bool]
     labels: Mapping[str, str | None] = field(default_factory=dict)
     owned: Sequence[tuple[Resource[Object], str]] = ()
+    chart: str = ""  # by whose name its chart labels what it installs
     stays: Callable[[Object], str] = lambda node: ""
     replaces_ours: bool = False  # its objects have our names: they must be deleted before ours can be created
     translate: Callable[[PodForm, Sizes], PodForm] = lambda pod, sizes: pod
@@ -221,6 +222,7 @@ SYSTEMS = {
             is_node=_labelled("gpu", "on"),
             holds=_asks(EXCLUSIVE_GPU, *hami.PARTS),
             labels={"gpu": None},
+            chart="hami",
             translate=lambda pod, sizes: hami.translate(
                 pod, hami.HamiRules(sizes.unit, sizes.card_units, PRODUCT, sizes.models)
             ),

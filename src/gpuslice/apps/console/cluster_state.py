@@ -5,30 +5,27 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import partial
 from typing import Any, TypeVar
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SERVICES, Resource
-from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
+from gpuslice.adapters.kube.views import node_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.console.followed_claims import FollowedClaims
-from gpuslice.apps.console.observed_client import Interner, ObservedClient
+from gpuslice.apps.console.kept_pod import Interner, KeptPod, is_exporter, is_plugin, kept_pod
+from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
-from gpuslice.apps.diagnosis.other_pods import resources_of
 from gpuslice.apps.diagnosis.pod_explanation import place_of, waits_for
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIMED, NAME_SETS, SYSTEM_NAMESPACE
+from gpuslice.core.contract import CLAIM_CLASS, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.lookalikes import POD_LABELS, pod_label_hint, resource_hint
 from gpuslice.core.mode import rules_of
 from gpuslice.core.model import Pod
 
 T = TypeVar("T")
-EXPORTER, PLUGIN = "gpuslice-exporter", "gpushare-device-plugin-ds"
 QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota", DICT)
 COUNTED = {
     "units": tuple(f"requests.{names.memory}" for names in NAME_SETS.values()),
@@ -43,9 +40,6 @@ RUNNING = "Running"
 """
 AT_ONCE = 200
 
-_NO_SPEC, _NO_STATUS = objects.PodSpec(), objects.PodStatus()
-_hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
-
 
 class Followed:
     """A small collection of which only the current state matters, selected in several ways."""
@@ -54,7 +48,7 @@ class Followed:
         self, client: KubeClient, resource: Resource[dict[str, Any]], *selectors: dict[str, str]
     ) -> None:
         self.plural = resource.plural
-        self.reflectors = [
+        self.reflectors: list[Reflector[dict[str, Any]]] = [
             Reflector(client, resource, lambda _: None, **each)  # type: ignore[arg-type]
             for each in selectors
         ]
@@ -88,9 +82,10 @@ class ClusterState:
         self._claiming: dict[str, objects.Pod] = {}  # pods that have claims of any kind
         self._followed = FollowedClaims(client, namespace)
         self._client = client
-        self._interner = client.interner
+        self._interner = Interner()
         self._nodes = Reflector(client, NODES, self._node_changed)
-        self._pods = Reflector(client, PODS, self._pod_changed, namespace=namespace)
+        kept = partial(kept_pod, interner=self._interner)
+        self._pods = Reflector(client, PODS, self._pod_changed, each=kept, namespace=namespace)
         self._config_maps = Reflector(
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE
         )
@@ -150,16 +145,16 @@ class ClusterState:
 
     # -- changes -------------------------------------------------------------------------------------------
 
-    def _pod_changed(self, change: Change[objects.Pod]) -> None:
+    def _pod_changed(self, change: Change[KeptPod]) -> None:
         if change.object is None:
             return
-        meta = change.object.metadata
-        meta.namespace, meta.name = sys.intern(meta.namespace), sys.intern(meta.name)
+        meta, pod = change.object.metadata, change.object.pod
+        view, change.object.view = change.object.view, None  # the ledger has it from now on
         key = sys.intern(f"{meta.namespace}/{meta.name}")
         before = self.ledger.pods.get(meta.uid)
         if before is not None:
             self._touch(before.node)
-        if change.kind is ChangeKind.DELETED:
+        if change.kind is ChangeKind.DELETED or view is None:
             self.ledger.remove_pod(meta.uid)
             if self._claiming.pop(key, None) is not None:
                 self._followed.follow()
@@ -167,28 +162,19 @@ class ClusterState:
             self.plugins.pop(key, None)
             self._forget(key)
             return
-        view = pod_view(change.object)
         self.ledger.apply_pod(view)
         self._claiming.pop(key, None)
-        labels = meta.labels or {}
-        if labels.get("component") == EXPORTER and change.object.spec.node_name:
-            self.exporters[meta.name] = change.object
-        elif labels.get("name") == PLUGIN:
-            self.plugins[key] = change.object
-        elif change.object.spec.resource_claims and not (view.finished or view.request or view.problem):
-            self._claiming[key] = change.object
-            _prune(change.object, self._interner)
-            self._followed.follow()
-        elif view.finished or not (
-            # what requests nothing of ours, nor anything similar
-            view.request or view.problem or any(map(_hint, resources_of(change.object)))
-        ):
+        if pod is None:
             self._forget(key)
-            meta.labels = meta.annotations = meta.finalizers = None
-            change.object.spec, change.object.status = _NO_SPEC, _NO_STATUS
+        elif is_exporter(pod):
+            self.exporters[meta.name] = pod
+        elif is_plugin(pod):
+            self.plugins[key] = pod
+        elif pod.spec.resource_claims and not (view.request or view.problem):
+            self._claiming[key] = pod
+            self._followed.follow()
         else:
-            _prune(change.object, self._interner)
-            self._show(key, change.object, view)
+            self._show(key, pod, view)
 
     def _show(self, key: str, pod: objects.Pod, view: Pod) -> None:
         self.pods[key] = pod
@@ -325,30 +311,6 @@ class ClusterState:
 def _is_stuck(pod: objects.Pod) -> bool:
     """It is on its node, and one of its containers is waiting there for something that may never come."""
     return any(map(waits_for, pod.status.container_statuses or ()))
-
-
-def _prune(pod: objects.Pod, interner: Interner) -> None:
-    """Keep only what explains a pod: thousands are held in memory."""
-    meta, status = pod.metadata, pod.status
-    pod.spec.node_name = sys.intern(pod.spec.node_name)
-    pod.spec.scheduler_name, status.phase = sys.intern(pod.spec.scheduler_name), sys.intern(status.phase)
-    labels, annotations = meta.labels or {}, meta.annotations or {}
-    kept_labels = {*POD_LABELS, LABEL_CLAIMED}
-    shown = {name: value for name, value in labels.items() if name in kept_labels or _label_hint(name)}
-    meta.labels = shown or None
-    kept = {sys.intern(name): annotations[name] for name in PLACEMENT_ANNOTATIONS if name in annotations}
-    meta.annotations = kept or None
-    meta.finalizers = None
-    if pod.spec.node_name:
-        pod.spec.tolerations = pod.spec.affinity = pod.spec.node_selector = None
-    interner.containers(pod)
-    conditions = [each for each in status.conditions or () if each.type == "PodScheduled"]
-    for each in conditions:
-        each.type, each.status = sys.intern(each.type), sys.intern(each.status)
-    status.conditions = conditions or None
-    status.init_container_statuses = None
-    for one in status.container_statuses or ():
-        one.container_id, one.name = "", sys.intern(one.name)
 
 
 def _pod_row(view: Pod, pod: objects.Pod) -> dict[str, Any]:

@@ -194,7 +194,7 @@ async def follow_api(client: KubeClient, node: str, pods: NodePods, health: Coll
         else:
             pods.put(known_pod(pod))
 
-    await Reflector(client, PODS, changed, fields=f"spec.nodeName={node}").run()
+    await Reflector(client, PODS, changed, fields=f"spec.nodeName={node}", cached=True).run()
 
 
 async def follow_log_folders(folder: Path, pods: NodePods, health: CollectorHealth) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.followed_pod import FollowedPod, followed_pod, pod_news
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
-from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, SlimPod, strip
-from gpuslice.adapters.kube.terms import controller_of, terms_of
-from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
-from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, strip
+from gpuslice.adapters.kube.views import node_view, unhealthy_view
+from gpuslice.adapters.kube.watch import AT_ONCE, Change, ChangeKind, Reflector
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.pod_events import PodEvents
@@ -27,7 +27,6 @@ from gpuslice.core.views import version_number, with_unhealthy
 
 _log = logging.getLogger(__name__)
 
-SUCCEEDED = "Succeeded"
 CALM_GC = (20_000, 50, 100)  # collect only young garbage, and rarely: requests produce little
 
 
@@ -55,7 +54,7 @@ class World:
         self._times = times
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners have been told
-        self.pods = Reflector(client, SLIM_PODS, self._pod_changed, clock=clock)
+        self.pods = Reflector(client, SLIM_PODS, self._pod_changed, each=followed_pod, clock=clock)
         self.nodes = Reflector(client, SLIM_NODES, self._node_changed, clock=clock)
         self.config_maps = Reflector(
             client, CONFIG_MAPS, self._config_map_changed, namespace=SYSTEM_NAMESPACE, clock=clock
@@ -90,37 +89,36 @@ class World:
 
     async def reread_pods(self) -> None:
         """Read the pods from the API server now instead of waiting for the watch: after a takeover."""
-        listing = await self._client.list(SLIM_PODS)
-        for pod in listing.items or ():
-            view = pod_view(pod)
-            self.ledger.apply_pod(view)
-            self._groups.pod_changed(view, controller_of(pod), succeeded=pod.status.phase == SUCCEEDED)
+        listing = await self._client.list_as(SLIM_PODS, pod_news)
+        for number, news in enumerate(listing.items or (), start=1):
+            if news.view.uid not in self.ledger.gone:  # else the watch has said so since the list was made
+                self.ledger.apply_pod(news.view)
+                self._groups.pod_changed(news.view, news.owner, succeeded=news.succeeded)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)  # nothing is decided yet, but the lease has to be renewed
 
     # -- changes -------------------------------------------------------------------------------------------
 
-    def _pod_changed(self, change: Change[SlimPod]) -> None:
+    def _pod_changed(self, change: Change[FollowedPod]) -> None:
         if change.object is None:
             self._drop_unlisted(version_number(change.version))
             return
         meta = change.object.metadata
-        if change.kind is ChangeKind.DELETED:
+        news, change.object.news = change.object.news, None  # the ledger has it from now on
+        if change.kind is ChangeKind.DELETED or news is None:
             self.ledger.remove_pod(meta.uid)
             self._nominator.pod_left(meta.uid)
             self._groups.pod_gone(meta.uid)
             self._times.gone(meta.uid)
             self._unreadable.discard(meta.uid)
             return
-        pod = pod_view(change.object)
-        waits = not pod.node and pod.request is not None
-        terms = terms_of(change.object) if waits and pod.group is None else None
-        owner, succeeded = controller_of(change.object), change.object.status.phase == SUCCEEDED
-        strip(change.object)  # the ledger has it now; the reflector needs only its version
+        pod = news.view
         self.ledger.apply_pod(pod)
-        self._groups.pod_changed(pod, owner, succeeded=succeeded)
+        self._groups.pod_changed(pod, news.owner, succeeded=news.succeeded)
         if pod.node:
             self._times.shown(pod.uid)
-        if waits:
-            self._nominator.pod_waits(pod, terms)
+        if news.waits:
+            self._nominator.pod_waits(pod, news.terms)
         else:
             self._nominator.pod_left(pod.uid)
         if not pod.problem or pod.finished:

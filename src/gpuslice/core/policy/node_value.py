@@ -19,7 +19,7 @@ import numpy as np
 from gpuslice.core.policy.cutting_stock import CuttingStock, value_of_space
 from gpuslice.core.policy.fleet import Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import HostValue
-from gpuslice.core.policy.layout import Layout
+from gpuslice.core.policy.layout import CardClass, Layout
 from gpuslice.core.policy.slot_price import SlotDemand
 
 COVERED_DEMAND = 0.98  # of the GPU demand, by the shapes that are considered
@@ -160,11 +160,13 @@ def _of_lines(value: Floats, lines: Ints) -> Floats:
 class Demand:
     """The mix as demand: the shapes that cover most of it, largest first, with their fraction q of all GPU.
 
-    `seen`: fraction of the pods that do not come from the prior. `several_seen`: the GPU requested by those
-    of them that request several cards, relative to the prior's, at most 1.
+    `arrived`: the part of `counts` that does not come from the prior; `seen`: its fraction of the pods.
+    `several_seen`: the GPU requested by those of them that request several cards, relative to the prior's, at
+    most 1.
     """
 
     counts: Mapping[Shape, float]
+    arrived: Mapping[Shape, float]
     kept: tuple[tuple[Shape, float], ...]
     seen: float
     several_seen: float
@@ -192,6 +194,7 @@ def demand_of(counts: Mapping[Shape, float], seen: Mapping[Shape, float] | None 
     assumed = _units_of_several(counts) - several
     return Demand(
         wanted,
+        arrived,
         tuple(kept),
         seen=sum(arrived.values()) / pods if pods else 0.0,
         several_seen=min(1.0, several / assumed) if assumed > 0 else 1.0,
@@ -261,20 +264,27 @@ def card_values(layout: Layout, demand: Demand, stock: PackedValues) -> Floats:
     for card in layout.classes:
         packed = stock.setdefault(card.size, PackedValue(card.parts))
         # v(x), x = 0 … parts: 0.7 × its value when packed well + 0.3 × what the next pod alone can use of it
-        share = {shape: count for shape, count in demand.counts.items() if 0 < shape.units < card.size}
-        pieces = np.zeros(card.parts + 1)
-        for shape, count in share.items():
-            pieces[card.pieces(shape.units)] += count * shape.cards
+        # assumed sizes are not priced once others were seen: they would make gaps that nobody fills valuable
+        pieces, arrived = pieces_of(card, demand.counts), pieces_of(card, demand.arrived)
         values = np.zeros(card.parts + 1)
-        if share:
+        if pieces.any():
             served = np.cumsum(pieces) / pieces.sum()
             values = (
-                PACKED_PART * packed.renew(pieces, demand.seen)
+                PACKED_PART * packed.renew(arrived if arrived.any() else pieces, demand.seen)
                 + NEXT_PART * np.arange(card.parts + 1) / card.parts * served
             )
         values[0], values[-1] = 0.0, 1.0
         tables.append(values * (card.size / layout.mean_units))
     return np.concatenate(tables)
+
+
+def pieces_of(card: CardClass, counts: Mapping[Shape, float]) -> Floats:
+    """How many pieces of 0 … parts the shapes that want part of such a card request."""
+    pieces = np.zeros(card.parts + 1)
+    for shape, count in counts.items():
+        if 0 < shape.units < card.size:
+            pieces[card.pieces(shape.units)] += count * shape.cards
+    return pieces
 
 
 def banded(layout: Layout, values: Floats) -> Floats:

@@ -11,6 +11,7 @@ from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Shape
 from gpuslice.core.policy.layout import Layout
 
 AMPLE, SHORT = 0.5, 0.75  # fraction of the existing slots that will be requested before the cluster is full
+DEVIATIONS = 2.0  # slots are also short if no more are left than the expected pods and this many deviations
 LEAST_SLOT_PRICE = 0.02  # of all slots together if they are ample; 1, all of their cards, if they are short
 UNSEEN_SLOT_PRICE = 0.008  # used instead until pods of several cards are seen
 MOST_SLOT_PRICE = 8.0  # × the slots' demand
@@ -75,6 +76,9 @@ class SlotDemand:
         """[shape] How much of the existing slots will be requested until the cluster is full.
 
         The future demand is as large as what is free, and larger pods take from the slots of smaller ones.
+        Pods come at random: of n expected, n + 2·√n may well come (the deviation of a Poisson distribution).
+        If no more slots than these are left, they are as scarce as slots of which `SHORT` will be requested.
+        That matters only where few are expected: on small clusters, and when little is left.
         """
         free = np.bincount(layout.kind, fleet.left.sum(axis=1), len(layout.kinds)) / layout.mean_units
         scarcity, reachable = np.zeros(len(self.shapes)), free @ self.holds
@@ -89,6 +93,8 @@ class SlotDemand:
                 larger = (units_of >= units) & (cards_of >= cards)
                 asked = (free * (self.holds[:, larger] @ asked_per_free[larger])) @ self.holds[:, alike]
                 slots = np.bincount(layout.kind, wide // cards, len(layout.kinds)) @ self.holds[:, alike]
-                there = slots * (units * cards / layout.mean_units)
+                gpu = units * cards / layout.mean_units
+                asked = np.maximum(asked, SHORT * (asked + DEVIATIONS * np.sqrt(asked * gpu)))
+                there = slots * gpu
                 scarcity[alike] = np.divide(asked, there, out=np.zeros(len(asked)), where=there > 0)
         return scarcity

@@ -51,7 +51,7 @@ class SlicePublisher:
         self._dropped: set[str] = set()  # those of `GATED_FIELDS` that this one leaves out
         fields = f"spec.nodeName={node},spec.driver={CLAIM_DRIVER}"
         self._reflector: Reflector[dict[str, Any]] = Reflector(
-            client, RESOURCE_SLICES, self._changed, fields=fields
+            client, RESOURCE_SLICES, self._changed, fields=fields, cached=True
         )
 
     async def run(self) -> None:
