@@ -170,6 +170,14 @@ def test_who_comes_to_a_card_in_use_is_shown_within_its_time_at_once_and_who_lef
     assert accounts.divide(0.99, {B: 0.99}, {}, 1.0) == {B: 0.99}
 
 
+def test_a_card_that_rested_begins_anew() -> None:
+    accounts = TimeAccount()
+    account(30, 1.0, {A: 0.99}, {}, of=accounts)
+    account(100, 0.0, {}, {}, of=accounts)
+    found = account(3, 0.6, {A: 0.5, B: 0.55}, {A: 0.3, B: 0.3}, of=accounts)
+    assert found == about({A: 0.3, B: 0.3}, 4)
+
+
 def test_bursts_of_containers_in_turn_are_not_taken_for_waits() -> None:
     """The card's own sample is of another moment than the processes'; over some seconds they agree."""
     accounts, shown = TimeAccount(), 0.0
