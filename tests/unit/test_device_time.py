@@ -142,6 +142,13 @@ def test_a_new_exporter_takes_no_earlier_total_for_the_last_second() -> None:
     assert second == about({A: 0.3, B: 0.7})
 
 
+def test_nor_is_it_taken_so_where_a_container_works_again_after_a_rest() -> None:
+    accounts = TimeAccount()
+    account(30, 1.0, {B: 0.96}, {B: 0.7}, of=accounts)
+    accounts.divide(1.0, {A: 0.57, B: 0.96}, {A: 3600 * SECOND, B: int(0.7 * 30 * SECOND)}, 1.0)
+    assert accounts.charged[A] == 0
+
+
 def test_a_restart_and_a_refund_are_no_work() -> None:
     accounts = TimeAccount()
     account(30, 1.0, {A: 0.57, B: 0.96}, {A: 0.3, B: 0.7}, of=accounts)
