@@ -62,6 +62,16 @@ def metrics_page() -> str:
     for group in groups():
         lines += _group(group)
     lines += [
+        "## Card time",
+        "",
+        "`gpuslice_container_sm_utilization_ratio` is NVML's percentage of the container's processes,",
+        "unless these percentages together exceed the card's utilization by more than 5 points over about",
+        "ten seconds: then they include waits for other processes' turns. In that case the card's",
+        "utilization is divided among containers and other processes by what the interposer charged each",
+        "of them, at most up to its percentage; who was charged little or nothing for its percentage has",
+        "its part of the rest. NVML's own figure of each process is `DCGM_CUSTOM_PROCESS_SM_UTIL`",
+        "(`--ack-metrics`).",
+        "",
         "## Every process",
         "",
         "Extender, agent, exporter, webhook, claims controller and console also export these.",

@@ -182,9 +182,12 @@ class GpuNode:
 
 
 @contextlib.asynccontextmanager
-async def gpu_node(folder: Path, cards: tuple[str, ...] = ("V100-SXM2-16GB",)) -> AsyncIterator[GpuNode]:
+async def gpu_node(
+    folder: Path, cards: tuple[str, ...] = ("V100-SXM2-16GB",), label: str = "cgpu=true"
+) -> AsyncIterator[GpuNode]:
     state = gpu.create(folder / "machine", list(cards), seed="exporter")
-    labels = {"cgpu": "true"}
+    name, _, value = label.partition("=")
+    labels = {name: value}
     async with simulated_node(folder, driver=NATIVE, gpu_state=state, labels=labels) as node:
         agent = _agent(folder, node, state)
         stop = asyncio.Event()

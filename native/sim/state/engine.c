@@ -133,6 +133,19 @@ static uint64_t next_end_ns(const struct sim_state *state)
     return rounded_up(larger(least_ns, 1));
 }
 
+/* On an H100 two processes that had 29 and 71 % of the card, in turns, had samples of 57 and 96 %. */
+static void sample_turns(struct sim_state *state, uint32_t card, uint64_t step_ns)
+{
+    uint64_t from_ns = state->cards[card].engine_ns, to_ns = from_ns + step_ns;
+    for (uint32_t slot = 0; slot < state->process_high; slot++) {
+        struct sim_process *process = &state->processes[slot];
+        if (active.width[slot])
+            process->sampled_until_ns[card] = to_ns + state->cards[card].sampled_turn_us * UINT64_C(1000);
+        if (process->sampled_until_ns[card] > from_ns)
+            process->sample_ns[card] += (double)(at_most(process->sampled_until_ns[card], to_ns) - from_ns);
+    }
+}
+
 static void serve(struct sim_state *state, uint32_t card, uint64_t step_ns)
 {
     for (uint32_t i = 0; i < active.count; i++) {
@@ -144,9 +157,12 @@ static void serve(struct sim_state *state, uint32_t card, uint64_t step_ns)
     }
     for (uint32_t i = 0; i < active.process_count; i++) {
         struct sim_process *process = &state->processes[active.processes[i]];
-        process->sample_ns[card] += (double)step_ns / active.process_count;
         process->done_ns[card] += (double)step_ns / active.process_count;
+        if (!state->cards[card].sampled_turn_us)
+            process->sample_ns[card] += (double)step_ns / active.process_count;
     }
+    if (state->cards[card].sampled_turn_us)
+        sample_turns(state, card, step_ns);
 }
 
 /* ----------------------------------------------------------------------------------------------------- samples */

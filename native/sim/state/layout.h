@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 11u
+#define SIM_LAYOUT_VERSION 12u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -97,6 +97,8 @@ struct sim_card {
     uint32_t failing;        /* a CUresult that contexts on this card get, 0 for none */
     uint32_t refused_with;   /* an nvmlReturn_t that the calls of NVML named below get on this card, 0 for none */
     char refused_call[60];   /* the beginning of their names */
+    uint32_t sampled_turn_us; /* NVML's percentage of a process includes its waits for its turn, and this long after its
+                               * work while others work; 0: only its own time */
     uint32_t gpu_percent;    /* utilisation set from outside, SIM_ABSENT to follow the kernels */
     uint32_t memory_percent; /* as above for the memory controller */
     uint32_t encoder_percent, decoder_percent;
@@ -155,7 +157,8 @@ struct sim_process {
     uint32_t checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card */
     uint64_t used_bytes[SIM_CARDS][SIM_KINDS];
     double done_ns[SIM_CARDS];   /* time the card worked for it, ever: kernels that run side by side count once */
-    double sample_ns[SIM_CARDS]; /* of that, within the sample being gathered */
+    double sample_ns[SIM_CARDS]; /* its time by NVML within the sample being gathered */
+    uint64_t sampled_until_ns[SIM_CARDS]; /* of the engine's time: when NVML ceases to count it, see sampled_turn_us */
     uint32_t queues[SIM_CARDS][SIM_CONNECTIONS]; /* 1 + index in the table of queues, 0 for none yet */
     struct sim_launches launches[SIM_STRIPES]; /* threads count apart; the sums are what happened */
 };

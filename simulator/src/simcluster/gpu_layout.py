@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 11
+LAYOUT_VERSION: Final = 12
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -77,7 +77,7 @@ class Card(ctypes.Structure):
         *_fields(u32, "pcie_generation pcie_width pcie_max_generation pcie_max_width nvlink_count"),
         *_fields(u32, "lost resets failing refused_with"),
         ("refused_call", char * 60),
-        *_fields(u32, "gpu_percent memory_percent encoder_percent decoder_percent"),
+        *_fields(u32, "sampled_turn_us gpu_percent memory_percent encoder_percent decoder_percent"),
         *_fields(u32, "retired_pending remap_pending remap_failure recovery_action"),
         *_fields(u64, "clock_event_reasons ecc_corrected_volatile ecc_uncorrected_volatile"),
         *_fields(u64, "ecc_corrected_aggregate ecc_uncorrected_aggregate"),
@@ -126,6 +126,7 @@ class Process(ctypes.Structure):
         ("used_bytes", (u64 * KIND_ROOM) * CARDS),
         ("done_ns", ctypes.c_double * CARDS),
         ("sample_ns", ctypes.c_double * CARDS),
+        ("sampled_until_ns", u64 * CARDS),
         ("queues", (u32 * CONNECTIONS) * CARDS),
         ("launches", Launches * STRIPES),
     ]

@@ -106,16 +106,16 @@ def _sum(members: list[ProcessReading]) -> Usage:
     """For memory, one unknown makes the sum unknown: a partial sum would show less than is used.
 
     For time it does not: the driver lists only processes that were busy, so a missing value means idle if any
-    process of the card has one.
+    process of the card has one. The sum is more than 1 where several had work at once and took turns.
     """
     if len(members) == 1:  # the usual case
         only = members[0]
-        return Usage(only.memory_bytes, None if only.sm_ratio is None else min(1.0, only.sm_ratio), 1)
+        return Usage(only.memory_bytes, only.sm_ratio, 1)
     memory = [member.memory_bytes for member in members]
     known = [amount for amount in memory if amount is not None]
     busy = [member.sm_ratio for member in members if member.sm_ratio is not None]
     return Usage(
         memory_bytes=sum(known) if len(known) == len(memory) else None,
-        sm_ratio=min(1.0, sum(busy)) if busy else None,
+        sm_ratio=sum(busy) if busy else None,
         processes=len(members),
     )

@@ -60,6 +60,8 @@ class CardUsage:
     throttled_ns: int
     """Total time for which launches were made to wait."""
     processes: tuple[ProcessUsage, ...]
+    charged_ns: int = 0
+    """Total device time charged for work; falls where too much was charged, and at a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,7 @@ def _card_usage(uuid: str, card: layout.RegionCard, index: int, slots: list[layo
         refused=card.refused,
         throttled_ns=card.throttled_ns,
         processes=processes,
+        charged_ns=card.charged_ns if card.charged_ns <= MOST_COUNTED else 0,
     )
 
 

@@ -16,6 +16,7 @@ from gpuslice.adapters.gpu.telemetry import CardSample
 from gpuslice.apps.exporter.device_grants import CardGrants, DeviceGrant, DeviceGrants, ShareMode
 from gpuslice.apps.exporter.isolation import Isolation
 from gpuslice.core.attribution import CardUsage, ContainerKey, Owner, Stranger, Usage, divide
+from gpuslice.core.device_time import TimeAccount
 
 NO_PROCESS_LIST = "process list not readable"
 HIDDEN_PROCESSES = "driver lists no processes although containers use the card"
@@ -25,7 +26,10 @@ MIG_UTILIZATION = "driver does not tell utilization of processes on a card with 
 
 
 class ContainerSnapshot(msgspec.Struct, frozen=True, gc=False):
-    """One container on one card; None is unknown. Thousands are made each second: no dataclass."""
+    """One container on one card; None is unknown. Thousands are made each second: no dataclass.
+
+    `sm_ratio` as built is the driver's of its processes; `with_device_time` makes it the time they had.
+    """
 
     used_bytes: int | None
     sm_ratio: float | None
@@ -106,6 +110,38 @@ class SnapshotBuilder:
         card = build_card(sample, facts)
         self._last[sample.uuid] = card, _ingredients(sample, facts, card.containers)
         return card
+
+
+UTILIZATION_FIELD = 203
+
+
+def with_device_time(
+    card: CardSnapshot, account: TimeAccount, isolation: Isolation, step_s: float
+) -> CardSnapshot:
+    """The card with the time that each user had of it, instead of the driver's samples of processes."""
+    sampled: dict[Owner, float] = {
+        key: each.sm_ratio for key, each in card.containers.items() if each.sm_ratio
+    }
+    sampled |= {kind: use.sm_ratio for kind, use in card.strangers.items() if use.sm_ratio}
+    if not (sampled or account.sampled):
+        return card
+    percent = card.sample.fields.get(UTILIZATION_FIELD)
+    # a process that had work, or waited for its turn, did so while the card worked
+    busiest = max((process.sm_ratio or 0.0 for process in card.sample.processes or ()), default=0.0)
+    card_ratio = max(percent / 100, busiest) if isinstance(percent, (int, float)) else 1.0
+    uuid = card.sample.uuid
+    counted = {key: isolation.counted(key, uuid) for key in sampled if isinstance(key, ContainerKey)}
+    charged_ns: dict[Owner, int] = {key: each.charged_ns for key, each in counted.items() if each is not None}
+    had = account.divide(card_ratio, sampled, charged_ns, step_s)
+    if had == sampled:
+        return card
+    containers, strangers = dict(card.containers), dict(card.strangers)
+    for user, ratio in had.items():
+        if isinstance(user, ContainerKey):
+            containers[user] = msgspec.structs.replace(containers[user], sm_ratio=round(ratio, 4))
+        else:
+            strangers[user] = strangers[user]._replace(sm_ratio=round(ratio, 4))
+    return replace(card, containers=containers, strangers=strangers)
 
 
 def _ingredients(

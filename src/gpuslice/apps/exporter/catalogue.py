@@ -248,15 +248,15 @@ SM_UTILIZATION = Metric(
     "gpuslice_container_sm_utilization_ratio",
     _GAUGE,
     CONTAINER,
-    "Fraction of the card's time in which the container's kernels ran.",
-    "NVML process utilization",
+    "Fraction of the card's time that the container's kernels had.",
+    "NVML process utilization; the interposer's region where processes take turns",
 )
 SM_SECONDS = Metric(
     "gpuslice_container_sm_seconds_total",
     _COUNTER,
     CONTAINER,
     "Card time used: the utilization summed over time since the exporter first saw the container.",
-    "NVML process utilization",
+    "as above",
 )
 COMPUTE_SHARE = Metric(
     "gpuslice_container_compute_share_ratio",
@@ -295,8 +295,8 @@ UNATTRIBUTED_SM = Metric(
     "gpuslice_unattributed_sm_utilization_ratio",
     _GAUGE,
     (*CARD, "reason"),
-    "Card time used by processes outside known containers.",
-    "NVML process utilization",
+    "Fraction of the card's time that processes outside known containers had.",
+    "NVML process utilization, divided as for containers",
 )
 UNATTRIBUTED_PROCESSES = Metric(
     "gpuslice_unattributed_processes",

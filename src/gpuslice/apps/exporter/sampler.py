@@ -12,11 +12,18 @@ from pathlib import Path
 
 from gpuslice.adapters.gpu.source import GpuUnavailableError
 from gpuslice.adapters.gpu.telemetry import CardSample, Telemetry
-from gpuslice.apps.exporter.card_snapshot import LostCard, NodeFacts, NodeSnapshot, SnapshotBuilder
+from gpuslice.apps.exporter.card_snapshot import (
+    LostCard,
+    NodeFacts,
+    NodeSnapshot,
+    SnapshotBuilder,
+    with_device_time,
+)
 from gpuslice.apps.exporter.counters import HEALTH_STATUS
 from gpuslice.apps.exporter.isolation import IsolationReader
 from gpuslice.apps.exporter.node_state import NodeState
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_devices
+from gpuslice.core.device_time import TimeAccount
 
 LONGEST_STEP_S = 10.0
 """Longer gaps between two samples do not count as busy time: nothing was measured."""
@@ -44,6 +51,7 @@ class Sampler:
         self._chosen = parse_devices(settings.devices).cards  # None for all
         self._isolation = IsolationReader(Path(settings.root))
         self._builder = SnapshotBuilder()
+        self._accounts: dict[str, TimeAccount] = {}  # by card uuid
         self._places: dict[int, tuple[int, str]] = {}  # position → last known index and uuid
 
     async def sample(self) -> None:
@@ -59,8 +67,11 @@ class Sampler:
         samples = [card for card in sample.cards if self._is_chosen(card.index)]
         facts = await self._facts(samples)
         cards = []
+        taken_at_s = state.snapshot.taken_at_s
+        step_s = max(0.0, sample.taken_at_s - taken_at_s) if taken_at_s else 0.0
         for card in samples:
-            cards.append(self._builder.build(card, facts))
+            account = self._accounts.setdefault(card.uuid, TimeAccount())
+            cards.append(with_device_time(self._builder.build(card, facts), account, facts.isolation, step_s))
             await asyncio.sleep(0)  # a scrape may be waiting
 
         self._places |= {card.position: (card.index, card.uuid) for card in sample.cards}
@@ -77,8 +88,7 @@ class Sampler:
             if state.counters.asks(HEALTH_STATUS):
                 state.history.rises.add(card.uuid, card.fields, began_s)
 
-        step_s = sample.taken_at_s - state.snapshot.taken_at_s if state.snapshot.taken_at_s else 0.0
-        step_s = step_s if 0 <= step_s <= LONGEST_STEP_S else 0.0
+        counted_s = step_s if step_s <= LONGEST_STEP_S else 0.0
         before = state.snapshot.sm_seconds
         state.snapshot = NodeSnapshot(
             cards=tuple(cards),
@@ -86,7 +96,7 @@ class Sampler:
             driver_version=sample.driver_version,
             taken_at_s=sample.taken_at_s,
             sm_seconds={  # a container that is gone is forgotten: its series ends
-                (card.sample.uuid, key): before.get((card.sample.uuid, key), 0.0) + each.sm_ratio * step_s
+                (card.sample.uuid, key): before.get((card.sample.uuid, key), 0.0) + each.sm_ratio * counted_s
                 for card in cards
                 for key, each in card.containers.items()
                 if each.sm_ratio is not None
