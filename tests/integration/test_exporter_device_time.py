@@ -25,13 +25,10 @@ SHARES = {"small": 30, "large": 70}
 
 
 WORK = f"""
-for claim in "${{LD_PRELOAD%/usr/lib/*}}"/run/gpuslice/*/own/claim
-do ln -f "$(readlink -f "$claim")" "$claim"
-done
 export GPUSLICE_SIM_KERNEL_US=2000
 (echo start 0; echo burn 600000 0 0 kernel; exec sleep 600) | {BUILD}/tests/worker dlsym
 """
-"""Queues kernels for ever. The simulated kubelet mounts by links, by which the library opens no claim."""
+"""Queues kernels for ever."""
 
 
 def pod_with(name: str, percent: int) -> dict[str, Any]:

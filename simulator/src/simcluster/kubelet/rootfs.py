@@ -1,4 +1,5 @@
-"""A container's root folder, without root rights or mount namespaces: every mount is a symbolic link.
+"""A container's root folder, without root rights or mount namespaces: every mount is a link, of a file a hard
+one if it can be.
 
 Programs are started with host paths. Therefore the folder's programs come first in PATH, arguments that name
 one of its files are translated, and the library in ``/etc/ld.so.preload`` is preloaded from the folder, so
@@ -7,6 +8,7 @@ that it finds its own files next to itself, as in a real container.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -90,11 +92,11 @@ def build(path: Path, programs: Mapping[str, Path], mounts: Iterable[Mount]) -> 
     for name, host in programs.items():
         _link(root, name, host)
     for mount in sorted(mounts, key=lambda one: one.container.count("/")):
-        _link(root, mount.container, mount.host)
+        _link(root, mount.container, mount.host, mounted=True)
     return root
 
 
-def _link(root: Rootfs, container_path: str, host: Path) -> None:
+def _link(root: Rootfs, container_path: str, host: Path, *, mounted: bool = False) -> None:
     """A mount below another mount would be written into the host's folder, so it is left out."""
     place = root.inside(container_path)
     steps = [place.parent, *place.parent.parents]
@@ -105,4 +107,8 @@ def _link(root: Rootfs, container_path: str, host: Path) -> None:
         place.unlink()
     elif place.is_dir():
         shutil.rmtree(place)
+    if mounted and host.is_file() and not host.is_symlink():
+        with contextlib.suppress(OSError):  # it is on another file system
+            place.hardlink_to(host)  # the library opens no symbolic link of a claim
+            return
     place.symlink_to(host)
