@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -177,27 +175,21 @@ class Tenant:
 
 @contextmanager
 def card_node() -> Iterator[CardNode]:
-    """One node, which is removed afterwards unless GPUSLICE_E2E_KEEP is set."""
-    folder = Path(tempfile.mkdtemp(prefix="gs-card-"))
-    folder.chmod(0o755)
-    (folder / "orders").mkdir()
+    """One node, on this machine's card if it has one."""
     driver.make_findable()
     cards = _own_cards()
-    flags = ["--watchdog=stop", f"--cdi-kind={KIND}", f"--unhealthy-file={folder}/unhealthyDevices.json"]
-    flags += ["--nvml-library=libnvidia-ml.so.1"] if cards else []
     settings = POD_CGROUPS if "GPUSLICE_E2E_POD_CGROUPS" in os.environ else None
-    try:
-        with ExitStack() as stack:
-            cluster = start(folder, stack, LABELS, agent_flags=tuple(flags), settings=settings)
-            made = CardNode(cluster, cards or _simulated_cards(folder), not cards, _program(not cards))
-            _write_cdi(made)
-            made.exporter = _exporter(made)
-            stack.callback(made.exporter.stop)
-            made.exporter.start()
-            yield made
-    finally:
-        if "GPUSLICE_E2E_KEEP" not in os.environ:
-            shutil.rmtree(folder)
+    with node.own_folder("gs-card-") as folder, ExitStack() as stack:
+        (folder / "orders").mkdir()
+        flags = ["--watchdog=stop", f"--cdi-kind={KIND}", f"--unhealthy-file={folder}/unhealthyDevices.json"]
+        flags += ["--nvml-library=libnvidia-ml.so.1"] if cards else []
+        cluster = start(folder, stack, LABELS, agent_flags=tuple(flags), settings=settings)
+        made = CardNode(cluster, cards or _simulated_cards(folder), not cards, _program(not cards))
+        _write_cdi(made)
+        made.exporter = _exporter(made)
+        stack.callback(made.exporter.stop)
+        made.exporter.start()
+        yield made
 
 
 def _own_cards() -> list[driver.Card]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -57,20 +55,14 @@ CLASS = {
 @contextmanager
 def claims_cluster() -> Iterator[Cluster]:
     """One node of claims; kube-controller-manager makes claims of templates, and pods of StatefulSets."""
-    folder = Path(tempfile.mkdtemp(prefix="gs-dra-"))  # sockets need a short path
-    folder.chmod(0o755)
-    try:
-        with ExitStack() as stack:
-            flags = control_plane.claim_flags()
-            agent_flags = (f"--cdi-kind={DRIVERS_KIND}", f"--unhealthy-file={folder}/{UNHEALTHY_FILE}")
-            found = start(folder, stack, LABELS, flags=flags, agent_flags=agent_flags, settings=SETTINGS)
-            _write_drivers_cdi(found)
-            stack.enter_context(control_plane.controller_manager(found.plane, *CONTROLLERS, flags=flags))
-            found.api.create(f"{API}/deviceclasses", CLASS)
-            yield found
-    finally:
-        if "GPUSLICE_E2E_KEEP" not in os.environ:
-            shutil.rmtree(folder)
+    with node.own_folder("gs-dra-") as folder, ExitStack() as stack:
+        flags = control_plane.claim_flags()
+        agent_flags = (f"--cdi-kind={DRIVERS_KIND}", f"--unhealthy-file={folder}/{UNHEALTHY_FILE}")
+        found = start(folder, stack, LABELS, flags=flags, agent_flags=agent_flags, settings=SETTINGS)
+        _write_drivers_cdi(found)
+        stack.enter_context(control_plane.controller_manager(found.plane, *CONTROLLERS, flags=flags))
+        found.api.create(f"{API}/deviceclasses", CLASS)
+        yield found
 
 
 def _write_drivers_cdi(cluster: Cluster) -> None:

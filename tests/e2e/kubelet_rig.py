@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,15 +153,9 @@ class Cluster:
 
 @contextmanager
 def one_node() -> Iterator[Cluster]:
-    """`start` in a folder of its own, which is removed afterwards unless GPUSLICE_E2E_KEEP is set."""
-    folder = Path(tempfile.mkdtemp(prefix="gs-node-"))  # sockets need a short path
-    folder.chmod(0o755)
-    try:
-        with ExitStack() as stack:
-            yield start(folder, stack)
-    finally:
-        if "GPUSLICE_E2E_KEEP" not in os.environ:
-            shutil.rmtree(folder)
+    """`start` in a folder of its own."""
+    with node.own_folder("gs-node-") as folder, ExitStack() as stack:
+        yield start(folder, stack)
 
 
 def start(

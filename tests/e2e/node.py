@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -69,6 +70,18 @@ def until(ask: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
             raise AssertionError(f"not within {timeout_s:g} s: {what}; last answer: {answer!r}")
         time.sleep(POLL_S)
     return answer
+
+
+@contextmanager
+def own_folder(prefix: str) -> Iterator[Path]:
+    """For a node; removed afterwards unless GPUSLICE_E2E_KEEP is set. Sockets need a short path."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        if "GPUSLICE_E2E_KEEP" not in os.environ:
+            shutil.rmtree(folder)
 
 
 # -- images ----------------------------------------------------------------------------------------------

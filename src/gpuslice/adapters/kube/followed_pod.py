@@ -36,7 +36,7 @@ class PodNews(NamedTuple):
 
     @property
     def waits(self) -> bool:
-        return not self.view.node and self.view.request is not None
+        return _waits(self.view)
 
 
 class FollowedPod(msgspec.Struct, gc=False):
@@ -46,6 +46,10 @@ class FollowedPod(msgspec.Struct, gc=False):
     news: PodNews | None
 
 
+def _waits(view: Pod) -> bool:
+    return not view.node and view.request is not None
+
+
 def identity_of(metadata: Metadata | SlimMetadata) -> Identity:
     namespace = sys.intern(metadata.namespace)
     return Identity(namespace, metadata.name, metadata.uid, metadata.resource_version)
@@ -53,8 +57,7 @@ def identity_of(metadata: Metadata | SlimMetadata) -> Identity:
 
 def pod_news(pod: SlimPod) -> PodNews:
     view = pod_view(pod)
-    waits = not view.node and view.request is not None
-    terms = terms_of(pod) if waits and view.group is None else None
+    terms = terms_of(pod) if _waits(view) and view.group is None else None
     return PodNews(view, terms, controller_of(pod), pod.status.phase == "Succeeded")
 
 
