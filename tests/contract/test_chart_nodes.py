@@ -70,7 +70,7 @@ def test_each_of_the_two_labels_acts_by_itself_and_no_program_runs_twice(
 
 @pytest.fixture(scope="module")
 def every_daemon_set(helm: str) -> dict[str, dict[str, Any]]:
-    objects = render(helm, "--set", "exporter.enabled=true")
+    objects = render(helm, "--set", "exporter.enabled=true,exporter.nodes=shared")
     return {name: o["spec"]["template"]["spec"] for (kind, name), o in objects.items() if kind == "DaemonSet"}
 
 
@@ -97,11 +97,11 @@ def test_without_acks_label_there_is_a_daemon_set_less(helm: str) -> None:
         ({"kubernetes.io/os": "linux"}, False, False),
     ],
 )
-def test_cards_that_are_given_out_whole_are_watched_too_by_one_value(
+def test_cards_that_are_given_out_whole_are_watched_too_unless_one_value_says_no(
     helm: str, labels: dict[str, str], shared: bool, all_cards: bool
 ) -> None:
-    for nodes, wanted in (("shared", shared), ("all", all_cards)):
-        objects = render(helm, "--set", f"exporter.enabled=true,exporter.nodes={nodes}")
+    for only, wanted in ((",exporter.nodes=shared", shared), ("", all_cards)):
+        objects = render(helm, "--set", f"exporter.enabled=true{only}")
         spec = objects["DaemonSet", "gpuslice-exporter"]["spec"]["template"]["spec"]
         assert chooses(spec, labels) is wanted
 
