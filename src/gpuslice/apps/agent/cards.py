@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuslice.adapters.gpu.location import SYSFS, location
 from gpuslice.adapters.gpu.renewal import Renewal
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
 from gpuslice.adapters.kube.errors import KubeError
@@ -60,7 +59,6 @@ class CardMonitor:
         lock: ActiveLock,
         unit: str,
         settings: AgentSettings,
-        sysfs: Path = SYSFS,
         proc: Path = Path("/proc"),
     ) -> None:
         self.cards: tuple[Card, ...] = ()
@@ -82,7 +80,6 @@ class CardMonitor:
         self._follow_events = settings.health_check
         self._failures = 0
         self.links: dict[frozenset[str], Link] = {}  # by a pair of uuids
-        self._sysfs = sysfs
         self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
         self._untold: deque[_NodeEvent] = deque(maxlen=MOST_UNTOLD)  # in order
         self._file_problem = ""
@@ -222,9 +219,7 @@ class CardMonitor:
                 )
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
-        places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
-        numa_nodes = {uuid: at.numa_node for uuid, at in places.items() if at.numa_node is not None}
-        await self._devices.update(self.cards, unhealthy, numa_nodes)
+        await self._devices.update(self.cards, unhealthy)
         uuids = [card.uuid for card in self.cards]  # including lost ones
         pairs = [
             [self.links.get(frozenset((uuid, other))) for other in uuids[at + 1 :]]
