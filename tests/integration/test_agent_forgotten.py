@@ -20,7 +20,8 @@ from gpuslice.apps.agent.reconciler import AssignmentSource
 from gpuslice.core.contract import ANN_INDEX, GPU_MEM, card_of_device_id, device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from simcluster.cluster.faults import Fault
-from simcluster.kubelet.devices import AdmissionError, PluginError
+from simcluster.kubelet.devices import AdmissionError
+from simcluster.kubelet.plugin_calls import PluginError
 from simcluster.kubelet.rpc import DevicePluginClient
 from tests.integration.agent_bench import Bench, Pod, container, eventually
 

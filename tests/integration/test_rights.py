@@ -120,6 +120,10 @@ async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grant
     judge(cluster, EXTENDER, grants[EXTENDER])
 
 
+async def _out_of_use(node: Bench, cards: str) -> bool:
+    return await node.unhealthy() == cards
+
+
 async def test_an_agent_uses_all_its_rights_and_needs_no_other(grants: Grants, tmp_path: Path) -> None:
     own = {grant for grant in grants[AGENT] if grant.group != "resource.k8s.io"}
     cluster = GuardedCluster(grants)
@@ -135,6 +139,8 @@ async def test_an_agent_uses_all_its_rights_and_needs_no_other(grants: Grants, t
         await node.annotated("p", ASSIGNED="true")
         node.record({0: 16130, 1: 16130}, events=[{"xid": 79, "uuid": uuid(1)}])
         await eventually(node.unhealthy, "the ConfigMap")
+        (tmp_path / "unhealthyDevices.json").write_text('{"index":[0],"uuid":[]}')
+        await eventually(lambda: _out_of_use(node, "0,1"), "both cards in the ConfigMap")
         writer = Writer(node.agents_client, NODE)
         meta = pod["metadata"]
         view = Pod(meta["uid"], meta["namespace"], meta["name"])

@@ -336,3 +336,28 @@ def test_a_container_has_of_a_claim_what_it_asks_for_by_name(tmp_path: Path, uui
             "serve": (2, ShareMode.SHARE),
             "all": (6, ShareMode.SHARE),
         }
+
+
+def test_a_container_has_its_part_of_a_claim_that_kube_scheduler_made(tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    slices = [{"request": f"container-{each}-request-0", "card": 0, "units": 4 + each} for each in (0, 1)]
+    record = {"uid": "u", "namespace": "default", "name": "made", "boot": "b", "slices": slices}
+    (tmp_path / "claims" / "u.json").write_text(json.dumps(record | {"uuids": {"0": CARD.uuid}}))
+    mappings = [
+        {"containerName": name, "resourceName": "r", "requestName": f"container-{place}-request-0"}
+        for place, name in enumerate(("train", "serve"))
+    ]
+    document = {
+        "metadata": {"namespace": "default", "name": "app-0", "uid": UID},
+        "spec": {"containers": [{"name": "train"}, {"name": "serve"}, {"name": "sidecar"}]},
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "made", "requestMappings": mappings}},
+    }
+    listed = [
+        Claimed("default", "app-0", container, "made", "default", CLAIM_DRIVER, "n1", "gpu-0", "")
+        for container in ("train", "serve")
+    ]
+    known = NodePods()
+    known.put(known_pod(msgspec.convert(document, objects.Pod)))
+    parts = claimed_parts(listed, claim_records(tmp_path), known)
+    grants = grants_of({}, listed, parts=parts).of(CARD)
+    assert {key.container: grant.units for key, grant in grants.items()} == {"train": 4, "serve": 5}

@@ -94,8 +94,8 @@ class Agent:
         self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
         self.cards = CardMonitor(
-            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings,
-            proc=proc,
+            source, state, self.devices, self.node, writer, client=client, lock=self.lock, unit=unit,
+            settings=settings, proc=proc, clock=clock,
         )  # fmt: skip
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
         self.reconciler = Reconciler(state, kubelet, writer, self.counters, every_s=every_s, clock=clock)
@@ -115,8 +115,8 @@ class Agent:
             plugin, address, observe=self.counters.calls.observe, on_kubelet=self.node.kubelet_answers
         )
         self.claims = ClaimService(
-            client, state, folders, self.cards, self.node, lock=self.lock, settings=settings,
-            obstacle=self._no_claims_yet,
+            client, state, folders, self.cards, self.node, writer=writer, lock=self.lock,
+            settings=settings, obstacle=self._no_claims_yet,
         )  # fmt: skip
         self.watchdog = Watchdog(
             source, state, folders, writer, counters=self.counters, settings=settings, proc=proc
@@ -190,10 +190,10 @@ class Agent:
         return {
             "active lock": self.lock.hold(),
             "node": self.node.watch(),
-            "node object": _after(self.node.keep, self.lock.held),
+            "node object": _after(self.node.upkeep.run, self.lock.held),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
-            "record of cards": self.cards.record(),
+            "record of cards": _after(self.cards.record, self.lock.held),
             "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
             "device assignments": _after(self.reconciler.run, self._pods.synced, self.lock.held),

@@ -107,6 +107,12 @@ class NodePod:
         return self.view.placement or self.meant_for
 
 
+def hiding_in(container: AgentContainer) -> str:
+    """What is wrong about its mounts: one hides what enforces its limits; "" if none does."""
+    of = container
+    return hiding_mount(of.name, of.volume_mounts, of.volume_devices, of.termination_message_path)
+
+
 def node_pod(pod: AgentPod) -> NodePod:
     annotations, spec, status = pod.metadata.annotations or {}, pod.spec, pod.status
     view = pod_view(pod)
@@ -128,14 +134,7 @@ def node_pod(pod: AgentPod) -> NodePod:
             lambda one: ((one.value_from or {}).get("fieldRef") or {}).get("fieldPath", "") in placement_paths
         ),
         hiding={
-            each.name: wrong
-            for each in containers
-            if each.name in asking
-            and (
-                wrong := hiding_mount(
-                    each.name, each.volume_mounts, each.volume_devices, each.termination_message_path
-                )
-            )
+            each.name: wrong for each in containers if each.name in asking and (wrong := hiding_in(each))
         },
         running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
         completed=frozenset(

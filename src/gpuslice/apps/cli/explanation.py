@@ -109,7 +109,7 @@ def _what_was_meant(client: SyncClient, kind: str, name: str, namespace: str) ->
 def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
     """The namespace's pods that request a part of a card, or seem to."""
     listed = client.list(PODS, namespace)
-    by_claims = {pod.metadata.name for pod in listed if pod.spec.resource_claims}
+    by_claims = {pod.metadata.name for pod in listed if pod.claims}
     pods = [pod for pod in listed if may_hold(pod) or means_a_part(pod)]
     explanations = [  # claims may be for something other than cards
         each
@@ -125,7 +125,7 @@ def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
 def may_hold(pod: objects.Pod) -> bool:
     """Whether it requests a part of a card, or anything by a claim."""
     view = pod_view(pod)
-    return view.request is not None or bool(view.problem) or bool(pod.spec.resource_claims)
+    return view.request is not None or bool(view.problem) or bool(pod.claims)
 
 
 def _of_owner(

@@ -59,7 +59,7 @@ def kept_pod(pod: objects.Pod, interner: Interner) -> KeptPod:
     view, identity = pod_view(pod), identity_of(pod.metadata)
     if is_exporter(pod) or is_plugin(pod):
         return KeptPod(identity, view, pod)
-    asks = view.request or view.problem or pod.spec.resource_claims or any(map(_hint, resources_of(pod)))
+    asks = view.request or view.problem or pod.claims or any(map(_hint, resources_of(pod)))
     if view.finished or not asks:
         return KeptPod(identity, view, None)
     _prune(pod, interner)

@@ -205,7 +205,7 @@ def read_facts(
     nodes = client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
-    by_claims = bool(claiming) or any(pod.spec.resource_claims for pod in pods)
+    by_claims = bool(claiming) or any(pod.claims for pod in pods)
     services = list(  # the vendor's by name; ours under another name by label
         {
             (each["metadata"]["namespace"], each["metadata"]["name"]): each

@@ -128,14 +128,9 @@ def known_pod(pod: objects.Pod) -> KnownPod:
     meta, status = pod.metadata, pod.status
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
     containers = (*(pod.spec.init_containers or ()), *pod.spec.containers)
-    named = (*(pod.spec.resource_claims or ()), *(status.resource_claim_statuses or ()))
-    claims = {each.name: each.resource_claim_name for each in named if each.resource_claim_name}
     requests: dict[tuple[str, str], frozenset[str]] = {}
-    for container in containers if claims else ():
-        for use in (container.resources and container.resources.claims) or ():
-            if use.name in claims:
-                key = container.name, claims[use.name]
-                requests[key] = requests.get(key, frozenset()) | {use.request}
+    for container, claim, request in pod.used_requests:
+        requests[container, claim] = requests.get((container, claim), frozenset()) | {request}
     return KnownPod(
         namespace=meta.namespace,
         name=meta.name,

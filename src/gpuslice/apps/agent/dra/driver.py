@@ -17,7 +17,7 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.objects import ResourceClaim
-from gpuslice.adapters.kube.resources import PODS, RESOURCE_CLAIMS
+from gpuslice.adapters.kube.resources import RESOURCE_CLAIMS
 from gpuslice.adapters.kubelet.draplugin import DraService
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.region.limits import LimitsError
@@ -31,8 +31,8 @@ from gpuslice.apps.agent.dra.prepared import (
 )
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.library import IsolationMissingError
+from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, hiding_in
 from gpuslice.core.claims import ClaimAllocation, ClaimedSlice, claimed_slices, device_name, units_held
-from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import CLAIM_DRIVER, ENV_VISIBLE
 from gpuslice.core.errors import ContractError, GpusliceError
 from gpuslice.core.grant import Grant, GrantError, grant_of_units
@@ -239,12 +239,10 @@ class ClaimDriver(DraService):
             if consumer.resource != "pods":
                 continue
             try:
-                pod = await self._client.get(PODS.as_dict(), consumer.name, found.metadata.namespace)
+                pod: AgentPod = await self._client.get(NODE_PODS, consumer.name, found.metadata.namespace)
             except NotFoundError:
                 continue
-            if pod["metadata"].get("uid") == consumer.uid and pod["spec"].get("nodeName") == (
-                self._state.node.name
-            ):
+            if (pod.metadata.uid, pod.spec.node_name) == (consumer.uid, self._state.node.name):
                 users += _users_of(pod, found)
         return users
 
@@ -368,45 +366,21 @@ class ClaimDriver(DraService):
                 self.prepared.remove(uid)
 
 
-def _users_of(pod: dict[str, Any], claim: ResourceClaim) -> list[_User]:
+def _users_of(pod: AgentPod, claim: ResourceClaim) -> list[_User]:
     """The pod's containers that use `claim`, with the requests of it that each uses.
 
     A container that names no request uses all of the claim's that are ours.
     """
-    spec, meta = pod["spec"], pod["metadata"]
-    made = {
-        each["name"]: each.get("resourceClaimName")
-        for each in pod.get("status", {}).get("resourceClaimStatuses") or ()
-    }
-    names = {
-        each["name"]
-        for each in spec.get("resourceClaims") or ()
-        if (each.get("resourceClaimName") or made.get(each["name"])) == claim.metadata.name
-    }
-    allocation = claim.status.allocation
-    results = (allocation.devices.results if allocation else None) or ()
+    meta, spec = pod.metadata, pod.spec
+    results = (claim.status.allocation.devices.results if claim.status.allocation else None) or ()
     every = {each.request for each in results if each.driver == CLAIM_DRIVER}
+    uses = [each for each in pod.used_requests if each.claim == claim.metadata.name]
     users = []
-    for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
-        used: set[str] = set()
-        for each in (container.get("resources") or {}).get("claims") or ():
-            if each["name"] in names:
-                wanted = each.get("request", "")
-                used |= {one for one in every if wanted in ("", one, one.partition("/")[0])}
+    for container in [*(spec.init_containers or ()), *spec.containers]:
+        wanted = {each.request for each in uses if each.container == container.name}
+        used = frozenset(one for one in every if wanted & {"", one, one.partition("/")[0]})
         if used:
             users.append(
-                _User(
-                    meta["namespace"],
-                    meta["name"],
-                    meta["uid"],
-                    container["name"],
-                    frozenset(used),
-                    hiding_mount(
-                        container["name"],
-                        container.get("volumeMounts"),
-                        container.get("volumeDevices"),
-                        container.get("terminationMessagePath"),
-                    ),
-                )
+                _User(meta.namespace, meta.name, meta.uid, container.name, used, hiding_in(container))
             )
     return users

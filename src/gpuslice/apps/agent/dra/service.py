@@ -28,6 +28,7 @@ from gpuslice.apps.agent.dra.publisher import Devices, SlicePublisher
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.claims import Pool, units_held
 from gpuslice.core.contract import CLAIM_DRIVER
 from gpuslice.core.placement import SPREAD
@@ -54,6 +55,7 @@ class ClaimService:
         cards: CardMonitor,
         node: NodeReconciler,
         *,
+        writer: Writer,
         lock: ActiveLock,
         settings: AgentSettings,
         obstacle: Callable[[], str],
@@ -70,7 +72,7 @@ class ClaimService:
             obstacle=self._why_not,
             unhealthy=cards.reasons,
         )
-        self.publisher = SlicePublisher(client, name, self._devices, self._node_uid)
+        self.publisher = SlicePublisher(client, name, self._devices, self._node_uid, writer.not_repaired)
         self.server = DraServer(
             self.driver, DraAddress(CLAIM_DRIVER, Path(settings.dra_plugins), Path(settings.dra_registry))
         )
