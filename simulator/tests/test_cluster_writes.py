@@ -75,7 +75,8 @@ def test_what_a_quota_leaves_is_all_that_new_pods_get(wire: Wire) -> None:
         'pods "c" is forbidden: exceeded quota: cards, requested: requests.aliyun.com/gpu-mem=4, '
         "used: requests.aliyun.com/gpu-mem=7, limited: requests.aliyun.com/gpu-mem=8"
     )
-    wire.make(PODS, make_pod("asks-for-nothing"))
+    nothing = {"name": "c", "image": "x", "resources": {"limits": {"cpu": "0"}}}
+    wire.make(PODS, make_pod("asks-for-nothing", containers=[nothing]))
     wire.patch(f"{PODS}/a/status", {"status": {"phase": "Succeeded"}})
     wire.make(PODS, units("c", 4))  # who has ended has nothing any more
     status, answer = wire.call("POST", PODS, units("d", 1, overhead={"cpu": "1"}))

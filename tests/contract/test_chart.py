@@ -225,7 +225,8 @@ def test_the_webhook_cannot_lock_a_cluster_out(helm: str, kind: str, verb: str) 
     assert names["operator"] == "NotIn"
     assert set(names["values"]) == {"kube-system", "gpu-system"}
     assert labels == {"key": "gpuslice.io/webhook", "operator": "NotIn", "values": ["ignore"]}
-    (condition,) = hook["matchConditions"]
+    condition, *more = hook["matchConditions"]
+    assert [each["name"] for each in more] == ["changes-what-is-read"] * (verb == "validate")
     assert "aliyun.com/gpu-mem" in condition["expression"]
     assert "nvidia.com/gpumem" not in condition["expression"]
 

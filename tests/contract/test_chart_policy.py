@@ -12,8 +12,18 @@ from typing import Any
 import pytest
 from cel_expr_python import cel
 
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
-from gpuslice.core.contract import NAME_SETS, NODE_GPUS, NODE_KUBELET_AWAY, NODE_LINKS, NODE_TIER
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, WRITTEN_ANNOTATIONS
+from gpuslice.core.contract import (
+    CARDS_NAMES,
+    LABEL_GROUP_MIN,
+    LABEL_GROUP_NAME,
+    LABEL_MIN_TIER,
+    NAME_SETS,
+    NODE_GPUS,
+    NODE_KUBELET_AWAY,
+    NODE_LINKS,
+    NODE_TIER,
+)
 from tests.chart import render
 
 AGENT = "system:serviceaccount:kube-system:gpushare-device-plugin"
@@ -187,6 +197,45 @@ def test_a_token_without_a_node_may_write_nothing(policy: Object) -> None:
 def test_others_are_not_concerned(policy: Object) -> None:
     evil = changed(POD, spec__containers__0__image="other")
     assert denial(policy, "pods", POD, evil, user="system:serviceaccount:default:somebody") == ""
+
+
+ASKING: Object = changed(POD, spec__containers__0__resources={"limits": {"aliyun.com/gpu-mem": "4"}})
+
+
+def is_asked_about(helm: str, old: Object | None, new: Object, verb: str = "validate") -> bool:
+    """Whether the API server calls the webhook for this write."""
+    kinds = {"mutate": "MutatingWebhookConfiguration", "validate": "ValidatingWebhookConfiguration"}
+    (hook,) = render(helm)[kinds[verb], f"gpuslice-{verb}"]["webhooks"]
+    operation = "CREATE" if old is None else "UPDATE"
+    known = {"request": {"operation": operation}, "object": new, "oldObject": old}
+    matches = operation in hook["rules"][0]["operations"]
+    return matches and all(holds(each["expression"], {}, known) for each in hook["matchConditions"])
+
+
+def test_the_webhook_is_asked_about_new_pods_that_ask_for_cards(helm: str) -> None:
+    for verb in ("mutate", "validate"):
+        assert is_asked_about(helm, None, ASKING, verb)
+        assert not is_asked_about(helm, None, POD, verb)
+
+
+def test_of_pods_that_are_there_the_webhook_is_asked_only_about_what_it_reads(helm: str) -> None:
+    for kind, names in (
+        ("labels", (*CARDS_NAMES, LABEL_MIN_TIER, LABEL_GROUP_NAME, LABEL_GROUP_MIN)),
+        ("annotations", WRITTEN_ANNOTATIONS),
+    ):
+        bare = deepcopy(ASKING)
+        del bare["metadata"][kind]
+        for name in names:
+            given = changed(ASKING, **{f"metadata__{kind}": {name: ""}})
+            other = changed(ASKING, **{f"metadata__{kind}": {name: "1"}})
+            for old, new in ((ASKING, given), (given, ASKING), (given, other), (bare, given), (given, bare)):
+                assert is_asked_about(helm, old, new), (name, old, new)
+            assert not is_asked_about(helm, given, given)
+        assert not is_asked_about(helm, bare, ASKING)
+    noted = changed(ASKING, metadata__annotations={"theirs": "y"}, metadata__labels={"app": "b"})
+    assert not is_asked_about(helm, ASKING, noted)
+    assert not is_asked_about(helm, ASKING, changed(ASKING, spec__containers__0__image="other"))
+    assert not is_asked_about(helm, POD, changed(POD, metadata__labels={LABEL_MIN_TIER: "driver"}))
 
 
 def test_the_policy_is_there_where_the_api_server_knows_it(helm: str) -> None:

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -144,15 +145,27 @@ async def test_exec_carries_streams_and_the_exit_status(node: Node) -> None:
     assert "executable file not found" in text
 
 
-@pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1) of bsdutils for a terminal")
-async def test_debug_is_refused_at_once(node: Node) -> None:
-    """No simulated node starts containers in a pod that runs: kubectl would wait for ever."""
+async def test_debug_starts_a_container_in_a_pod_that_runs(node: Node) -> None:
+    """It has no card, and ends without its pod."""
     await node.create(make_pod("one"))
-    code, text = await kubectl(node, "debug", "one", "--image=busybox", "-it", "--", "true")
-    assert code != 0, text
-    assert "ephemeral containers are disabled for this cluster" in text
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    code, text = await kubectl(
+        node, "debug", "one", "--image=busybox", "-c", "look", "--", "sh", "-c", "echo seen"
+    )
+    assert code == 0, text
+
+    def ended(pod: dict[str, Any]) -> bool:
+        found = pod["status"].get("ephemeralContainerStatuses") or [{}]
+        return "terminated" in found[0].get("state", {})
+
+    pod = await node.wait_pod("one", ended)
+    assert state_of(pod) == "running"
+    assert (await kubectl(node, "logs", "one", "-c", "look"))[1] == "seen\n"
+    code, text = await kubectl(node, "delete", "pod", "one", "--wait=true")
+    assert code == 0, text
 
 
+@pytest.mark.skipif(shutil.which("script") is None, reason="needs script(1) of bsdutils for a terminal")
 async def test_exec_gives_a_terminal(node: Node) -> None:
     await node.create(make_pod("one"))
     await node.wait_pod("one", lambda it: state_of(it) == "running")

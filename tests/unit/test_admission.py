@@ -223,35 +223,6 @@ def test_a_request_that_differs_from_its_limit_is_denied() -> None:
     assert 'requests["aliyun.com/gpu-mem"] is "2"' in denial(api_pod(containers=[container]))
 
 
-# -- updates -----------------------------------------------------------------------------------------------
-
-
-def test_how_many_cards_a_pod_is_on_cannot_change() -> None:
-    old, new = api_pod(memory="8", labels={GPU_COUNT: "2"}), api_pod(memory="8", labels={GPU_COUNT: "4"})
-    assert 'must be "2" as at creation' in invalid(new, operation="UPDATE", old=old)
-    assert not invalid(old, operation="UPDATE", old=old)
-
-
-def test_only_its_writers_may_change_where_a_pod_sits() -> None:
-    old, new = api_pod(annotations={ANN_INDEX: "0"}), api_pod(annotations={ANN_INDEX: "1"})
-    rules = AdmissionRules(writers=frozenset({"extender"}))
-    assert "may be changed only by extender, not by mallory" in invalid(
-        new, rules, operation="UPDATE", old=old, user="mallory"
-    )
-    assert not invalid(new, rules, operation="UPDATE", old=old, user="extender")
-    assert not invalid(new, rules, operation="UPDATE", old=old, user="root", groups=("system:masters",))
-    assert not invalid(new, operation="UPDATE", old=old, user="mallory")
-
-
-def test_a_wrong_pod_of_old_can_still_be_cleaned_up() -> None:
-    old = with_env({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
-    old["spec"]["containers"][0]["resources"]["limits"][GPU_MEM] = "4.5"
-    assert not invalid(old, operation="UPDATE", old=old)
-    gone = api_pod(labels={GPU_COUNT: "4"})
-    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert not invalid(gone, operation="UPDATE", old=api_pod(labels={GPU_COUNT: "2"}))
-
-
 def test_other_objects_are_let_through() -> None:
     body = msgspec.json.decode(review({"spec": {"replicas": "any"}}))
     body["request"]["resource"]["resource"] = "deployments"

@@ -13,10 +13,11 @@ from gpuslice.adapters.kube.slim import SlimPod
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Card, ContainerKind, Node, Pod
+from gpuslice.core.model import Card, ContainerKind, Node, Pod, Tier
 from gpuslice.core.views import version_number, with_unhealthy
 from tests.builders import api_container, api_node, api_pod, make_placement
 
+GPU_COUNT, CARDS, MIN_TIER = "aliyun.com/gpu-count", "gpuslice.io/cards", "gpuslice.io/min-tier"
 IDX, UNITS = "ALIYUN_COM_GPU_MEM_IDX", "ALIYUN_COM_GPU_MEM_POD"
 PLACED = {IDX: "1", UNITS: "4", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true", "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "7"}
 
@@ -93,6 +94,35 @@ def test_a_wrong_request_is_a_problem_and_of_a_bound_pod_the_memory_is_gone_all_
     assert 'label "aliyun.com/gpu-count" is "many"' in waiting.problem
     assert bound.problem == waiting.problem
     assert pod(memory="4.5", node="n1").request is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "cards", "tier"),
+    [
+        ({GPU_COUNT: "2", MIN_TIER: "foo"}, 2, Tier.NONE),
+        ({GPU_COUNT: "2", MIN_TIER: ""}, 2, Tier.NONE),
+        ({GPU_COUNT: "2", CARDS: "4"}, 2, Tier.NONE),
+        ({GPU_COUNT: "3", CARDS: "4"}, 4, Tier.NONE),
+        ({GPU_COUNT: "many", MIN_TIER: "library"}, 1, Tier.LIBRARY),
+        ({GPU_COUNT: "2", CARDS: "two", MIN_TIER: "driver"}, 2, Tier.DRIVER),
+        ({GPU_COUNT: "0", CARDS: "-1", MIN_TIER: "Library"}, 1, Tier.NONE),
+    ],
+)
+def test_of_a_bound_pod_only_the_wrong_label_counts_for_nothing(
+    labels: dict[str, str], cards: int, tier: Tier
+) -> None:
+    waiting, bound = pod(memory="8", labels=labels), pod(memory="8", labels=labels, node="n1")
+    assert waiting.request is None
+    assert bound.request is not None
+    assert (bound.request.units, bound.request.card_count, bound.request.min_tier) == (8, cards, tier)
+    assert bound.problem == waiting.problem != ""
+
+
+def test_labels_that_contradict_each_other_are_of_the_names_in_which_a_bound_pod_asks() -> None:
+    neutral = api_container(**{"gpuslice.io/memory": "8"})
+    found = pod(containers=[neutral], labels={GPU_COUNT: "2", CARDS: "4"}, node="n1")
+    assert found.request is not None
+    assert found.request.card_count == 4
 
 
 def test_a_corrupt_annotation_is_a_problem_and_no_placement() -> None:

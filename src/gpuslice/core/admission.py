@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.annotations import WRITTEN_ANNOTATIONS
 from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
@@ -36,6 +36,9 @@ from gpuslice.core.contract import (
     ENV_VISIBLE,
     EXCLUSIVE_GPU,
     GATE_POD_GROUP,
+    LABEL_GROUP_MIN,
+    LABEL_GROUP_NAME,
+    LABEL_MIN_TIER,
     VENDOR_NAMES,
     ResourceNames,
 )
@@ -44,7 +47,7 @@ from gpuslice.core.form import ContainerForm, PodForm, limit_field, without
 from gpuslice.core.model import Request
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.quantity import whole_number
-from gpuslice.core.request import names_in
+from gpuslice.core.request import min_tier, names_in
 
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -120,7 +123,7 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     changed = replace(
         pod,
         containers=tuple(_container(each, request, rules) for each in pod.containers),
-        annotations=without(pod.annotations, PLACEMENT_ANNOTATIONS),
+        annotations=without(pod.annotations, WRITTEN_ANNOTATIONS),
         scheduler=scheduler,
         runtime_class=pod.runtime_class or rules.runtime_class,
         tolerations=_tolerating_gpu_nodes(pod.tolerations),
@@ -169,12 +172,19 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
         must_be = f'"{old.labels.get(label, "")}" as at creation: what a pod holds cannot change'
         field, given = f'metadata.labels["{label}"]', new.labels.get(label, "absent")
         return Verdict(denial=str(InvalidRequestError(field, given, must_be)))
-    changed = [n for n in PLACEMENT_ANNOTATIONS if old.annotations.get(n) != new.annotations.get(n)]
+    try:
+        if old.labels.get(LABEL_MIN_TIER) != new.labels.get(LABEL_MIN_TIER):
+            min_tier(new.labels)
+        if any(old.labels.get(each) != new.labels.get(each) for each in (LABEL_GROUP_NAME, LABEL_GROUP_MIN)):
+            pod_group(new.labels)
+    except InvalidRequestError as error:
+        return Verdict(denial=str(error))
+    changed = [n for n in WRITTEN_ANNOTATIONS if old.annotations.get(n) != new.annotations.get(n)]
     if changed and not user.may_write(rules):
         return Verdict(
             denial=f'metadata.annotations["{changed[0]}"] may be changed only by '
             f"{', '.join(sorted(rules.writers))}, not by {user.name or 'an unnamed user'}: it says "
-            "which card the pod holds"
+            "what the pod was given"
         )
     return Verdict(pod=new)
 

@@ -26,6 +26,7 @@ from gpuslice.core.contract import (
     ANN_MEANT,
     ANN_POD_UNITS,
     ANN_TIERS,
+    ANN_TRACEPARENT,
     ANN_VISIBLE,
     NODE_GPUS,
     UNHEALTHY_CONFIGMAP_PREFIX,
@@ -58,6 +59,9 @@ PLACEMENT_ANNOTATIONS = (
     ANN_MEANT,
 )
 """Every pod annotation that a placement writes and that a withdrawn one removes."""
+
+WRITTEN_ANNOTATIONS = (*PLACEMENT_ANNOTATIONS, ANN_TIERS, ANN_TRACEPARENT)
+"""Every pod annotation that is the extender's and the agent's to write."""
 
 NOT_ALWAYS_WRITTEN = (ANN_CORE, ANN_MEANT)
 """Those that not every placement writes, so that a Binding, which removes nothing, would leave them."""

@@ -8,6 +8,7 @@ app containers next to all sidecars.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,10 +83,35 @@ def pod_request(specs: Iterable[ContainerSpec], labels: Mapping[str, str] | None
             f'pod: limits["{names.compute}"]', percent, f"{must_be}: a pod's containers share one card"
         )
     app_containers = sum(spec.kind is ContainerKind.APP for spec in everyone)
-    tier = (labels or {}).get(LABEL_MIN_TIER, Tier.NONE.word)
-    if tier not in TIERS:
-        raise InvalidRequestError(f'label "{LABEL_MIN_TIER}"', tier, f"one of {', '.join(TIERS)}")
-    return Request(units, card_count, percent, held, app_containers, names=names, min_tier=TIERS[tier])
+    tier = min_tier(labels or {})
+    return Request(units, card_count, percent, held, app_containers, names=names, min_tier=tier)
+
+
+def min_tier(labels: Mapping[str, str]) -> Tier:
+    """The weakest tier that a pod runs under. Raises `InvalidRequestError`."""
+    word = labels.get(LABEL_MIN_TIER, Tier.NONE.word)
+    if word not in TIERS:
+        raise InvalidRequestError(f'label "{LABEL_MIN_TIER}"', word, f"one of {', '.join(TIERS)}")
+    return TIERS[word]
+
+
+def held_request(specs: Sequence[ContainerSpec], labels: Mapping[str, str]) -> Request | None:
+    """What a pod that is bound holds: a label that cannot be read takes nothing from the others.
+
+    Where labels of both sets of names contradict each other, the one in the names of its amounts counts. None
+    if the amounts themselves cannot be read.
+    """
+    own = names_in(name for spec in specs for name in asked_names(spec.limits)).cards
+    readable: dict[str, str] = {}
+    request = None
+    with contextlib.suppress(InvalidRequestError):
+        request = pod_request(specs)
+    for label in (own, *(name for name in CARDS_NAMES if name != own), LABEL_MIN_TIER):
+        if label in labels:
+            tried = {**readable, label: labels[label]}
+            with contextlib.suppress(InvalidRequestError):
+                request, readable = pod_request(specs, tried), tried
+    return request
 
 
 def peak(containers: Sequence[ContainerRequest], amount: Callable[[ContainerRequest], int]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -44,7 +43,7 @@ from gpuslice.core.mode import CORE_MEM, rules_of
 from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Pod, Request, Tier
 from gpuslice.core.pod_group import PodGroup
 from gpuslice.core.quantity import whole_number
-from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, pod_request
+from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, held_request, pod_request
 from gpuslice.core.units import MOST_UNITS
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
@@ -109,9 +108,8 @@ def _pod_requests(
         request = pod_request(specs, dict(said))
     except InvalidRequestError as error:
         problem = str(error)
-        if bound:  # invalid labels, but bound nevertheless: the memory is gone either way
-            with contextlib.suppress(InvalidRequestError):
-                request = pod_request(specs)
+        if bound:  # the memory is gone either way
+            request = held_request(specs, dict(said))
     return PodRequests(None if request is None else replace(request, host=host), host, problem)
 
 

@@ -10,7 +10,8 @@ from aiohttp import web
 from simcluster.cluster.request import Response
 from simcluster.cluster.watch import Watch
 
-_BOOKMARK_EVERY_S = 30.0
+_BOOKMARK_EVERY_S = 60.0
+_BEFORE_THE_END_S = 2.0
 _LONGEST_S = 3600.0
 
 
@@ -30,25 +31,24 @@ async def stream_watch(incoming: web.Request, response: Response) -> web.StreamR
 
 
 async def _pump(watch: Watch, outgoing: web.StreamResponse, deadline_s: float) -> None:
-    """Runs until the deadline, which a last bookmark announces so that the client resumes from there."""
+    """Runs until the deadline. Bookmarks come each minute, and two seconds before it so that the client
+    resumes from there, as from the real server's cache (``nextBookmarkTime``)."""
     ready = asyncio.Event()
     watch.on_ready = ready.set
+    now = asyncio.get_running_loop().time
+    last = deadline_s - _BEFORE_THE_END_S
+    bookmark_s = min(now() + _BOOKMARK_EVERY_S, last)
     while True:
         ready.clear()
-        left_s = deadline_s - asyncio.get_running_loop().time()
-        if left_s <= 0 and watch.wants_bookmarks:
-            watch.bookmark()
+        if now() >= bookmark_s:
+            if watch.wants_bookmarks:
+                watch.bookmark()
+            bookmark_s = min(now() + _BOOKMARK_EVERY_S, last) if now() < last else deadline_s + 1
         if lines := watch.take():
             await outgoing.write(lines)
-        elif not watch.ended and left_s > 0:
-            # waits for something to send; sends a bookmark if nothing arrives for long
-            longest_s = min(left_s, _BOOKMARK_EVERY_S)
-            try:
-                async with asyncio.timeout(longest_s):
-                    await ready.wait()
-            except TimeoutError:
-                if watch.wants_bookmarks and longest_s >= _BOOKMARK_EVERY_S:
-                    watch.bookmark()
-            continue
-        if watch.ended or left_s <= 0:
+        elif watch.ended or now() >= deadline_s:
             return
+        else:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(bookmark_s, deadline_s)):
+                    await ready.wait()

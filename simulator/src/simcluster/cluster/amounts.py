@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from simcluster.cluster.quantity import parse_quantity
@@ -24,18 +24,26 @@ def amounts_of(quantities: Mapping[str, Any] | None) -> Amounts:
 def pod_requests(pod: Object) -> Amounts:
     """The most a pod needs at once: its app containers and sidecars together, or one init container with the
     sidecars started before it; plus its overhead."""
+    return _peak(pod, container_requests)
+
+
+def pod_limits(pod: Object) -> Amounts:
+    """The same of its limits."""
+    return _peak(pod, lambda container: amounts_of((container.get("resources") or {}).get("limits")))
+
+
+def _peak(pod: Object, asked: Callable[[Object], Amounts]) -> Amounts:
     spec = pod.get("spec", {})
     running: Amounts = {}
     peak: Amounts = {}
     for container in spec.get("initContainers") or ():
-        asked = container_requests(container)
         if container.get("restartPolicy") == "Always":
-            running = add(running, asked)
+            running = add(running, asked(container))
             peak = highest(peak, running)
         else:
-            peak = highest(peak, add(running, asked))
+            peak = highest(peak, add(running, asked(container)))
     for container in spec.get("containers") or ():
-        running = add(running, container_requests(container))
+        running = add(running, asked(container))
     return add(highest(peak, running), amounts_of(spec.get("overhead")))
 
 
@@ -58,3 +66,17 @@ def total(many: Iterable[Mapping[str, int]]) -> Amounts:
     for one in many:
         result = add(result, one)
     return result
+
+
+def quality(spec: Object) -> str:
+    """A pod's class, Guaranteed, Burstable or BestEffort, from cpu and memory alone."""
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    resources = [container.get("resources") or {} for container in containers]
+    pairs = [
+        ((item.get("requests") or {}).get(name), (item.get("limits") or {}).get(name))
+        for item in resources
+        for name in ("cpu", "memory")
+    ]
+    if not any(request or limit for request, limit in pairs):
+        return "BestEffort"
+    return "Guaranteed" if all(limit and request == limit for request, limit in pairs) else "Burstable"

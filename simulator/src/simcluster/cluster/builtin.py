@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simcluster.cluster.errors import ApiError, Cause, forbidden, not_found
+from simcluster.cluster.limit_range import give_defaults
 from simcluster.cluster.request import Object
 from simcluster.cluster.resources import Resource
 
@@ -20,6 +21,7 @@ def admit_builtin(cluster: Cluster, resource: Resource, obj: Object) -> None:
     if resource.namespaced:
         _check_namespace(cluster, resource, obj)
     if resource.store == "pods":
+        give_defaults(cluster, obj)
         spec = obj["spec"]
         name = spec.setdefault("serviceAccountName", "default")
         spec["serviceAccount"] = name

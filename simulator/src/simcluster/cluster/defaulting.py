@@ -6,6 +6,8 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
+from simcluster.cluster.amounts import quality
+from simcluster.cluster.limit_range import complete_limits
 from simcluster.cluster.request import Object
 
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
@@ -26,29 +28,18 @@ def _pod(pod: Object) -> None:
     spec = pod.setdefault("spec", {})
     pod_spec_defaults(spec)
     _set(spec, enableServiceLinks=True)
+    for container in spec.get("ephemeralContainers") or []:
+        _container(container, host_network=False)
     for container in _containers(spec):
         resources = container["resources"]
         if limits := resources.get("limits"):
             resources["requests"] = limits | (resources.get("requests") or {})
     status = pod.setdefault("status", {})
-    _set(status, phase="Pending", qosClass=_quality(spec))
+    _set(status, phase="Pending", qosClass=quality(spec))
 
 
 def _containers(spec: Object) -> list[Object]:
     return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-
-
-def _quality(spec: Object) -> str:
-    """Guaranteed, Burstable or BestEffort, from cpu and memory alone."""
-    resources = [container["resources"] for container in _containers(spec)]
-    pairs = [
-        ((item.get("requests") or {}).get(name), (item.get("limits") or {}).get(name))
-        for item in resources
-        for name in ("cpu", "memory")
-    ]
-    if not any(request or limit for request, limit in pairs):
-        return "BestEffort"
-    return "Guaranteed" if all(limit and request == limit for request, limit in pairs) else "Burstable"
 
 
 def pod_spec_defaults(spec: Object) -> None:
@@ -264,6 +255,11 @@ def _endpoint_slice(obj: Object) -> None:
         _set(port, name="", protocol="TCP")
 
 
+def _limit_range(obj: Object) -> None:
+    for limits in (obj.get("spec") or {}).get("limits") or []:
+        complete_limits(limits)
+
+
 def _device_requests(spec: Object) -> None:
     for request in (spec.get("devices") or {}).get("requests") or []:
         for each in filter(None, [request.get("exactly"), *(request.get("firstAvailable") or [])]):
@@ -293,6 +289,7 @@ _DEFAULTS: dict[str, Callable[[Object], None]] = {
     "secrets": _secret,
     "nodes": _node,
     "events": _event,
+    "limitranges": _limit_range,
     "endpointslices.discovery.k8s.io": _endpoint_slice,
     "priorityclasses.scheduling.k8s.io": _priority_class,
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": _mutating,

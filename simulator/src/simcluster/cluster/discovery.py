@@ -29,6 +29,7 @@ _PARTS = {  # subresource -> (group, version, kind, verbs)
     "log": ("", "", "", ["get"]),
     "finalize": ("", "", "", ["update"]),
     "token": ("authentication.k8s.io", "v1", "TokenRequest", ["create"]),
+    "ephemeralcontainers": ("", "", "", ["get", "patch", "update"]),
     "resize": ("", "", "", ["get", "patch", "update"]),
 }
 

@@ -29,6 +29,10 @@ def unsupported(field: str, value: Any, supported: tuple[str, ...]) -> Cause:
     return Cause(field, "FieldValueNotSupported", text)
 
 
+def too_long(field: str, most_bytes: int) -> Cause:
+    return Cause(field, "FieldValueTooLong", f"Too long: may not be more than {most_bytes} bytes")
+
+
 def duplicate(field: str, value: Any) -> Cause:
     return Cause(field, "FieldValueDuplicate", f"Duplicate value: {_shown(value)}")
 

@@ -1,4 +1,4 @@
-"""ResourceQuotas, as far as they count pods: how many there are, and their total requests.
+"""ResourceQuotas, as far as they count pods: how many there are, their total requests and limits.
 
 Quotas with scopes are ignored.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from simcluster.cluster.amounts import Amounts, amounts_of, pod_requests, total
+from simcluster.cluster.amounts import Amounts, amounts_of, pod_limits, pod_requests, total
 from simcluster.cluster.errors import forbidden
 from simcluster.cluster.quantity import canonical_quantity
 from simcluster.cluster.resources import Resource
+from simcluster.cluster.validation_pods import is_extended
 
 if TYPE_CHECKING:
     from simcluster.cluster.cluster import Cluster
@@ -19,28 +20,41 @@ if TYPE_CHECKING:
 Object = Mapping[str, Any]
 
 _FINISHED = ("Succeeded", "Failed")
-_REQUESTS = "requests."
-_BARE = ("cpu", "memory")  # a quota on `cpu` is one on `requests.cpu`
+_REQUESTS, _LIMITS = "requests.", "limits."
+_HOST = ("cpu", "memory", "ephemeral-storage")
+_COUNTS = ("pods", "count/pods")
+_NEEDED = ("cpu", "memory")  # where a quota limits them, every container must say how much
 
 
 def limited(quota: Object) -> Amounts:
-    """The limits on everything that is counted here, by the name that the quota uses."""
+    """The limits on everything that is counted here, by the name that the quota uses.
+
+    Of a resource of a device plugin only `requests.` is counted: it may not be over-committed. Any other
+    qualified name is a valid key of a quota, and nothing is counted under it.
+    """
     spec = quota["spec"]
     if spec.get("scopes") or spec.get("scopeSelector"):
         return {}
-    hard = spec.get("hard") or {}
     return {
         name: amounts_of({_counted(name): value})[_counted(name)]
-        for name, value in hard.items()
-        if name == "pods" or name in _BARE or name.startswith(_REQUESTS)
+        for name, value in (spec.get("hard") or {}).items()
+        if name in _COUNTS
+        or _counted(name) in _HOST
+        or _counted(name).startswith("hugepages-")
+        or (name.startswith(_REQUESTS) and is_extended(_counted(name)))
     }
 
 
 def used(quota: Object, pods: Iterable[Object]) -> Amounts:
     """What pods of its namespace use of it; those that have ended use nothing."""
     living = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _FINISHED]
-    requested = {**total(pod_requests(pod) for pod in living), "pods": len(living)}
-    return {name: requested.get(_counted(name), 0) for name in limited(quota)}
+    requests, limits = total(map(pod_requests, living)), total(map(pod_limits, living))
+    return {
+        name: len(living)
+        if name in _COUNTS
+        else (limits if name.startswith(_LIMITS) else requests).get(_counted(name), 0)
+        for name in limited(quota)
+    }
 
 
 def written(amounts: Amounts) -> dict[str, str]:
@@ -60,6 +74,9 @@ def check_quotas(cluster: Cluster, resource: Resource, obj: Object) -> None:
         if entry.key[0] != namespace:
             continue
         pods = [each.obj for each in cluster.store.shelf("pods").items.values() if each.key[0] == namespace]
+        if missing := _unsaid(entry.obj, obj):
+            why = f"failed quota: {entry.key[1]}: must specify {missing}"
+            raise forbidden("pods", "", obj["metadata"]["name"], why)
         hard, held, asked = limited(entry.obj), used(entry.obj, pods), used(entry.obj, [obj])
         over = sorted(name for name in hard if asked[name] and held[name] + asked[name] > hard[name])
         if over:
@@ -71,5 +88,21 @@ def check_quotas(cluster: Cluster, resource: Resource, obj: Object) -> None:
             raise forbidden("pods", "", obj["metadata"]["name"], why)
 
 
+def _unsaid(quota: Object, pod: Object) -> str:
+    """What containers must say because the quota limits it, and do not: ``limits.cpu for: main``."""
+    found = []
+    for name in sorted(limited(quota)):
+        part = "limits" if name.startswith(_LIMITS) else "requests"
+        if _counted(name) in _NEEDED:
+            spec = pod["spec"]
+            silent = [
+                each["name"]
+                for each in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+                if _counted(name) not in ((each.get("resources") or {}).get(part) or {})
+            ]
+            found += [f"{name} for: {','.join(sorted(silent))}"] if silent else []
+    return "; ".join(found)
+
+
 def _counted(name: str) -> str:
-    return name.removeprefix(_REQUESTS)
+    return name.removeprefix(_REQUESTS).removeprefix(_LIMITS)

@@ -85,7 +85,7 @@ class _Group:
 
 def _core() -> list[Resource]:
     core = _Group("", "v1", "core.v1")
-    pod_parts = "binding eviction exec log portforward proxy resize status"
+    pod_parts = "binding ephemeralcontainers eviction exec log portforward proxy resize status"
     core.add("bindings", "Binding", virtual=True)
     core.add("configmaps", "ConfigMap", "cm")
     core.add("endpoints", "Endpoints", "ep", upsert=True)

@@ -61,7 +61,7 @@ def _container(pod: Object, wanted: str) -> str:
             f" or one of the init containers: [{' '.join(init)}]" if init else ""
         )
         raise bad_request(f"a container name must be specified for pod {name}, {listed}")
-    if wanted not in names + init:
+    if wanted not in names + init + [item["name"] for item in spec.get("ephemeralContainers") or []]:
         raise bad_request(f"container {wanted} is not valid for pod {name}")
     return wanted
 

@@ -12,7 +12,7 @@ from simcluster.cluster.route import Target
 if TYPE_CHECKING:
     from simcluster.cluster.cluster import Cluster
 
-_SAME_OBJECT = frozenset({"status", "resize"})
+_SAME_OBJECT = frozenset({"status", "resize", "ephemeralcontainers"})
 
 
 def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:  # noqa: PLR0911 - one each

@@ -15,7 +15,7 @@ from simcluster.cluster.names import (
     subdomain_problems,
     value_problems,
 )
-from simcluster.cluster.problem import forbidden_value, immutable, invalid_value
+from simcluster.cluster.problem import forbidden_value, immutable, invalid_value, too_long
 from simcluster.cluster.request import Object
 from simcluster.cluster.resources import Resource
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from simcluster.cluster.cluster import Cluster
 
 Causes = Iterator[Cause]
+LARGEST_ANNOTATIONS_BYTES = 256 << 10
+"""Names and values of all annotations of an object. Checked at every write but a Binding, which may pass it:
+from then on kubelet can write no status (``TotalAnnotationSizeLimitB``)."""
 _CREATE: dict[str, Callable[[Object], Causes]] = {
     "pods": validation_pods.check_pod,
     "services": validation_services.check_service,
@@ -30,6 +33,8 @@ _CREATE: dict[str, Callable[[Object], Causes]] = {
 }
 _UPDATE: dict[str, Callable[[Object, Object], Causes]] = {
     "pods": validation_pods.check_pod_update,
+    "pods/resize": validation_pods.check_pod_resize,
+    "pods/ephemeralcontainers": validation_pods.check_ephemeral_update,
     "services": validation_services.check_service_update,
     **validation_workloads.UPDATE_CHECKS,
 }
@@ -44,6 +49,8 @@ _FIXED: dict[str, tuple[str, ...]] = {
 def validate_create(cluster: Cluster, resource: Resource, obj: Object) -> None:
     """ApiError 422 with every cause at once."""
     causes = [*_metadata(resource, obj["metadata"])]
+    if resource.store == "pods" and obj["spec"].get("ephemeralContainers"):
+        causes.append(forbidden_value("spec.ephemeralContainers", "cannot be set on create"))
     if check := _CREATE.get(resource.store):
         causes += check(obj)
     _refuse(resource, obj, causes)
@@ -52,10 +59,11 @@ def validate_create(cluster: Cluster, resource: Resource, obj: Object) -> None:
 def validate_update(cluster: Cluster, resource: Resource, old: Object, new: Object, subresource: str) -> None:
     """The same for a change; a status may say what it likes."""
     causes = [*_metadata(resource, new["metadata"]), *_finalizers(old["metadata"], new["metadata"])]
-    if not subresource or subresource == "scale":
+    part = f"/{subresource}" if f"{resource.store}/{subresource}" in _UPDATE else ""
+    if part or not subresource or subresource == "scale":
         if check := _CREATE.get(resource.store):
             causes += check(new)
-        if update_check := _UPDATE.get(resource.store):
+        if update_check := _UPDATE.get(resource.store + part):
             causes += update_check(old, new)
         causes += _fixed_fields(resource, old, new)
     _refuse(resource, new, causes)
@@ -78,6 +86,9 @@ def _metadata(resource: Resource, metadata: Object) -> Causes:
     for key in metadata.get("annotations") or {}:
         for problem in key_problems(key.lower()):
             yield invalid_value("metadata.annotations", key, problem)
+    texts = (text for pair in (metadata.get("annotations") or {}).items() for text in pair)
+    if sum(len(text.encode()) for text in texts) > LARGEST_ANNOTATIONS_BYTES:
+        yield too_long("metadata.annotations", LARGEST_ANNOTATIONS_BYTES)
     references = metadata.get("ownerReferences") or []
     if sum(bool(item.get("controller")) for item in references) > 1:
         text = "Only one reference can have Controller set to true."

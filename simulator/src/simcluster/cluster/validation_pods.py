@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 
+from simcluster.cluster.amounts import quality
 from simcluster.cluster.errors import Cause
 from simcluster.cluster.names import key_problems, label_problems
 from simcluster.cluster.problem import (
@@ -18,9 +19,12 @@ from simcluster.cluster.problem import (
 from simcluster.cluster.quantity import parse_quantity
 from simcluster.cluster.request import Object
 
+MIRROR = "kubernetes.io/config.mirror"
 _STANDARD = ("cpu", "memory", "ephemeral-storage")
 _RESTARTS = ("Always", "OnFailure", "Never")
 _PULLS = ("Always", "IfNotPresent", "Never")
+_PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
+_NOT_FOR_EPHEMERAL = {*_PROBES, "ports", "resources", "resizePolicy", "restartPolicy", "lifecycle"}
 _UPDATABLE = (
     "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,"
     "`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),"
@@ -41,6 +45,14 @@ def check_spec(spec: Object, path: str) -> Iterator[Cause]:
     for part in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(part) or []):
             yield from _container(container, f"{path}.{part}[{index}]", seen)
+    targets = set(seen)
+    for index, container in enumerate(spec.get("ephemeralContainers") or []):
+        where = f"{path}.ephemeralContainers[{index}]"
+        yield from _container(container, where, seen)
+        for field in sorted(_NOT_FOR_EPHEMERAL & {key for key, value in container.items() if value}):
+            yield forbidden_value(f"{where}.{field}", "cannot be set for an Ephemeral Container")
+        if (target := container.get("targetContainerName")) and target not in targets:
+            yield not_found_value(f"{where}.targetContainerName", target)
     if spec.get("restartPolicy") not in _RESTARTS:
         yield unsupported(f"{path}.restartPolicy", spec.get("restartPolicy"), _RESTARTS)
     if spec.get("terminationGracePeriodSeconds", 0) < 0:
@@ -124,7 +136,7 @@ def _volumes(spec: Object, path: str) -> Iterator[Cause]:
         elif name in names:
             yield duplicate(f"{path}.volumes[{index}].name", name)
         names.add(name)
-    for part in ("initContainers", "containers"):
+    for part in ("initContainers", "containers", "ephemeralContainers"):
         for number, container in enumerate(spec.get(part) or []):
             for index, mount in enumerate(container.get("volumeMounts") or []):
                 where = f"{path}.{part}[{number}].volumeMounts[{index}]"
@@ -157,6 +169,58 @@ def check_pod_update(old: Object, new: Object) -> Iterator[Cause]:
             container.pop("image", None)
     if held != wanted:
         yield forbidden_value("spec", _UPDATABLE)
+
+
+def check_ephemeral_update(old: Object, new: Object) -> Iterator[Cause]:
+    """More of them, and none that is there removed or changed."""
+    wanted = {each.get("name"): each for each in new["spec"].get("ephemeralContainers") or []}
+    for each in old["spec"].get("ephemeralContainers") or []:
+        if each != wanted.get(each["name"]):
+            what = "changed" if each["name"] in wanted else "removed"
+            why = f'existing ephemeral containers "{each["name"]}" may not be {what}'
+            yield forbidden_value("spec.ephemeralContainers", why)
+
+
+def check_pod_resize(old: Object, new: Object) -> Iterator[Cause]:
+    """CPU and memory of app containers and sidecars may change (``ValidatePodResize``, 1.36)."""
+    if MIRROR in (old["metadata"].get("annotations") or {}):
+        yield forbidden_value("", "static pods cannot be resized")
+        return
+    for part in ("containers", "initContainers"):
+        held, wanted = old["spec"].get(part) or [], new["spec"].get(part) or []
+        if [each["name"] for each in held] != [each.get("name") for each in wanted]:
+            yield forbidden_value("spec", f"{part} may not be renamed or reordered on resize")
+            return
+    if quality(old["spec"]) != quality(new["spec"]):
+        what = "Pod QOS Class may not change as a result of resizing"
+        yield invalid_value("spec", quality(new["spec"]), what)
+    for part, what in (
+        ("containers", "only cpu and memory resources are mutable"),
+        ("initContainers", "only cpu and memory resources for sidecar containers are mutable"),
+    ):
+        for index, (before, after) in enumerate(
+            zip(old["spec"].get(part) or [], new["spec"].get(part) or [], strict=True)
+        ):
+            if part == "initContainers" and before.get("restartPolicy") != "Always":
+                if before != after:
+                    yield forbidden_value("spec", "resources for non-sidecar init containers are immutable")
+                continue
+            held, wanted = before.get("resources") or {}, after.get("resources") or {}
+            for kind in ("requests", "limits"):
+                if (held.get(kind) or {}).keys() - (wanted.get(kind) or {}).keys():
+                    where = f"spec.{part}[{index}].resources.{kind}"
+                    yield forbidden_value(where, f"resource {kind} cannot be removed")
+            if _fixed(held) != _fixed(wanted):
+                yield forbidden_value("spec", what)
+
+
+def _fixed(resources: Object) -> list[Object]:
+    """What no resize may change of a container's resources."""
+    kept: list[Object] = [{"claims": resources.get("claims")}]
+    for part in ("requests", "limits"):
+        amounts = resources.get(part) or {}
+        kept.append({name: amount for name, amount in amounts.items() if name not in ("cpu", "memory")})
+    return kept
 
 
 def _ignore(held: Object, wanted: Object, *fields: str) -> None:

@@ -30,6 +30,7 @@ from simcluster.cluster.errors import (
     unsupported_media_type,
 )
 from simcluster.cluster.events_view import to_events_group
+from simcluster.cluster.limit_range import check_limit_ranges
 from simcluster.cluster.managed import APPLY, WriteOptions, options_of
 from simcluster.cluster.patch import json_patch, merge_patch
 from simcluster.cluster.quota import check_quotas
@@ -82,6 +83,8 @@ def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteO
     obj = yield from admit(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
     apply_defaults(resource.store, obj)
     validate_create(cluster, resource, obj)
+    if resource.store == "pods":
+        check_limit_ranges(cluster, obj)
     yield from validate_by_webhooks(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
     key = (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
     if cluster.store.get(resource.store, key) is not None:
@@ -124,6 +127,8 @@ def update_object(
     apply_defaults(resource.store, obj)
     metadata.count_generation(resource, old, obj)
     validate_update(cluster, resource, old, obj, options.subresource)
+    if options.subresource == "resize":
+        check_limit_ranges(cluster, obj)
     yield from validate_by_webhooks(cluster, replace(review, obj=obj))
     if cluster.store.get(resource.store, current.key) is not current:
         raise conflict(resource.plural, resource.group, current.key[1], MODIFIED)

@@ -1,5 +1,5 @@
 """A container's root folder, without root rights or mount namespaces: every mount is a link, of a file a hard
-one if it can be.
+one if it can be, of a folder with other mounts below it a folder of links.
 
 Programs are started with host paths. Therefore the folder's programs come first in PATH, arguments that name
 one of its files are translated, and the library in ``/etc/ld.so.preload`` is preloaded from the folder, so
@@ -84,7 +84,10 @@ class Rootfs:
 
 
 def build(path: Path, programs: Mapping[str, Path], mounts: Iterable[Mount]) -> Rootfs:
-    """Recreate the folder: the image's programs, then the mounts, outer ones first."""
+    """Recreate the folder: the image's programs, then the mounts, outer ones first, as runtimes sort them.
+
+    Of two at the same path the later one is seen.
+    """
     shutil.rmtree(path, ignore_errors=True)
     for folder in _FOLDERS:
         (path / folder).mkdir(parents=True, exist_ok=True)
@@ -97,11 +100,9 @@ def build(path: Path, programs: Mapping[str, Path], mounts: Iterable[Mount]) -> 
 
 
 def _link(root: Rootfs, container_path: str, host: Path, *, mounted: bool = False) -> None:
-    """A mount below another mount would be written into the host's folder, so it is left out."""
     place = root.inside(container_path)
-    steps = [place.parent, *place.parent.parents]
-    if any(step.is_symlink() for step in steps[: steps.index(root.path)]):
-        return
+    for step in reversed(place.relative_to(root.path).parents):
+        _open_up(root.path / step)
     place.parent.mkdir(parents=True, exist_ok=True)
     if place.is_symlink() or place.is_file():
         place.unlink()
@@ -112,3 +113,14 @@ def _link(root: Rootfs, container_path: str, host: Path, *, mounted: bool = Fals
             place.hardlink_to(host)  # the library opens no symbolic link of a claim
             return
     place.symlink_to(host)
+
+
+def _open_up(folder: Path) -> None:
+    """A mounted folder with another mount below it: a folder of its own with the same entries, since what is
+    mounted there must not appear on the host. What is created in it later stays in the container."""
+    if folder.is_symlink() and folder.is_dir():
+        host = folder.resolve()
+        folder.unlink()
+        folder.mkdir()
+        for entry in host.iterdir():
+            (folder / entry.name).symlink_to(entry)

@@ -66,7 +66,7 @@ def specify(
         pod_ip=facts.pod_ip,
     )
     folder = facts.folder / spec["name"]
-    mounts = [*mounts_of(spec, facts.volumes), *options.mounts]
+    mounts = [*options.mounts, *mounts_of(spec, facts.volumes)]  # the pod's own last, as kubelet orders them
     return ContainerSpec(
         pod_uid=facts.uid,
         name=spec["name"],

@@ -8,6 +8,7 @@ import itertools
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class PodWorker:
         self._allocate = allocate
         self._records = [_record(spec, kind, pod) for spec, kind in containers_of(pod)]
         self._lives: list[ContainerLife] = []
+        self._ephemeral: dict[str, tuple[ContainerLife, asyncio.Task[None]]] = {}
+        self._facts: PodFacts | None = None
         self._changed = asyncio.Event()
         self._deleted = asyncio.Event()
         self._conditions = status.by_type(pod.get("status", {}).get("conditions"))
@@ -66,6 +69,7 @@ class PodWorker:
             **theirs,
             **{kind: one for kind, one in self._conditions.items() if kind in theirs},
         }
+        self._start_ephemeral()
         if pod["metadata"].get("deletionTimestamp"):
             self._deleted.set()
 
@@ -79,6 +83,8 @@ class PodWorker:
         self._deleted.set()
 
     def record(self, container: str) -> ContainerRecord | None:
+        if container in self._ephemeral:
+            return self._ephemeral[container][0].record
         return next((one for one in self._records if one.name == container), None)
 
     async def run(self) -> None:
@@ -94,7 +100,8 @@ class PodWorker:
                 self._changed.set()
                 await self._let_claims_go()
                 await deleted
-            await _cancel(running)
+            await _cancel(running, *(task for _, task in self._ephemeral.values()))
+            await self._stop(self._ephemeral, 0)
             # app containers first, sidecars after them, each with the pod's grace
             for kinds in ({ContainerKind.APP, ContainerKind.INIT}, {ContainerKind.SIDECAR}):
                 names = [one.name for one in self._records if one.kind in kinds]
@@ -106,7 +113,7 @@ class PodWorker:
             self._terminated = True
             self._changed.set()
         finally:
-            await _cancel(running, deleted, reporting)
+            await _cancel(running, deleted, reporting, *(task for _, task in self._ephemeral.values()))
         await self._let_claims_go()
         # write the last status, then remove the pod from the API server, then from the disk
         with contextlib.suppress(KubeError):
@@ -119,8 +126,9 @@ class PodWorker:
 
     async def _run_containers(self) -> None:
         await self._prepare_claims()
-        facts = await self._facts()
+        self._facts = facts = await self._known_facts()
         self._changed.set()
+        self._start_ephemeral()
         self._lives = [
             ContainerLife(self._node, facts, spec, record, self._changed.set)
             for (spec, _), record in zip(containers_of(self.pod), self._records, strict=True)
@@ -148,6 +156,18 @@ class PodWorker:
                 task.cancel()
         await self._stop([life.record.name for life in self._lives])
 
+    def _start_ephemeral(self) -> None:
+        """Beside what runs already. Such a container asks for no device and is never restarted."""
+        for spec in self.pod["spec"].get("ephemeralContainers") or ():
+            if self._facts is not None and spec["name"] not in self._ephemeral:
+                never = {**self.pod, "spec": {**self.pod["spec"], "restartPolicy": "Never"}}
+                record = _record(spec, ContainerKind.APP, self.pod)
+                life = ContainerLife(
+                    self._node, replace(self._facts, pod=never), spec, record, self._changed.set
+                )
+                task = asyncio.create_task(life.run(), name=f"ephemeral container {record.name}")
+                self._ephemeral[record.name] = life, task
+
     async def _prepare_claims(self) -> None:
         """Before its first container; a kubelet that finds containers running calls no driver."""
         if any(one.running for one in self._node.runtime.of_pod(self.uid)):
@@ -169,7 +189,7 @@ class PodWorker:
                 _log.warning("claims not let go, will try again", extra={"error": str(error)})
                 await asyncio.sleep(RETRY_S / self._node.settings.speed_up)
 
-    async def _facts(self) -> PodFacts:
+    async def _known_facts(self) -> PodFacts:
         """Retries volumes until the objects that they name exist."""
         while True:
             try:
@@ -198,7 +218,7 @@ class PodWorker:
             words = f"Stopping container {one.spec.name}"
             await self._node.event(self.pod, "Killing", words, container=one.spec.name)
         await asyncio.gather(*(self._node.runtime.stop(one, grace_s) for one in running))
-        for life in self._lives:
+        for life in (*self._lives, *(each for each, _ in self._ephemeral.values())):
             life.settle()
 
     # -- status ----------------------------------------------------------------------------------
@@ -235,6 +255,7 @@ class PodWorker:
         self._conditions = status.by_type(listed)
         apps = [self._shown(one) for one in self._records if one.kind is ContainerKind.APP]
         init = [one.as_json() for one in self._records if one.kind is not ContainerKind.APP]
+        ephemeral = [life.record.as_json() for life, _ in self._ephemeral.values()]
         host_ip = self._node.settings.internal_ip
         return {
             "phase": phase,
@@ -246,6 +267,7 @@ class PodWorker:
             "startTime": self._started,
             "containerStatuses": apps,
             **({"initContainerStatuses": init} if init else {}),
+            **({"ephemeralContainerStatuses": ephemeral} if ephemeral else {}),
         }
 
     def _shown(self, record: ContainerRecord) -> dict[str, Any]:

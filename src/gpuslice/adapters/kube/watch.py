@@ -32,6 +32,13 @@ WORKED_S = 1.0
 """A watch that stayed open for that long has worked, even if nothing came."""
 AT_ONCE = 500
 """Objects of a first list that are handled before other tasks have their turn."""
+PROBE_S = 6
+"""How long a second watch is asked for. The API server sends a bookmark two seconds before the end of every
+watch, so that even a collection in which nothing happens answers (``nextBookmarkTime`` of the cacher)."""
+PROBE_GRACE_S = 3.0
+"""A probe that takes longer by this much is not answered at all."""
+CATCHING_UP_S = 1.0
+"""So much later than a second watch a healthy one may say the same."""
 TOO_NEW = "ResourceVersionTooLarge"
 """Why a server's cache cannot answer a list that has to be of this version at least."""
 ASKED_AGAIN_S = 2.0
@@ -69,12 +76,21 @@ class Change(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How patient a reflector is. Each wait is jittered so that many clients do not return at once."""
+    """How patient a reflector is. Each wait is jittered so that many clients do not return at once.
+
+    `quiet_s`: a watch that has said nothing for so long is asked about, by a short second one.
+    """
 
     watch_timeout_s: int = 300
+    quiet_s: float = 18.0
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
     page: int = PAGE
+
+
+PER_NODE = Pace(quiet_s=90.0)
+"""For what runs on every node. The server's bookmark of each minute is enough there, so that 10,000 healthy
+nodes ask nothing more; `Reflector.hurry` asks at once."""
 
 
 class Reflector(Generic[T]):
@@ -83,8 +99,9 @@ class Reflector(Generic[T]):
     `handle` is called on the event loop and must return soon: what takes time goes to a queue of its own. An
     exception from it ends `run`, and so does `HistoryRewoundError`. `objects` is the collection as reported
     so far, by (namespace, name): what `each` made of them as they came, which must still have their metadata.
-    `cached`, for a selection of few objects: lists come from the server's cache, as kubelet's do. For any
-    other list of one node's pods, Kubernetes before 1.34 or with an older etcd reads the whole cluster's.
+    `cached`, for the few objects of one node: lists come from the server's cache, as kubelet's do, and the
+    `pace` is `PER_NODE`. For any other list of one node's pods, Kubernetes before 1.34 or with an older etcd
+    reads the whole cluster's.
     """
 
     def __init__(
@@ -98,7 +115,7 @@ class Reflector(Generic[T]):
         namespace: str = "",
         labels: str = "",
         fields: str = "",
-        pace: Pace = Pace(),
+        pace: Pace | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -112,13 +129,15 @@ class Reflector(Generic[T]):
         self._cached = cached
         self._namespace = namespace
         self._scope = {"namespace": namespace, "labels": labels, "fields": fields}
-        self._pace = pace
+        self._pace = pace or (PER_NODE if cached else Pace())
         self._sleep = sleep
         self._clock = clock
         self._uniform = (rng or random).uniform
         self._version = ""  # the last that was seen
         self._must_list = True
         self._pause: asyncio.Future[None] | None = None  # after a failure
+        self._hurried = asyncio.Event()
+        self._bookmarked = False  # the server is one that sends them
         self._heard_s: float | None = None
         self._failures = 0  # in a row: lists and watches that got no answer
         self._refusals = 0  # since a watch last worked, however well lists do
@@ -129,7 +148,9 @@ class Reflector(Generic[T]):
         return 0.0 if self._heard_s is None else self._clock() - self._heard_s
 
     def hurry(self) -> None:
-        """There is news that has not come: connect now if that waits for the end of a pause."""
+        """There is news that has not come: connect now if that waits for the end of a pause, or ask about the
+        watch if it is silent."""
+        self._hurried.set()
         if self._pause is not None:
             self._pause.cancel()
 
@@ -199,22 +220,75 @@ class Reflector(Generic[T]):
         timeout_s = int(self._pace.watch_timeout_s * self._uniform(1, 1.5))
         lines = self._client.watch(self._resource, self._version, timeout_s=timeout_s, **self._scope)
         worked = False
+        deaf = asyncio.timeout(None)
+        probing = asyncio.create_task(self._probe_in_silence(deaf), name=f"probe {self._resource.plural}")
         try:
-            async with contextlib.aclosing(lines) as open_lines:
+            async with deaf, contextlib.aclosing(lines) as open_lines:
                 async for event in open_lines:
                     self._heard_s = self._clock()
                     if event.type in ("ADDED", "MODIFIED"):
                         self._put(self._each(event.object))
                     elif event.type == "DELETED":
                         self._delete(_key(event.object), self._each(event.object))
+                    else:
+                        self._bookmarked = True
                     self._version = _metadata(event.object)[2] or self._version  # all that a BOOKMARK has
                     worked = True
+        except TimeoutError:
+            if not deaf.expired():
+                raise
         finally:
+            probing.cancel()
+            await asyncio.wait([probing])
             worked = worked or self._clock() - began >= WORKED_S
             if worked:
                 self._failures = self._refusals = 0
         if not worked:
             raise UnavailableError(f"watch of {self._resource.plural} was closed immediately, without events")
+
+    async def _probe_in_silence(self, deaf: asyncio.Timeout) -> None:
+        """Ends the watch once it turns out to have missed something: what swallows lines may keep it open."""
+        asked_s = self._clock()
+        while True:
+            silent_s = self._clock() - max(asked_s, self._heard_s or 0.0)
+            rest_s = self._pace.quiet_s * self._uniform(0.8, 1) - silent_s
+            self._hurried.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._hurried.wait()
+            hurried = self._hurried.is_set() and self.silent_s() >= CATCHING_UP_S
+            if hurried or self.silent_s() >= self._pace.quiet_s * 0.8:
+                if missed := await self._missed():
+                    silent = {"resource": self._resource.plural, "silent_s": round(self.silent_s(), 1)}
+                    _log.warning("watch is open and silent; reopened", extra={**silent, "missed": missed})
+                    deaf.reschedule(asyncio.get_running_loop().time())
+                    return
+                asked_s = self._clock()
+
+    async def _missed(self) -> str:
+        """What a second watch from the same version hears that the first has not said; "" if all is well or
+        nobody knows."""
+        heard_s, answered = self._heard_s, False
+        lines = self._client.watch(self._resource, self._version, timeout_s=PROBE_S, **self._scope)
+        try:
+            async with asyncio.timeout(PROBE_S + PROBE_GRACE_S), contextlib.aclosing(lines) as open_lines:
+                async for event in open_lines:
+                    answered = True
+                    if event.type == "BOOKMARK":
+                        self._bookmarked = True
+                        continue
+                    await asyncio.sleep(CATCHING_UP_S)
+                    return (
+                        "" if self._heard_s != heard_s else f"{event.type} of {'/'.join(_key(event.object))}"
+                    )
+        except GoneError:
+            return "too much to be told"
+        except (KubeError, TimeoutError):
+            return ""  # the next try may tell
+        if answered or self._heard_s != heard_s or not self._bookmarked:
+            return ""
+        self._must_list = True  # the way is barred to every watch
+        return "even a bookmark"
 
     # -- changes --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import NODES
-from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
+from gpuslice.adapters.kube.watch import PER_NODE, Change, ChangeKind, Reflector
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.upkeep import Owned, Upkeep
@@ -71,7 +71,9 @@ class NodeReconciler:
         self._reported = ""
         self.upkeep = Upkeep(self._owned, writer.not_repaired)
         name = state.node.name
-        self._reflector = Reflector(client, NODES, self._changed, fields=f"metadata.name={name}", clock=clock)
+        self._reflector = Reflector(
+            client, NODES, self._changed, fields=f"metadata.name={name}", pace=PER_NODE, clock=clock
+        )
 
     async def watch(self) -> None:
         await self._reflector.run()
