@@ -267,6 +267,27 @@ class WatchedServer(Server):
         return super()._protocol_factory()
 
 
+@pytest.mark.parametrize("turns", range(6))
+async def test_no_connection_outlives_a_server_that_has_ended(folder: Path, turns: int) -> None:
+    """Of a client that is accepted in the turn of the loop in which the server ends, nothing is known yet."""
+    server = Server([Plugin()])
+    await server.start(path=str(folder / "plugin.sock"))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(folder / "plugin.sock"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        server.close()
+        await server.wait_closed()
+        client.setblocking(False)
+        reader, writer = await asyncio.open_unix_connection(sock=client)
+        async with asyncio.timeout(HANG_S):
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
 async def test_a_client_that_comes_while_a_server_ends_keeps_nobody_waiting(folder: Path) -> None:
     server = WatchedServer()
     await server.start(path=str(folder / "plugin.sock"))
