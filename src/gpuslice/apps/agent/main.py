@@ -38,6 +38,7 @@ from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.cards import CardMonitor
 from gpuslice.apps.agent.device_list import DeviceList, memory_unit
 from gpuslice.apps.agent.dra.service import ClaimService
+from gpuslice.apps.agent.folder_upkeep import FileUpkeep
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
@@ -88,9 +89,7 @@ class Agent:
         placing, node = settings.place_unplaced, Node(name, (), names=names)
         self.state = state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
         self.devices = DeviceList(state)
-        host_root = Path(settings.host_root) if settings.host_root else None
-        bound = settings.region_file_system
-        self.folders = folders = Folders(root, host_root, boot, bound_regions=bound, now_ns=now_ns)
+        self.folders = folders = _folders(settings, boot, now_ns)
         self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
         self.cards = CardMonitor(
@@ -108,8 +107,8 @@ class Agent:
             state, self.devices, folders, self.reconciler, counters=self.counters,
             ask_for_news=self._pods.hurry, options=plugin_options(settings, unit),
         )  # fmt: skip
-        address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
+        address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         plugin = TracedPlugin(self.plugin, state, self.spans) if self.spans else self.plugin
         self.server = PluginServer(
             plugin, address, observe=self.counters.calls.observe, on_kubelet=self.node.kubelet_answers
@@ -118,6 +117,8 @@ class Agent:
             client, state, folders, self.cards, self.node, writer=writer, lock=self.lock,
             settings=settings, obstacle=self._no_claims_yet,
         )  # fmt: skip
+        others = (self.claims.prepared.owned, self.lock.owned)
+        self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
         self.watchdog = Watchdog(
             source, state, folders, writer, counters=self.counters, settings=settings, proc=proc
         )
@@ -129,10 +130,22 @@ class Agent:
     def _pod_changed(self, change: Change[AgentPod]) -> None:
         if change.object is None:
             return
+        uid = change.object.metadata.uid
         if change.kind is ChangeKind.DELETED:
-            self.state.pod_gone(change.object.metadata.uid)
-        else:
-            self.state.pod_changed(node_pod(change.object))
+            self.state.pod_gone(uid)
+            return
+        before, now = self.state.pod(uid), node_pod(change.object)
+        self.state.pod_changed(now)
+        if before is not None and before.said != now.said and self.state.due_repairs(uid):
+            self.reconciler.wake()  # somebody else changed its annotations
+
+    def _recover(self) -> bool:
+        """Learn what running containers were given, whose folders may be lost; whether that is known yet."""
+        self.claims.prepared.all()
+        if not self._pods.synced.is_set() or self.reconciler.problem or self._isolation_missing():
+            return False
+        self.plugin.recover()
+        return True
 
     # -- running --------------------------------------------------------------------------------------
 
@@ -168,6 +181,7 @@ class Agent:
             **self.upkeep(),
             "sweeper": self.sweep(),
             "shared files": self.folders.shared.run(),
+            "files": _after(self.files.run, active),
             "refused memory": _after(self.refused_memory.run, active),
             "device plugin": serve_kubelet(),
             # of plugin and claims, one waits until nobody holds a part of a card by the other
@@ -311,6 +325,12 @@ class Agent:
 
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(families), self.process)
         return make_app(probes, [for_operators(get("/debug/state", debug_state))])
+
+
+def _folders(settings: AgentSettings, boot: str | None, now_ns: Callable[[], int]) -> Folders:
+    host_root = Path(settings.host_root) if settings.host_root else None
+    bound = settings.region_file_system
+    return Folders(Path(settings.root), host_root, boot, bound_regions=bound, now_ns=now_ns)
 
 
 async def _after(work: Callable[[], Awaitable[None]], *events: asyncio.Event) -> None:
