@@ -62,7 +62,7 @@ class ClaimDriver(DraService):
         folders: Folders,
         prepared: PreparedClaims,
         *,
-        unit: str,
+        unit: Callable[[], str],
         cdi_kind: str,
         obstacle: Callable[[], str],
         unhealthy: Callable[[], dict[int, str]],
@@ -211,7 +211,7 @@ class ClaimDriver(DraService):
         node = self._state.node
         results = found.status.allocation.devices.results or ()
         try:
-            slices = claimed_slices(results, node.name, node.cards, self._unit)
+            slices = claimed_slices(results, node.name, node.cards, self._unit())
         except ContractError as error:
             raise UnpreparedError(f"claim {claim.namespace}/{claim.name}: {error}") from error
         if not slices:

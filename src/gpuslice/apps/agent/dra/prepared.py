@@ -101,7 +101,7 @@ class PreparedClaims:
 
     def begin(self) -> None:
         """Record, across restarts, that this node serves claims. Raises OSError."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder, 0o700)
 
     def end(self) -> None:
         """Record that no claim is left. Raises OSError."""
