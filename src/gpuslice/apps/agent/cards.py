@@ -21,10 +21,11 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.watch import Reflector
 from gpuslice.apps.agent.active_lock import ActiveLock
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.device_list import DeviceList, cut
+from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_faults, unhealthy_data
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.units_in_force import UnitsInForce
 from gpuslice.apps.agent.upkeep import Owned, Upkeep
 from gpuslice.apps.agent.writer import Writer, unhealthy_configmap
 from gpuslice.core.card_links import Link, card_links
@@ -64,7 +65,7 @@ class CardMonitor:
         *,
         client: KubeClient,
         lock: ActiveLock,
-        unit: str,
+        units: UnitsInForce,
         settings: AgentSettings,
         proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,
@@ -80,7 +81,8 @@ class CardMonitor:
         self._node = node
         self._writer = writer
         self._lock = lock
-        self._unit = unit
+        self._units = units
+        self._told = ""  # what waits, as reported
         self._file = Path(settings.unhealthy_file)
         self._every_s = settings.inventory_s
         listed = proc / "driver" / "nvidia" / "gpus"
@@ -108,6 +110,10 @@ class CardMonitor:
 
     async def watch(self) -> None:
         """Query the cards, the file and the time, for ever."""
+        if not self._units.known:
+            await self._node.read.wait()
+            if (seen := self._node.seen) is not None:
+                self._units.learn(seen.metadata.annotations or {}, seen.status.capacity or {})
         while True:
             await self.refresh()
             await asyncio.sleep(self._every_s)
@@ -167,7 +173,7 @@ class CardMonitor:
             unusable = [
                 f"card {each.position} of the driver's list: {each.reason}" for each in inventory.lost
             ]
-            for card in cut(inventory.cards, self._unit):
+            for card in self._units.cut(inventory.cards):
                 twin = answering.setdefault(card.uuid, card)
                 if twin is not card:
                     place = f"card {card.index} of the driver's list"
@@ -254,6 +260,7 @@ class CardMonitor:
         if reasons or present is not None:
             wanted = unhealthy_data(present, reasons, self.health.faulty() & here)
         yield Owned(f"ConfigMap {self._configmap}", present, wanted, partial(self._record, wanted or {}))
+        yield Owned("event on units", self._told, self._units.waits, self._tell_waits)
         yield Owned("events on cards", len(self._untold), 0, self._tell)
 
     def _present(self) -> dict[str, str] | None:
@@ -271,6 +278,11 @@ class CardMonitor:
             event = self._untold.popleft()
             self._writer.node_event(event.reason, event.message, warning=event.warning)
 
+    async def _tell_waits(self) -> None:
+        self._told = self._units.waits
+        if self._told:
+            self._writer.node_event("GPUUnitsWait", self._told, warning=True)
+
     async def _adopt(self) -> None:
         """An earlier agent's faults still count: a restart of the agent repairs nothing."""
         recorded, now_s = recorded_faults(self._present()), time.monotonic()
@@ -283,16 +295,14 @@ class CardMonitor:
 
 
 def _listed(known: Iterable[Card], answering: Mapping[str, Card]) -> list[Card]:
-    """The cards to list, in index order: known ones with the units that they had when they were first seen.
+    """The cards to list, in index order, also those that do not answer.
 
     Each has the index that it has now: after a reload of the driver without one card, the next may have its
     index, and then the lost one is not listed any more.
     """
     cards, taken = dict(answering), {card.index for card in answering.values()}
     for card in known:
-        if card.uuid in answering:
-            cards[card.uuid] = replace(card, index=answering[card.uuid].index)
-        elif card.index not in taken:
+        if card.uuid not in answering and card.index not in taken:
             cards[card.uuid] = card
     return sorted(cards.values(), key=lambda card: card.index)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 
 from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
@@ -101,11 +101,13 @@ class DeviceList:
         """Whether nobody needs kubelet to know the cards."""
         return not self._state.rules.shared and not self._state.holders()
 
-    async def refresh_until_needless(self) -> None:
-        while not self.needless:
+    async def refresh_while(self, wanted: Callable[[], bool]) -> None:
+        """Until nobody needs kubelet to know the cards, or as long as `wanted`."""
+        while wanted() and not self.needless:
             await self.refresh()
             await asyncio.sleep(REFRESH_S)
-        _log.info("leaving kubelet: the cards are not shared, and nobody holds a slice of one any more")
+        if self.needless:
+            _log.info("leaving kubelet: the cards are not shared, and nobody holds a slice of one any more")
 
     # -- what kubelet sees ----------------------------------------------------------------------------
 

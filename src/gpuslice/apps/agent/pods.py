@@ -64,7 +64,8 @@ class NodePod:
     limits, with what is wrong about it; `running` those that run; `completed` the init containers that ended
     well, which kubelet does not start again. `container_ids` are the runtime's, with the containers' names.
     `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
-    waits for. `said` are its placement annotations as they are, since others read them without our care.
+    waits for. `said` are its placement annotations as they are, since others read them without our care, and
+    `lost` the names of those that it had before.
     `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
     containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
     continues.
@@ -82,6 +83,7 @@ class NodePod:
     whole: bool = False
     interactive: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
     meant_for: Placement | None = None
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     traceparent: str = ""

@@ -36,7 +36,7 @@ class Owned:
     what: str
     found: Any
     wanted: Any
-    write: Callable[[], Awaitable[None]]
+    write: Callable[[], Awaitable[None] | None]
 
     @property
     def right(self) -> bool:
@@ -46,8 +46,8 @@ class Owned:
 class Upkeep:
     """Keeps `things`. `tell` is called once for each that cannot be written, with a sentence.
 
-    `on_disk`: they are read by another thread first, so that a slow disk delays nobody, and again before they
-    are written: what the agent itself writes meanwhile counts.
+    `before` is called before each look. `on_disk`: another thread reads them first, so that a slow disk
+    delays nobody; they are read again before they are written, since the agent may have written meanwhile.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Upkeep:
         *,
         every_s: float = EVERY_S,
         on_disk: bool = False,
+        before: Callable[[], None] = lambda: None,
     ) -> None:
         self.problems: dict[str, str] = {}  # why what cannot be written
         self.settled = False  # after the last round everything was as it ought to be
@@ -64,6 +65,7 @@ class Upkeep:
         self._tell = tell
         self._every_s = every_s
         self._on_disk = on_disk
+        self._before = before
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -89,6 +91,7 @@ class Upkeep:
         """Write what is not as it ought to be."""
         problems: dict[str, str] = {}
         settled = True
+        self._before()
         try:
             if self._on_disk and await asyncio.to_thread(lambda: all(each.right for each in self._things())):
                 self.problems, self.settled = problems, True
@@ -97,7 +100,9 @@ class Upkeep:
                 if each.right:
                     continue
                 try:
-                    await each.write()
+                    written = each.write()
+                    if written is not None:
+                        await written
                     _log.info("written", extra={"what": each.what})
                 except (ConflictError, AlreadyExistsError):  # the watch is behind, and wakes us
                     settled = False
