@@ -23,13 +23,13 @@ from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
 from gpuslice.apps.diagnosis.decisions import read_decision
 from gpuslice.apps.diagnosis.other_pods import means_a_part
+from gpuslice.apps.diagnosis.places import places_of, read_volumes
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
     alike,
     event_time,
     explained,
     kind_of,
-    place_of,
 )
 from gpuslice.apps.diagnosis.usage import read_containers
 from gpuslice.core.contract import LABEL_GROUP_NAME
@@ -182,7 +182,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
         usage = [each for node in sorted(holding) for each in read_containers(client, node)]
     except KubeError:  # if the exporter cannot be queried, usage is unknown
         usage = []
-    by_name, places = {node.metadata.name: node for node in nodes}, [place_of(node) for node in nodes]
+    by_name, places = {node.metadata.name: node for node in nodes}, places_of(nodes, living)
     namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
     if len(pods) == 1:
         fields += f",involvedObject.name={pods[0].metadata.name}"
@@ -205,6 +205,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             events=events.get(name, ()),
             usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
             claims=claims,
+            volumes=read_volumes(client, pod) if not pod.spec.node_name else (),
         )
         yield known[kind]
 
