@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from gpuslice.core.annotations import WRITTEN_ANNOTATIONS
+from gpuslice.core.annotations import WRITTEN_ANNOTATIONS, check_room
 from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
@@ -154,6 +154,7 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         pod_group(pod.labels)
         if pod.request is not None:
             _check_environment(pod, rules)
+            check_room(pod.annotations, pod.request)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     for each in pod.containers:
