@@ -145,6 +145,16 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     return Verdict(pod=changed, warnings=tuple(warnings))
 
 
+def mutate_ephemeral(old: PodForm, new: PodForm, rules: AdmissionRules) -> PodForm:
+    """What a pod with cards should be when a container is added: that one sees none, as if it asked for none
+    from the beginning."""
+    if not new.concerns_us:
+        return new
+    known = {each.name for each in old.ephemeral}  # those cannot change
+    ephemeral = tuple(each if each.name in known else _container(each, None, rules) for each in new.ephemeral)
+    return replace(new, ephemeral=ephemeral)
+
+
 def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     """Whether a new pod is allowed as it is after all mutation."""
     if not pod.concerns_us:
@@ -238,8 +248,9 @@ _FROM_ANNOTATION = {
 }
 
 
-def _container(container: ContainerForm, request: Request, rules: AdmissionRules) -> ContainerForm:
-    """Entries that must exist stand before the author's, so that those may refer to them."""
+def _container(container: ContainerForm, request: Request | None, rules: AdmissionRules) -> ContainerForm:
+    """Entries that must exist stand before the author's, so that those may refer to them. `request`: the
+    pod's; an ephemeral container asks for no part of it."""
     if not container.asks and not rules.hide_cards:
         return container
     written: list[Mapping[str, Any]] = []
@@ -247,7 +258,9 @@ def _container(container: ContainerForm, request: Request, rules: AdmissionRules
         other_plugins_devices = any("/" in name for name in container.limits.keys() - set(AMOUNT_NAMES))
         if not other_plugins_devices:
             written.append({"name": ENV_VISIBLE, "value": NO_CARDS})
-    elif rules.env is EnvSource.ALWAYS or (rules.env is EnvSource.HIDDEN and container.env_from):
+    elif request and (
+        rules.env is EnvSource.ALWAYS or (rules.env is EnvSource.HIDDEN and container.env_from)
+    ):
         written += [from_annotation(name, annotation) for name, annotation in _FROM_ANNOTATION.items()]
         units = whole_number(container.limits.get(request.names.memory, 0)) or 0
         written.append({"name": ENV_CONTAINER_UNITS, "value": str(units // request.card_count)})
