@@ -41,7 +41,6 @@ from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
 SHOWN_EVENTS = 5
-THERE_IS_ROOM_BUT = "As far as is read here there is room now; kube-scheduler's last answer was"
 BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {{asked}}, and no node offers both: ask for one."
 
 
@@ -145,7 +144,8 @@ def _in_doubt(explanation: Explanation, pod: objects.Pod) -> Explanation:
     if not (said and explanation.fits):
         return explanation
     hints = [each for each in explanation.hints if each != THERE_IS_ROOM]
-    return replace(explanation, hints=(*hints, f"{THERE_IS_ROOM_BUT}: {printable(said)}"))
+    said = f"As far as is read here there is room now; kube-scheduler's last answer was: {printable(said)}"
+    return replace(explanation, hints=(*hints, said))
 
 
 def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
