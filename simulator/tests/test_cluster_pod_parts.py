@@ -150,6 +150,19 @@ def test_no_pod_begins_with_one(wire: Wire) -> None:
     assert "spec.ephemeralContainers: Forbidden: cannot be set on create" in answer["message"]
 
 
+def test_a_pod_with_gates_has_no_node(wire: Wire) -> None:
+    status, answer = wire.call("POST", PODS, make_pod(nodeName="n1", schedulingGates=[{"name": "a/b"}]))
+    assert status == 422
+    assert "spec.nodeName: Forbidden: cannot be set until all schedulingGates" in answer["message"]
+
+
+def test_a_whole_pod_asks_for_no_devices(wire: Wire) -> None:
+    wire.make(PODS, make_pod("a", resources={"limits": {"cpu": "1", "hugepages-2Mi": "2Mi"}}))
+    status, answer = wire.call("POST", PODS, make_pod("b", resources={"limits": {MEM: "4"}}))
+    assert status == 422
+    assert f'spec.resources.limits[{MEM}]: Unsupported value: "{MEM}"' in answer["message"]
+
+
 # -- LimitRange ----------------------------------------------------------------------------------------------
 
 

@@ -218,6 +218,17 @@ def test_the_webhook_is_asked_about_new_pods_that_ask_for_cards(helm: str) -> No
         assert not is_asked_about(helm, None, POD, verb)
 
 
+def test_the_webhook_is_asked_about_containers_that_are_added_to_pods_with_cards(helm: str) -> None:
+    (hook,) = render(helm)["MutatingWebhookConfiguration", "gpuslice-mutate"]["webhooks"]
+    assert [(each["resources"], each["operations"]) for each in hook["rules"]] == [
+        (["pods"], ["CREATE"]),
+        (["pods/ephemeralcontainers"], ["UPDATE"]),
+    ]
+    added = changed(ASKING, spec__ephemeralContainers=[{"name": "look", "image": "x"}])
+    known = {"request": {"operation": "UPDATE"}, "object": added, "oldObject": ASKING}
+    assert all(holds(each["expression"], {}, known) for each in hook["matchConditions"])
+
+
 def test_of_pods_that_are_there_the_webhook_is_asked_only_about_what_it_reads(helm: str) -> None:
     for kind, names in (
         ("labels", (*CARDS_NAMES, LABEL_MIN_TIER, LABEL_GROUP_NAME, LABEL_GROUP_MIN)),

@@ -14,12 +14,11 @@ from typing import Any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, NAMESPACES, NODES, PODS
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NAMESPACES, NODES, PODS, QUOTAS
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Router, get
 from gpuslice.adapters.web.messages import text_answer
 from gpuslice.adapters.web.serve import Listen, serving
-from gpuslice.apps.console.cluster_state import QUOTAS
 from gpuslice.apps.console.main import Console
 from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.core.annotations import encode_cards

@@ -8,8 +8,7 @@ from typing import Any
 import aiohttp
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from gpuslice.apps.console.cluster_state import QUOTAS
+from gpuslice.adapters.kube.resources import NODES, PODS, QUOTAS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_MODE, NODE_GPUS

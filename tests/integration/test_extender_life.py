@@ -11,6 +11,8 @@ from tests.builders import api_pod, make_placement, make_pod
 from tests.integration.extender_rig import Rig, cluster, rig, until
 from tests.integration.preemption_rig import Story
 
+PODS = "/api/v1/namespaces/default/pods"
+
 
 async def test_a_hundred_pods_at_once_on_eight_cards() -> None:
     async with rig(cluster(n1=(120, 8))) as extender:
@@ -134,6 +136,28 @@ async def test_a_corrupt_annotation_is_told_and_counted_against_every_card() -> 
         await until(lambda: bool(extender.api.events("GPURequestUnreadable")))
         (event,) = extender.api.events("GPURequestUnreadable")
         assert event["message"].startswith('annotation "ALIYUN_COM_GPU_MEM_IDX" is "first"')
+
+
+async def test_a_pod_whose_annotations_leave_no_room_is_not_bound_until_they_do() -> None:
+    """Bound, it would be past the API server's limit: no kubelet could write its status."""
+    async with rig(cluster(n1=(15, 1))) as extender:
+        pod = extender.api.add_pod("p", "10", annotations={"theirs": "x" * 262_114})
+        await extender.caught_up()
+        refused = await extender.filter(pod, "n1")
+        assert "metadata.annotations: size in bytes" in refused["FailedNodes"]["n1"]
+        assert await extender.bind(pod) != ""
+        assert extender.api.bound_to("p") == ""
+        extender.api.patch(f"{PODS}/p", {"metadata": {"annotations": {"theirs": None}}})
+        await extender.caught_up()
+        assert (await extender.filter(extender.api.pod("p"), "n1"))["NodeNames"] == ["n1"]
+        assert await extender.bind(extender.api.pod("p")) == ""
+        full = "x" * (262_144 - 1024 - 96 - 148 - len("theirs"))
+        last = extender.api.add_pod("q", "5", annotations={"theirs": full})
+        await extender.caught_up()
+        assert await extender.bind(last) == ""
+        for name in ("p", "q"):
+            extender.api.patch(f"{PODS}/{name}/status", {"status": {"phase": "Running"}})
+            assert extender.api.pod(name)["status"]["phase"] == "Running"
 
 
 async def test_a_repaired_annotation_is_followed() -> None:

@@ -26,11 +26,14 @@ def review(
     old: Object | None = None,
     user: str = "alice",
     groups: tuple[str, ...] = (),
+    *,
+    part: str = "",
 ) -> bytes:
     request = {
         "uid": "u1",
         "operation": operation,
         "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "subResource": part,
         "namespace": "default",
         "userInfo": {"username": user, "groups": list(groups)},
         "object": pod,
@@ -42,10 +45,14 @@ def review(
 
 
 def mutated(
-    pod: Object, rules: AdmissionRules = PLAIN, hami: HamiRules | None = None, kai: KaiRules | None = None
+    pod: Object,
+    rules: AdmissionRules = PLAIN,
+    hami: HamiRules | None = None,
+    kai: KaiRules | None = None,
+    **update: Any,
 ) -> Object:
     """The pod after its patch; AssertionError with the sentence when it is denied."""
-    response = Reviewer(rules, hami, kai).mutate(decode_review(review(pod)))["response"]
+    response = Reviewer(rules, hami, kai).mutate(decode_review(review(pod, **update)))["response"]
     assert response["allowed"], response["status"]["message"]
     if "patch" not in response:
         return pod

@@ -218,6 +218,13 @@ def test_a_denial_names_the_field(pod: Object, sentence: str) -> None:
     assert sentence in invalid(pod)
 
 
+def test_annotations_that_leave_no_room_for_ours_are_denied_after_all_mutation() -> None:
+    large = api_pod(annotations={"theirs": "x" * 262_000})
+    assert 'metadata.annotations: size in bytes is "262006", must be at most' in invalid(large)
+    assert not invalid(api_pod(annotations={"theirs": "x" * 260_000}))
+    assert not invalid(api_pod(memory="0", annotations={"theirs": "x" * 262_000}))
+
+
 def test_a_request_that_differs_from_its_limit_is_denied() -> None:
     container = {"name": "main", "resources": {"limits": {GPU_MEM: "4"}, "requests": {GPU_MEM: "2"}}}
     assert 'requests["aliyun.com/gpu-mem"] is "2"' in denial(api_pod(containers=[container]))

@@ -16,7 +16,7 @@ from gpuslice.core.contract import (
     LABEL_MIN_TIER,
 )
 from tests.builders import api_pod
-from tests.unit.admission_rig import invalid, mutated, with_env
+from tests.unit.admission_rig import Object, invalid, mutated, with_env
 
 
 def test_how_many_cards_a_pod_is_on_cannot_change() -> None:
@@ -46,6 +46,22 @@ def test_a_label_of_a_pod_that_is_there_is_denied_as_at_creation(
         assert said == invalid(new)
     assert not invalid(old, operation="UPDATE", old=new) or label in CARDS_NAMES, "mended"
     assert not invalid(new, operation="UPDATE", old=new), "another change of a pod that has it already"
+
+
+def test_a_container_that_is_added_to_a_pod_with_cards_sees_none() -> None:
+    """`kubectl debug` with an image that asks for all cards by its own environment."""
+    old, new = api_pod(), api_pod()
+    old["spec"]["ephemeralContainers"] = [{"name": "before", "image": "x"}]
+    added = {"name": "look", "image": "cuda", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
+    new["spec"]["ephemeralContainers"] = [{"name": "before", "image": "x"}, added]
+    asked: Object = {"operation": "UPDATE", "old": old, "part": "ephemeralcontainers"}
+    before, look = mutated(new, **asked)["spec"]["ephemeralContainers"]
+    assert before == {"name": "before", "image": "x"}, "it cannot change any more"
+    assert look["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+    assert mutated(new, AdmissionRules(hide_cards=False), **asked) == new
+    plain = api_pod(memory="0")
+    plain["spec"]["ephemeralContainers"] = [added]
+    assert mutated(plain, **asked) == plain
 
 
 def test_only_its_writers_may_change_where_a_pod_sits() -> None:

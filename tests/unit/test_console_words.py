@@ -21,7 +21,10 @@ SOURCE = Path(gpuslice.__file__).parent
 STATIC = SOURCE / "apps" / "console" / "static"
 CATALOGUE: dict[str, str] = json.loads((STATIC / "sentences.zh.json").read_text())
 SAYING = (
-    *(f"core/{name}.py" for name in ("explanation", "lookalikes", "placement", "request", "claim_shape")),
+    *(
+        f"core/{name}.py"
+        for name in ("explanation", "lookalikes", "node_filters", "placement", "request", "claim_shape")
+    ),
     *(f"apps/diagnosis/doctor_{name}.py" for name in ("nodes", "pods", "plugins", "claims", "services")),
     "apps/diagnosis/pod_explanation.py",
     "apps/diagnosis/other_pods.py",

@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.core.annotations import (
+    LARGEST_BYTES,
+    MOST_CARDS,
     PLACEMENT_ANNOTATIONS,
+    check_room,
     decode_assume_time,
     decode_cards,
     decode_placement,
     decode_unhealthy,
     encode_cards,
+    encode_tiers,
     placement_annotations,
 )
 from gpuslice.core.contract import (
@@ -24,11 +28,24 @@ from gpuslice.core.contract import (
     ANN_CARD_UNITS,
     ANN_CORE,
     ANN_INDEX,
+    ANN_MEANT,
     ANN_POD_UNITS,
+    ANN_TIERS,
+    ANN_TRACEPARENT,
     ANN_VISIBLE,
 )
-from gpuslice.core.errors import ContractError
-from gpuslice.core.model import CardSlice, ContainerKind, ContainerRequest, Placement, Request
+from gpuslice.core.errors import ContractError, InvalidRequestError
+from gpuslice.core.model import (
+    Card,
+    CardSlice,
+    ContainerKind,
+    ContainerRequest,
+    Node,
+    Placement,
+    Request,
+    Tier,
+)
+from gpuslice.core.units import MOST_UNITS
 from tests.builders import make_card, make_node, make_placement, make_request
 
 
@@ -45,6 +62,40 @@ def test_a_placement_is_written_in_both_protocols() -> None:
         ANN_VISIBLE: "GPU-n1-1",
     }
     assert set(written) <= set(PLACEMENT_ANNOTATIONS)
+
+
+@given(st.integers(1, 40), st.integers(1, MOST_CARDS), st.booleans())
+def test_what_a_pod_is_given_fits_beside_its_own(containers: int, cards: int, compute: bool) -> None:
+    """With cards of the longest names, each container's tier, a trace and the cards it is moved to."""
+    percent = 5 if compute and cards == 1 else 0
+    asking = tuple(ContainerRequest("c" * 63, index, 20_000 * cards, percent) for index in range(containers))
+    request = Request(20_000 * containers * cards, cards, percent * containers, asking, containers)
+    node = Node("n1", tuple(Card(index, f"GPU-{index:036}", 81920, MOST_UNITS) for index in range(cards)))
+    where = Placement("n1", tuple(CardSlice(index, 20_000 * containers, percent) for index in range(cards)))
+    given = placement_annotations(where, request, node, 10**18)
+    tiers = {f"{index:063}": Tier.WATCHDOG for index in range(containers)}
+    given |= {ANN_MEANT: given[ANN_INDEX], ANN_TIERS: str(encode_tiers(tiers)), ANN_TRACEPARENT: "0" * 55}
+    size = sum(len(name) + len(value) for name, value in given.items())
+    fits = {"a": "x" * (LARGEST_BYTES - size - 1)}
+    with pytest.raises(InvalidRequestError, match="must be at most"):
+        check_room({"a": fits["a"] + "x"}, request)
+    check_room({"a": "x" * 100_000, **given}, request)
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "fits"),
+    [
+        ("x", 260_000, True),
+        ("x", 262_000, False),
+        ("ü", 130_000, True),
+        ("ü", 131_000, False),
+        ("卡", 87_300, False),
+    ],
+)
+def test_annotations_are_counted_in_bytes(text: str, times: int, fits: bool) -> None:
+    own = {"a": text * times}
+    with contextlib.nullcontext() if fits else pytest.raises(InvalidRequestError, match="size in bytes"):
+        check_room(own, make_request(4))
 
 
 def test_several_cards_show_the_same_amount_on_each() -> None:

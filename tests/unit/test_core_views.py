@@ -240,3 +240,14 @@ def test_pods_that_come_with_each_node_are_known_by_their_owner(kind: str, comes
     made = api_pod()
     made["metadata"]["ownerReferences"] = [{"kind": kind, "name": "o", "uid": "u", "controller": True}]
     assert pod_view(msgspec.convert(made, SlimPod)).comes_with_node is comes
+
+
+def test_a_pod_whose_annotations_leave_no_room_is_refused_until_it_is_bound() -> None:
+    """A Binding could pass the API server's limit, and kubelet could write no status any more."""
+    waiting = pod(annotations={"theirs": "x" * 262_000})
+    assert waiting.request is None
+    assert "metadata.annotations: size in bytes" in waiting.problem
+    assert pod(annotations={"theirs": "x" * 262_000}, node="n1").request is not None
+    assert pod(annotations={"theirs": "x" * 250_000, IDX: "x" * 12_000}).request is not None, (
+        "what a Binding replaces"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,12 +11,7 @@ from hypothesis import strategies as st
 from gpuslice.core.explanation import (
     NOT_SHARED,
     ROOM,
-    Place,
-    Taint,
-    Toleration,
-    Wish,
     explain,
-    obstacle,
     room_by_eviction,
     room_in_the_making,
     why_there,
@@ -25,8 +19,15 @@ from gpuslice.core.explanation import (
 from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement
+from gpuslice.core.node_filters import NodeFilters, Occupant, Place, Taint, Toleration, Wish
 from gpuslice.core.placement import place
+from gpuslice.core.units import MIB
 from tests.builders import make_node, make_pod, make_request
+
+
+def obstacle(node: Place, wish: Wish) -> str:
+    return NodeFilters([node], wish).obstacle(node)
+
 
 TEAM = Taint("team", "b")
 
@@ -156,18 +157,20 @@ def test_a_nominated_pod_is_told_whom_it_waits_for() -> None:
 
 
 def test_cpu_and_memory_that_are_missing_are_told_where_cards_are_free() -> None:
-    ledger = Ledger()
-    ledger.apply_node(make_node("a", (15,), host=HostResources(8000, 1000)))
-    ledger.apply_node(make_node("b", (15,), host=HostResources(2000, 1000)))
-    ledger.apply_node(make_node("c", (15,), host=HostResources(9000, 10)))
+    ledger = ledger_of({"a": (15,), "b": (15,), "c": (15,)})
     ledger.apply_pod(make_pod("web", 0, node="a", request=None, host=HostResources(5000, 1)))
-    wish = Wish(replace(make_request(4), host=HostResources(4000, 100)))
-    told = explain(ledger, map(Place, "abc"), wish)
-    found = {each.reason: (each.nodes, each.never) for each in told.classes}
-    assert found == {"Insufficient cpu": (("a", "b"), False), "Insufficient memory": (("c",), True)}
+    has = {"a": (8000, 1000), "b": (2000, 1000), "c": (9000, 10)}
+    places = [Place(name, allocatable={"cpu": cpu, "memory": mib * MIB}) for name, (cpu, mib) in has.items()]
+    wish = Wish(make_request(4), pod=Occupant("default/p", amounts={"cpu": 4000, "memory": 100 * MIB}))
+    told = explain(ledger, places, wish)
+    found = {(each.reason, each.never): each.nodes for each in told.classes}
+    assert {reason: nodes for (reason, _), nodes in found.items()} == {
+        "Insufficient cpu": ("a", "b"),
+        "Insufficient memory": ("c",),
+    }
     assert told.hints[0].startswith("Cards are free on nodes that lack something else: ")
-    assert "milli CPU are wanted" in told.hints[0]
-    assert explain(ledger, map(Place, "abc"), Wish(make_request(4))).fits
+    assert "4000 milli CPU are wanted" in told.hints[0]
+    assert explain(ledger, places, Wish(make_request(4))).fits
 
 
 def test_too_many_cards_for_any_node_are_told_as_such() -> None:

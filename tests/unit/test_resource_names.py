@@ -16,11 +16,12 @@ from gpuslice.core.admission import AdmissionRules
 from gpuslice.core.contract import NAME_SETS, NEUTRAL_NAMES, VENDOR_NAMES, ResourceNames
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.errors import InvalidRequestError
-from gpuslice.core.explanation import Place, Wish, explain
+from gpuslice.core.explanation import explain
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hint
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import Refusal, Request
+from gpuslice.core.node_filters import Place, Wish
 from gpuslice.core.placement import NodeState, place
 from gpuslice.core.report import NodeFacts, report
 from gpuslice.core.request import ContainerSpec, pod_request

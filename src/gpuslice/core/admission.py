@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from gpuslice.core.annotations import WRITTEN_ANNOTATIONS
+from gpuslice.core.annotations import WRITTEN_ANNOTATIONS, check_room
 from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
@@ -145,6 +145,16 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     return Verdict(pod=changed, warnings=tuple(warnings))
 
 
+def mutate_ephemeral(old: PodForm, new: PodForm, rules: AdmissionRules) -> PodForm:
+    """What a pod with cards should be when a container is added: that one sees none, as if it asked for none
+    from the beginning."""
+    if not new.concerns_us:
+        return new
+    known = {each.name for each in old.ephemeral}  # those cannot change
+    ephemeral = tuple(each if each.name in known else _container(each, None, rules) for each in new.ephemeral)
+    return replace(new, ephemeral=ephemeral)
+
+
 def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     """Whether a new pod is allowed as it is after all mutation."""
     if not pod.concerns_us:
@@ -154,6 +164,7 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
         pod_group(pod.labels)
         if pod.request is not None:
             _check_environment(pod, rules)
+            check_room(pod.annotations, pod.request)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     for each in pod.containers:
@@ -237,8 +248,9 @@ _FROM_ANNOTATION = {
 }
 
 
-def _container(container: ContainerForm, request: Request, rules: AdmissionRules) -> ContainerForm:
-    """Entries that must exist stand before the author's, so that those may refer to them."""
+def _container(container: ContainerForm, request: Request | None, rules: AdmissionRules) -> ContainerForm:
+    """Entries that must exist stand before the author's, so that those may refer to them. `request`: the
+    pod's; an ephemeral container asks for no part of it."""
     if not container.asks and not rules.hide_cards:
         return container
     written: list[Mapping[str, Any]] = []
@@ -246,7 +258,9 @@ def _container(container: ContainerForm, request: Request, rules: AdmissionRules
         other_plugins_devices = any("/" in name for name in container.limits.keys() - set(AMOUNT_NAMES))
         if not other_plugins_devices:
             written.append({"name": ENV_VISIBLE, "value": NO_CARDS})
-    elif rules.env is EnvSource.ALWAYS or (rules.env is EnvSource.HIDDEN and container.env_from):
+    elif request and (
+        rules.env is EnvSource.ALWAYS or (rules.env is EnvSource.HIDDEN and container.env_from)
+    ):
         written += [from_annotation(name, annotation) for name, annotation in _FROM_ANNOTATION.items()]
         units = whole_number(container.limits.get(request.names.memory, 0)) or 0
         written.append({"name": ENV_CONTAINER_UNITS, "value": str(units // request.card_count)})

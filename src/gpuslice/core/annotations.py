@@ -31,7 +31,7 @@ from gpuslice.core.contract import (
     NODE_GPUS,
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
-from gpuslice.core.errors import ContractError
+from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.model import (
     TIERS,
     Card,
@@ -62,6 +62,10 @@ PLACEMENT_ANNOTATIONS = (
 
 WRITTEN_ANNOTATIONS = (*PLACEMENT_ANNOTATIONS, ANN_TIERS, ANN_TRACEPARENT)
 """Every pod annotation that is the extender's and the agent's to write."""
+
+LARGEST_BYTES = 256 << 10
+"""Of all annotations of an object, names and values together. A Binding may pass it, and then kubelet can
+write no status of the pod: the API server checks that, not the Binding (``TotalAnnotationSizeLimitB``)."""
 
 NOT_ALWAYS_WRITTEN = (ANN_CORE, ANN_MEANT)
 """Those that not every placement writes, so that a Binding, which removes nothing, would leave them."""
@@ -121,6 +125,19 @@ def placement_annotations(placement: Placement, request: Request, node: Node, no
             }
         )
     return written
+
+
+def check_room(annotations: Mapping[str, str], request: Request) -> None:
+    """Raises `InvalidRequestError` if a pod's own annotations leave no room for those that it is to get."""
+    own = [text for pair in annotations.items() if pair[0] not in WRITTEN_ANNOTATIONS for text in pair]
+    containers, cards = len(request.containers), request.card_count
+    # a card's uuid and index, a container's name with its tier, and its amounts on each card
+    needed = 1024 + 96 * cards + containers * (128 + 20 * cards)
+    if sum(map(len, own)) > (LARGEST_BYTES - needed) // 4:  # else they are few, whatever they are
+        size = sum(len(text.encode()) for text in own)
+        if size > LARGEST_BYTES - needed:
+            must_be = f"at most {LARGEST_BYTES - needed}, so that what the pod is given fits in as well"
+            raise InvalidRequestError("metadata.annotations: size in bytes", size, must_be)
 
 
 def container_key(container: ContainerRequest, app_containers: int) -> str:

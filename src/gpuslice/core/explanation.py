@@ -1,15 +1,13 @@
 """Why a pod waits: every class of nodes with what rules it out, and the most that would fit there.
 
-The same ledger and the same placement as the extender's, asked by hand. kube-scheduler looks at more than
-cards; of that, what is read here keeps GPU pods out most often: cordons, readiness, taints, node selectors,
-required node affinity, CPU and memory.
+The same ledger and the same placement as the extender's, asked by hand, and kube-scheduler's own filters
+(`node_filters`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from gpuslice.core.card_links import weakest_link
 from gpuslice.core.contract import (
@@ -22,7 +20,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import CORE_MEM, rules_of
 from gpuslice.core.model import Pod, Refusal, Request
-from gpuslice.core.node_affinity import meets, terms_of, unmet
+from gpuslice.core.node_filters import NodeFilters, Place, Wish
 from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
 from gpuslice.core.preemption import LOWEST, eviction
 from gpuslice.core.units import UNIT_MIB
@@ -30,61 +28,11 @@ from gpuslice.core.words import counted
 
 ROOM = "Has room now"
 NOT_SHARED = "Shares no cards"
+THERE_IS_ROOM = "There is room: if the pod still waits, look at its events and its scheduler."
 BY_CLAIMS = "Gives its cards out by claims"
 NO_CLAIMS = "Gives no cards out by claims"
 NO_CLAIMS_YET = "Offers no cards by claims yet"
-STARVED = "Insufficient {}"
 _NO_MEMORY = NO_ROOM.partition(" in ")[0]  # the same for one card and for several
-_REPELS = ("NoSchedule", "NoExecute")
-
-
-@dataclass(frozen=True, slots=True)
-class Taint:
-    key: str
-    value: str = ""
-    effect: str = "NoSchedule"
-
-    def __str__(self) -> str:
-        return f"{self.key}{'=' + self.value if self.value else ''}:{self.effect}"
-
-
-@dataclass(frozen=True, slots=True)
-class Toleration:
-    """An empty key with operator Exists tolerates everything; an empty effect means all effects."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def covers(self, taint: Taint) -> bool:
-        if self.effect and self.effect != taint.effect:
-            return False
-        if not self.key:
-            return self.operator == "Exists"
-        return self.key == taint.key and (self.operator == "Exists" or self.value == taint.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What of a node decides, beside its cards."""
-
-    name: str
-    ready: bool = True
-    schedulable: bool = True
-    labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a pod wants of a node, beside cards. `claims`: its cards are to come by claims."""
-
-    request: Request
-    claims: bool = False
-    selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    affinity: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +72,7 @@ class _Found:
     fits: bool = False
     never: bool = False
     detail: str = ""
+    starved: bool = False  # it has cards, and too little of something else
 
     @property
     def most(self) -> int:
@@ -132,7 +81,8 @@ class _Found:
 
 def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
     """Every node judged and put with its like."""
-    found = [_judge(ledger, place, wish) for place in places]
+    filters = NodeFilters(places := tuple(places), wish)
+    found = [_judge(ledger, place, filters) for place in places]
     groups: dict[str, list[_Found]] = {}
     for each in found:
         groups.setdefault(each.reason, []).append(each)
@@ -162,47 +112,22 @@ def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
     return Explanation(tuple(classes), tuple(hints))
 
 
-def _judge(ledger: Ledger, node: Place, wish: Wish) -> _Found:
-    state = ledger.state(node.name)
+def _judge(ledger: Ledger, node: Place, filters: NodeFilters) -> _Found:
+    state, wish = ledger.state(node.name), filters.wish
     if state is None or not state.node.divides_cards:
         by_claims = rules_of(node.labels).claims
         if wish.claims:
             return _Found(node.name, NO_CLAIMS_YET if by_claims else NO_CLAIMS, never=not by_claims)
         return _Found(node.name, BY_CLAIMS if by_claims else NOT_SHARED, never=True)
-    answer, barrier = place(state, wish.request), obstacle(node, wish)
-    if barrier:
-        return _Found(node.name, barrier, state, never=isinstance(answer, Refusal) and answer.never)
+    answer, obstacle = place(state, wish.request), filters.obstacle(node)
+    if obstacle:
+        return _Found(node.name, obstacle, state, never=isinstance(answer, Refusal) and answer.never)
     if isinstance(answer, Refusal):
         return _Found(node.name, answer.reason, state, never=answer.never, detail=answer.detail)
-    has, host_used, asked = state.node.host, ledger.host_used(node.name), wish.request.host
-    for resource, words, all_of_it, used, wanted in (  # in kube-scheduler's words
-        ("cpu", "milli CPU", has.cpu_milli, host_used.cpu_milli, asked.cpu_milli),
-        ("memory", "MiB of memory", has.memory_mib, host_used.memory_mib, asked.memory_mib),
-    ):
-        if all_of_it and wanted > all_of_it - used:
-            left = max(0, all_of_it - used)
-            detail = f"{wanted} {words} are wanted, {node.name} has {left} of {all_of_it} left"
-            return _Found(node.name, STARVED.format(resource), state, never=wanted > all_of_it, detail=detail)
+    if (less := filters.shortage(node, ledger.host_used(node.name))) is not None:
+        return _Found(node.name, less.reason, state, never=less.never, detail=less.detail, starved=True)
     cards = ", ".join(str(part.card) for part in answer.slices)
     return _Found(node.name, ROOM, state, fits=True, detail=f"{node.name}, card {cards}")
-
-
-def obstacle(node: Place, wish: Wish) -> str:
-    """What keeps the pod from the node before its cards are looked at, "" when nothing does."""
-    if not node.schedulable or not node.ready:
-        return "Not ready" if node.schedulable else "Cordoned"
-    for taint in node.taints:
-        if taint.effect in _REPELS and not any(each.covers(taint) for each in wish.tolerations):
-            return f"Taint {taint} is not tolerated"
-    for key, value in sorted(wish.selector.items()):
-        if node.labels.get(key) != value:
-            return f"Is not {key}={value}, as the pod's nodeSelector requires"
-    if meets(wish.affinity, node.name, node.labels):
-        return ""
-    terms = terms_of(wish.affinity) or ()
-    if len(terms) == 1:
-        return f"Is not {unmet(terms[0], node.name, node.labels)}, as the pod's node affinity requires"
-    return f"Meets none of the {len(terms)} terms of the pod's node affinity"
 
 
 def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:
@@ -222,12 +147,13 @@ def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:
     )
 
 
-def room_by_eviction(ledger: Ledger, places: Iterable[Place], wish: Wish, pod: Pod) -> Iterable[str]:
+def room_by_eviction(ledger: Ledger, places: Sequence[Place], wish: Wish, pod: Pod) -> Iterable[str]:
     """What eviction would help a waiting pod that fits nowhere: the cheapest, as the extender chooses it."""
+    filters = NodeFilters(places, wish)
     ways = [
         way
         for place in places
-        if not obstacle(place, wish)
+        if not filters.obstacle(place)
         and (allocations := ledger.allocations(place.name)) is not None
         and (way := eviction(allocations, wish.request, pod.priority)) is not None
     ]
@@ -279,10 +205,10 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
         )
         return
     if any(each.fits for each in found):
-        yield "There is room: if the pod still waits, look at its events and its scheduler."
+        yield THERE_IS_ROOM
         return
     refused = [each for each in shared if each.reason.startswith(_NO_MEMORY)]
-    starved = [each for each in shared if each.reason in (STARVED.format("cpu"), STARVED.format("memory"))]
+    starved = [each for each in shared if each.starved]
     if starved:
         best = max(starved, key=lambda each: each.most)
         yield f"Cards are free on nodes that lack something else: {best.detail}."

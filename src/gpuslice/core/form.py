@@ -60,6 +60,7 @@ class PodForm:
     claims: tuple[Mapping[str, Any], ...] = ()
     gates: tuple[Mapping[str, Any], ...] = ()  # scheduling gates
     in_group: bool = False  # one of kube-scheduler's own
+    ephemeral: tuple[ContainerForm, ...] = ()  # added while it runs; they ask for nothing
 
     @property
     def request(self) -> Request | None:
@@ -117,7 +118,8 @@ def difference(before: PodForm, after: PodForm) -> list[Operation]:
         operations.append(Operation("add", "/spec/schedulingGates", [dict(each) for each in after.gates]))
     if before.claims != after.claims:
         operations.append(Operation("add", "/spec/resourceClaims", [dict(each) for each in after.claims]))
-    for old, new in zip(before.containers, after.containers, strict=True):
+    pairs = ((before.containers, after.containers), (before.ephemeral, after.ephemeral))
+    for old, new in (each for lists in pairs for each in zip(*lists, strict=True)):
         root = f"/spec/{old.shelf}/{old.index}"
         if (old.limits, old.requests) != (new.limits, new.requests):
             operations += _map_steps(f"{root}/resources/limits", old.limits, new.limits)

@@ -7,6 +7,7 @@ lack of them here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -99,6 +100,41 @@ def pod_host_resources(spec: PodSpecLike) -> HostResources:
     if not spec.overhead:
         return asked
     return _plus(asked, _host_amounts(spec.overhead.get("cpu", 0), spec.overhead.get("memory", 0)))
+
+
+def pod_amounts(spec: PodSpecLike) -> dict[str, int]:
+    """Everything that a pod asks for, by the same rules; CPU in thousandths, all else in base units."""
+    running: Counter[str] = Counter()
+    largest: Counter[str] = Counter()
+    for each in spec.init_containers or ():
+        asked = Counter(_amounts(each.resources))
+        if each.restart_policy == "Always":
+            running += asked
+        largest |= running if each.restart_policy == "Always" else running + asked
+    for each in spec.containers:
+        running += Counter(_amounts(each.resources))
+    whole = _amounts(spec.resources)
+    of_pod = {name: whole[name] for name in whole if name in WHOLE_POD or name.startswith("hugepages-")}
+    return Counter({**(running | largest), **of_pod}) + Counter(amounts(spec.overhead))
+
+
+WHOLE_POD = ("cpu", "memory")  # besides huge pages, what `spec.resources` may ask for
+
+
+def _amounts(resources: ResourcesLike | None) -> dict[str, int]:
+    """A limit is a request where no other is given."""
+    return (
+        amounts({**(resources.limits or {}), **(resources.requests or {})}) if resources is not None else {}
+    )
+
+
+def amounts(given: Mapping[str, object] | None) -> dict[str, int]:
+    """Quantities of the API as numbers, fractions rounded up as in kube-scheduler."""
+    return {
+        name: -(-(scaled(value, factor * 10**9) or 0) // 10**9)
+        for name, value in (given or {}).items()
+        for factor in [1000 if name == "cpu" else 1]
+    }
 
 
 def node_host_resources(allocatable: Mapping[str, str | int | float] | None) -> HostResources:

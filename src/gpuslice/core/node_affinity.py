@@ -6,7 +6,7 @@ is no whole number is neither greater nor less. Source: ``component-helpers/sche
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,21 @@ def terms_of(affinity: Object | None) -> Sequence[Object] | None:
 def meets(affinity: Object | None, node_name: str, labels: Mapping[str, str]) -> bool:
     """Whether a pod with this `spec.affinity` may run on the node, as far as that is concerned."""
     terms = terms_of(affinity)
-    return terms is None or any(unmet(term, node_name, labels) == "" for term in terms)
+    return terms is None or meets_any(terms, node_name, labels)
+
+
+def meets_any(terms: Iterable[Object], node_name: str, labels: Mapping[str, str]) -> bool:
+    return any(unmet(term, node_name, labels) == "" for term in terms)
+
+
+def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector of the API chooses something with these labels; none chooses nothing."""
+    if selector is None:
+        return False
+    plain = (selector.get("matchLabels") or {}).items()
+    return all(labels.get(key) == value for key, value in plain) and all(
+        _holds(each, labels) for each in selector.get("matchExpressions") or ()
+    )
 
 
 def unmet(term: Object, node_name: str, labels: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpuslice.core.annotations import (
     MOST_CARDS,
     NOT_ALWAYS_WRITTEN,
+    check_room,
     decode_assume_time,
     decode_cards,
     decode_placement,
@@ -137,6 +138,11 @@ def pod_of(
     them.
     """
     annotations = annotations or _NOTHING
+    if requests.request is not None and not node:
+        try:
+            check_room(annotations, requests.request)
+        except InvalidRequestError as error:
+            requests = requests._replace(request=None, problem=str(error))
     placement, misread = None, ""
     if requests.request is not None or requests.problem:
         try:

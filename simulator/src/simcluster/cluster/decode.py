@@ -74,6 +74,8 @@ def decode_scalar(type_name: str, value: Any, path: str) -> Any:  # noqa: PLR091
                 raise bad_request(f"{path}: {error}") from error
         case (("str" | "Time" | "MicroTime" | "bytes" | "IntOrString"), str()):
             return value
+        case "Quantity", None:  # in a map, as in Go
+            return "0"
         case "bool", bool():
             return value
         case (("int" | "float" | "IntOrString"), int()) if not isinstance(value, bool):

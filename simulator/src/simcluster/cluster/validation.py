@@ -51,6 +51,9 @@ def validate_create(cluster: Cluster, resource: Resource, obj: Object) -> None:
     causes = [*_metadata(resource, obj["metadata"])]
     if resource.store == "pods" and obj["spec"].get("ephemeralContainers"):
         causes.append(forbidden_value("spec.ephemeralContainers", "cannot be set on create"))
+    if resource.store == "pods" and obj["spec"].get("nodeName") and obj["spec"].get("schedulingGates"):
+        why = "cannot be set until all schedulingGates have been cleared"
+        causes.append(forbidden_value("spec.nodeName", why))
     if check := _CREATE.get(resource.store):
         causes += check(obj)
     _refuse(resource, obj, causes)

@@ -21,6 +21,7 @@ from simcluster.cluster.request import Object
 
 MIRROR = "kubernetes.io/config.mirror"
 _STANDARD = ("cpu", "memory", "ephemeral-storage")
+_OF_A_POD = ("cpu", "memory")
 _RESTARTS = ("Always", "OnFailure", "Never")
 _PULLS = ("Always", "IfNotPresent", "Never")
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
@@ -60,6 +61,10 @@ def check_spec(spec: Object, path: str) -> Iterator[Cause]:
         yield invalid_value(
             f"{path}.terminationGracePeriodSeconds", value, "must be greater than or equal to 0"
         )
+    for part in ("limits", "requests"):
+        for name in (spec.get("resources") or {}).get(part) or {}:
+            if name not in _OF_A_POD and not name.startswith("hugepages-"):
+                yield unsupported(f"{path}.resources.{part}[{name}]", name, (*_OF_A_POD, "hugepages-"))
     yield from _volumes(spec, path)
 
 

@@ -42,10 +42,17 @@ class Resources(_Object):
     claims: list[ClaimUse] | None = None
 
 
+class Port(_Object):
+    host_port: int = 0
+    protocol: str = "TCP"
+    host_ip: str = msgspec.field(default="", name="hostIP")
+
+
 class Container(_Object):
     name: str = ""
     image: str = ""
     resources: Resources | None = None
+    ports: list[Port] | None = None
     restart_policy: str | None = None  # "Always" on an init container makes it a sidecar
 
 
@@ -62,6 +69,18 @@ class PodClaim(_Object):
     name: str = ""
     resource_claim_name: str | None = None
     resource_claim_template_name: str | None = None
+
+
+class VolumeClaim(_Object):
+    claim_name: str = ""
+
+
+class Volume(_Object):
+    """Of a pod: the claim that it names, or the template of its own, which gets the pod's and its name."""
+
+    name: str = ""
+    persistent_volume_claim: VolumeClaim | None = None
+    ephemeral: dict[str, Any] | None = None
 
 
 class PodSpec(_Object):
@@ -81,6 +100,8 @@ class PodSpec(_Object):
     restart_policy: str = ""
     service_account_name: str = "default"
     resource_claims: list[PodClaim] | None = None
+    volumes: list[Volume] | None = None
+    topology_spread_constraints: list[dict[str, Any]] | None = None
 
 
 class ContainerStatus(_Object):

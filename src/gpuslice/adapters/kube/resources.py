@@ -58,6 +58,8 @@ LEASES = Resource("coordination.k8s.io/v1", "leases", "Lease", objects.Lease)
 DICT: type[dict[str, Any]] = dict
 NAMESPACES = Resource("v1", "namespaces", "Namespace", DICT, namespaced=False)
 SERVICES = Resource("v1", "services", "Service", DICT)
+QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota", DICT)
+LIMIT_RANGES = Resource("v1", "limitranges", "LimitRange", DICT)
 SECRETS = Resource("v1", "secrets", "Secret", DICT)
 LIVING = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that have not ended."""

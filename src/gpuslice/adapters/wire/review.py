@@ -50,6 +50,7 @@ class _Container(_Wire):
 class _Spec(_Wire):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
+    ephemeral_containers: list[_Container] | None = None
     scheduler_name: str = ""
     runtime_class_name: str | None = None
     node_name: str = ""
@@ -101,6 +102,12 @@ class AdmissionRequest(_Wire):
     @property
     def is_pod(self) -> bool:
         return (self.resource.group, self.resource.resource, self.sub_resource) == ("", "pods", "")
+
+    @property
+    def adds_containers(self) -> bool:
+        """Whether it adds ephemeral containers to a pod."""
+        what = (self.resource.group, self.resource.resource, self.sub_resource)
+        return what == ("", "pods", "ephemeralcontainers")
 
 
 class _Review(_Wire):
@@ -169,6 +176,7 @@ def pod_form(raw: msgspec.Raw) -> PodForm:
         claims=tuple(spec.resource_claims or ()),
         gates=tuple(spec.scheduling_gates or ()),
         in_group=bool(spec.scheduling_group),
+        ephemeral=tuple(_forms("ephemeralContainers", spec.ephemeral_containers or ())),
     )
 
 

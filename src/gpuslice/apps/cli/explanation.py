@@ -13,7 +13,16 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.label_selector import LabelSelector
-from gpuslice.adapters.kube.resources import DICT, EVENTS, LIVING, NODES, PODS, Resource
+from gpuslice.adapters.kube.resources import (
+    DICT,
+    EVENTS,
+    LIMIT_RANGES,
+    LIVING,
+    NODES,
+    PODS,
+    QUOTAS,
+    Resource,
+)
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.cli.cluster import check_namespace, connection_of
@@ -22,14 +31,15 @@ from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
 from gpuslice.apps.diagnosis.decisions import read_decision
+from gpuslice.apps.diagnosis.doctor_quotas import hints_of
 from gpuslice.apps.diagnosis.other_pods import means_a_part
+from gpuslice.apps.diagnosis.places import places_of, read_volumes
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
     alike,
     event_time,
     explained,
     kind_of,
-    place_of,
 )
 from gpuslice.apps.diagnosis.usage import read_containers
 from gpuslice.core.contract import LABEL_GROUP_NAME
@@ -182,10 +192,11 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
         usage = [each for node in sorted(holding) for each in read_containers(client, node)]
     except KubeError:  # if the exporter cannot be queried, usage is unknown
         usage = []
-    by_name, places = {node.metadata.name: node for node in nodes}, [place_of(node) for node in nodes]
+    by_name, places = {node.metadata.name: node for node in nodes}, places_of(nodes, living)
     namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
     if len(pods) == 1:
         fields += f",involvedObject.name={pods[0].metadata.name}"
+    in_vain = _quota_hints(client, namespace, nodes)
     events: dict[str, list[objects.Event]] = defaultdict(list)
     for event in _events(client, namespace, fields):
         events[event.involved_object.name].append(event)
@@ -205,8 +216,24 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             events=events.get(name, ()),
             usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
             claims=claims,
+            volumes=read_volumes(client, pod) if not pod.spec.node_name else (),
         )
+        if known[kind].pod.request is not None:
+            known[kind] = replace(known[kind], hints=(*known[kind].hints, *in_vain))
         yield known[kind]
+
+
+def _quota_hints(client: SyncClient, namespace: str, nodes: Sequence[objects.Node]) -> list[str]:
+    """What the namespace limits in vain; nothing if that may not be read."""
+    try:
+        limits = [
+            item | {"kind": each.kind}
+            for each in (QUOTAS, LIMIT_RANGES)
+            for item in client.list(each, namespace)
+        ]
+    except KubeError:
+        return []
+    return [f"Its {where} {hint}." for where, hint in hints_of(nodes, limits)]
 
 
 def _events(client: SyncClient, namespace: str, fields: str) -> list[objects.Event]:

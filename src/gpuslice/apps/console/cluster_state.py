@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, DICT, NODES, PODS, SERVICES, Resource
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS, QUOTAS, SERVICES, Resource
 from gpuslice.adapters.kube.views import node_view, unhealthy_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.console.followed_claims import FollowedClaims
@@ -19,14 +19,14 @@ from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
-from gpuslice.apps.diagnosis.pod_explanation import place_of, waits_for
+from gpuslice.apps.diagnosis.places import place_of
+from gpuslice.apps.diagnosis.pod_explanation import waits_for
 from gpuslice.core.contract import CLAIM_CLASS, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of
 from gpuslice.core.model import Pod
 
 T = TypeVar("T")
-QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota", DICT)
 COUNTED = {
     "units": tuple(f"requests.{names.memory}" for names in NAME_SETS.values()),
     "claims": ("count/resourceclaims.resource.k8s.io",),

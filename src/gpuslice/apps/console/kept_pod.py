@@ -88,6 +88,7 @@ def _prune(pod: objects.Pod, interner: Interner) -> None:
     meta.finalizers = None
     if pod.spec.node_name:
         pod.spec.tolerations = pod.spec.affinity = pod.spec.node_selector = None
+        pod.spec.volumes = pod.spec.topology_spread_constraints = None
     interner.containers(pod)
     conditions = [each for each in status.conditions or () if each.type == "PodScheduled"]
     for each in conditions:

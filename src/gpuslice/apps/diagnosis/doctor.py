@@ -7,6 +7,7 @@ from gpuslice.apps.diagnosis import (
     doctor_nodes,
     doctor_plugins,
     doctor_pods,
+    doctor_quotas,
     doctor_scheduler,
     doctor_services,
 )
@@ -42,6 +43,7 @@ CHECKS = (
     doctor_claims.claims_made_slowly,
     doctor_scheduler.scheduler_configuration,
     doctor_scheduler.second_scheduler,
+    doctor_quotas.quotas,
 )
 
 

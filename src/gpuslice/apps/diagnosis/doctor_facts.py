@@ -14,9 +14,11 @@ from gpuslice.adapters.kube.resources import (
     ACCESS_REVIEWS,
     CONFIG_MAPS,
     DICT,
+    LIMIT_RANGES,
     LIVING,
     NODES,
     PODS,
+    QUOTAS,
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
@@ -87,6 +89,7 @@ class Facts:
     claims: Claims | None = None  # if any node or pod uses claims
     classes: Sequence[Object] = ()  # DeviceClasses, read with claims
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
+    quotas: Sequence[Object] = ()  # ResourceQuotas and LimitRanges
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
     wants_cards: bool = False  # whether a cluster without a sharing node is a problem
@@ -213,12 +216,7 @@ def read_facts(
             for each in reader.list(SERVICES, **which)
         }.values()
     )
-    hooks = [
-        hook | {"kind": resource.kind}  # items of a list lack it
-        for resource in HOOKS
-        for hook in reader.list(resource)
-        if is_own_hook(hook)
-    ]
+    hooks = [hook for hook in _with_kinds(reader, HOOKS) if is_own_hook(hook)]
     called = {service for hook in hooks if (service := hook_service(hook)) is not None}
     wanted = {*places, *called}
     wanted |= {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
@@ -246,10 +244,16 @@ def read_facts(
         claims=_claims(reader, nodes, pods, device_slices) if by_claims else None,
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
+        quotas=_with_kinds(reader, (QUOTAS, LIMIT_RANGES)),
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,
     )
+
+
+def _with_kinds(reader: _Reader, resources: Sequence[Resource[Object]]) -> list[Object]:
+    """Items of a list lack their kind."""
+    return [item | {"kind": each.kind} for each in resources for item in reader.list(each)]
 
 
 def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices: Sequence[Object]) -> Claims:

@@ -9,7 +9,8 @@ from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis.claims import view_with_claims
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready, time_of
 from gpuslice.apps.diagnosis.other_pods import resources_of
-from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, sentences_of
+from gpuslice.apps.diagnosis.places import places_of
+from gpuslice.apps.diagnosis.pod_explanation import explained, sentences_of
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
 from gpuslice.core.errors import printable
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
@@ -98,7 +99,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
             queue.append((each, pod))
     if not queue:
         return
-    ledger, places = facts.ledger(), [place_of(node) for node in facts.nodes]
+    ledger, places = facts.ledger(), places_of(facts.nodes, facts.pods)
     for each, pod in queue[:MOST_EXPLAINED]:
         answer = explained(each, ledger, {}, places=places, claims=facts.claims)
         why = next(iter(sentences_of(answer)), "no node takes it")

@@ -19,17 +19,15 @@ from gpuslice.apps.diagnosis.other_pods import (
     of_others,
     resources_of,
 )
+from gpuslice.apps.diagnosis.places import place_of, wish_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
 from gpuslice.core.explanation import (
     NOT_SHARED,
+    THERE_IS_ROOM,
     Explanation,
-    Place,
-    Taint,
-    Toleration,
-    Wish,
     explain,
     room_by_eviction,
     room_in_the_making,
@@ -37,7 +35,8 @@ from gpuslice.core.explanation import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
-from gpuslice.core.model import Node, Pod, Request, Tier
+from gpuslice.core.model import Node, Pod, Tier
+from gpuslice.core.node_filters import Place, Volume
 from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
@@ -79,10 +78,12 @@ def explained(
     events: Sequence[objects.Event] = (),
     usage: Sequence[ContainerUsage] = (),
     claims: Claims | None = None,
+    volumes: Sequence[Volume] = (),
 ) -> PodExplanation:
     """One pod of the cluster in `ledger` and `nodes`; `events` and `usage` are of this pod.
 
-    `places`: `place_of` all nodes; irrelevant for a pod on a node. `claims`: of the cluster.
+    `places`: all nodes (`diagnosis.places`); irrelevant for a pod on a node. `claims`: of the cluster.
+    `volumes`: those that it claims, if they may be read.
     """
     view, claimed = view_with_claims(found, claims)
     begun = PodExplanation(
@@ -98,23 +99,27 @@ def explained(
     if view.finished:
         return replace(begun, hints=tuple(_after_the_end(view)))
     if claims is not None and claimed is not None:
-        answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node))
+        answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node), volumes=volumes)
         return replace(answered, hints=(*claimed.hints, *answered.hints))
     if view.request is None and not view.problem and not view.node:
         return replace(begun, hints=tuple(of_others(found, ledger, nodes)))
     if view.node or view.request is None:
         return _on_its_node(begun, found, ledger, nodes.get(view.node))
-    return _waiting(begun, found, ledger, places)
+    return _waiting(begun, found, ledger, places, volumes)
 
 
 def _waiting(
-    begun: PodExplanation, pod: objects.Pod, ledger: Ledger, places: Sequence[Place]
+    begun: PodExplanation,
+    pod: objects.Pod,
+    ledger: Ledger,
+    places: Sequence[Place],
+    volumes: Sequence[Volume],
 ) -> PodExplanation:
     """Why no node takes it, and what would help."""
     view = begun.pod
     assert view.request is not None
-    wish = wish_of(pod, view.request)
-    explanation = explain(ledger, places, wish)
+    wish = wish_of(pod, view.request, volumes=volumes)
+    explanation = _in_doubt(explain(ledger, places, wish), pod)
     if EXCLUSIVE_GPU in of_nvidia(pod):
         return replace(begun, explanation=explanation, hints=(BOTH.format(asked=view.request.names.memory),))
     hints = [*resource_hints(resources_of(pod)), *label_hints(pod)]
@@ -129,6 +134,18 @@ def _waiting(
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
     return replace(begun, explanation=explanation, hints=tuple(hints))
+
+
+def _in_doubt(explanation: Explanation, pod: objects.Pod) -> Explanation:
+    """Where there seems to be room and kube-scheduler said no, its words are added: what keeps the pod out
+    may be something that is not read here, or may have gone since."""
+    scheduled = [each for each in pod.status.conditions or () if each.type == "PodScheduled"]
+    said = next((each.message for each in scheduled if each.reason == "Unschedulable"), "")
+    if not (said and explanation.fits):
+        return explanation
+    hints = [each for each in explanation.hints if each != THERE_IS_ROOM]
+    said = f"As far as is read here there is room now; kube-scheduler's last answer was: {printable(said)}"
+    return replace(explanation, hints=(*hints, said))
 
 
 def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
@@ -161,6 +178,8 @@ def _of_claims(
     ledger: Ledger,
     places: Sequence[Place],
     at: objects.Node | None,
+    *,
+    volumes: Sequence[Volume],
 ) -> PodExplanation:
     """The same for a pod that gets its part of a card by a claim."""
     view = begun.pod
@@ -171,7 +190,8 @@ def _of_claims(
         return _on_its_node(begun, pod, ledger, at)
     if view.request is None or view.placement is not None:
         return begun
-    explanation = explain(ledger, places, wish_of(pod, view.request, claims=True))
+    wish = wish_of(pod, view.request, claims=True, volumes=volumes)
+    explanation = _in_doubt(explain(ledger, places, wish), pod)
     return replace(begun, explanation=explanation, hints=explanation.hints)
 
 
@@ -311,27 +331,6 @@ def _after_the_end(view: Pod) -> Iterator[str]:
         yield "It has ended and holds no card."
 
 
-def place_of(node: objects.Node) -> Place:
-    """What matters about a node besides its cards."""
-    conditions = {each.type: each.status for each in node.status.conditions or ()}
-    return Place(
-        name=node.metadata.name,
-        ready=conditions.get("Ready", "True") == "True",
-        schedulable=not node.spec.unschedulable,
-        labels=node.metadata.labels or {},
-        taints=tuple(Taint(each.key, each.value, each.effect) for each in node.spec.taints or ()),
-    )
-
-
-def wish_of(pod: objects.Pod, request: Request, *, claims: bool = False) -> Wish:
-    """What a pod requires of a node."""
-    tolerations = (
-        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
-        for each in pod.spec.tolerations or ()
-    )
-    return Wish(request, claims, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
-
-
 def event_time(event: objects.Event) -> str:
     return event.last_timestamp or event.first_timestamp or event.metadata.creation_timestamp or ""
 
@@ -341,11 +340,14 @@ def kind_of(pod: objects.Pod, view: Pod, claimed: ClaimedPod | None) -> bytes:
     if view.node or view.problem or view.nominated or view.finished:
         return view.uid.encode()
     spec = pod.spec
+    if any(each.ephemeral is not None for each in spec.volumes or ()):  # they have the pod's name
+        return view.uid.encode()
     same = (spec.containers, spec.init_containers, spec.node_selector, spec.tolerations, spec.affinity)
+    near = (spec.volumes, spec.topology_spread_constraints)
     more = (spec.scheduler_name, spec.priority, spec.preemption_policy, spec.scheduling_gates)
     labels = (pod.metadata.labels, pod.status.conditions, pod.status.reason, view.namespace)
     claims = (claimed.pod.request, claimed.hints) if claimed is not None else ()
-    return msgspec.json.encode((same, more, labels, claims))
+    return msgspec.json.encode((same, near, more, labels, claims))
 
 
 def alike(

@@ -7,7 +7,15 @@ from typing import Any
 
 from gpuslice.adapters.wire.review import AdmissionRequest, answer, pod_form
 from gpuslice.core import hami, kai
-from gpuslice.core.admission import AdmissionRules, User, Verdict, mutate, validate, validate_update
+from gpuslice.core.admission import (
+    AdmissionRules,
+    User,
+    Verdict,
+    mutate,
+    mutate_ephemeral,
+    validate,
+    validate_update,
+)
 from gpuslice.core.claim_shape import as_claims
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import PodForm, difference
@@ -26,6 +34,10 @@ class Reviewer:
 
     def mutate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review to return, with the pod's patch. Raises `MalformedError`."""
+        if request.adds_containers:
+            old, new = pod_form(request.old_object), pod_form(request.object)
+            changed = mutate_ephemeral(old, new, self.rules)
+            return answer(request.uid, operations=difference(new, changed))
         if not request.is_pod or request.operation != "CREATE":
             return answer(request.uid)
         try:
