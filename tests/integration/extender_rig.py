@@ -62,7 +62,7 @@ class Api:
         """An owner reference to an object that something else has made."""
         container = {"name": "main", "image": "x"}
         labels = {"app": name}
-        template = {
+        template: dict[str, Any] = {
             "metadata": {"labels": labels},
             "spec": {"containers": [container], "restartPolicy": "Never"},
         }

@@ -96,14 +96,20 @@ def command(
       gpuslice doctor --all | less   every finding by itself
       gpuslice doctor -o json        for programs: the same, with level, where, what, fix
     """
-    from gpuslice.apps.cli.cluster import client_of
+    from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+    from gpuslice.apps.cli.cluster import connection_of
     from gpuslice.apps.cli.doctor_answers import answers, places_of
     from gpuslice.apps.diagnosis.doctor import examine, worst_first
     from gpuslice.apps.diagnosis.doctor_facts import Level, read_facts
+    from gpuslice.apps.diagnosis.usage import ClusterSource
 
-    client, ends = client_of(flags_of(context, cluster)), time.monotonic() + patience_s
+    connection, ends = connection_of(flags_of(context, cluster)), time.monotonic() + patience_s
+    client, source = SyncClient(SyncTransport(connection, timeout_s=30)), ClusterSource(connection)
     while True:
-        facts = read_facts(client, node_label=node_label, wants_cards=want_cards, places=places_of(urls))
+        places = places_of(urls)
+        facts = read_facts(
+            client, node_label=node_label, wants_cards=want_cards, places=places, source=source
+        )
         findings = worst_first([*examine(facts), *answers(facts, urls)])
         wrong = any(each.level in {Level.ERROR, Level(fail_on)} for each in findings)
         if not wrong or time.monotonic() >= ends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -30,13 +31,20 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     explained,
     kind_of,
     place_of,
+    wish_of,
 )
-from gpuslice.apps.diagnosis.usage import read_containers
+from gpuslice.apps.diagnosis.usage import ContainerUsage, read_containers
+from gpuslice.apps.diagnosis.waste import room_from
 from gpuslice.core.contract import LABEL_GROUP_NAME
 from gpuslice.core.errors import GpusliceError, printable
+from gpuslice.core.explanation import Place
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
 
 SHOWN_EVENTS = 5
+MOST_TOLD = 3
+"""How many waiting pods it is looked up for who could make room for them, the first of a queue."""
+MOST_ASKED = 20  # exporters, for that
 _NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
 _APPS = "apps/v1"
 OWNERS = {
@@ -177,12 +185,8 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
         )
     ledger = ledger_of(nodes, living, read_config_maps(client))
     claims = read_claims(client, nodes, [*living, *pods])
-    holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and may_hold(pod)}
-    try:
-        usage = [each for node in sorted(holding) for each in read_containers(client, node)]
-    except KubeError:  # if the exporter cannot be queried, usage is unknown
-        usage = []
     by_name, places = {node.metadata.name: node for node in nodes}, [place_of(node) for node in nodes]
+    usage = _usage_around(client, pods, ledger, places)
     namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
     if len(pods) == 1:
         fields += f",involvedObject.name={pods[0].metadata.name}"
@@ -203,10 +207,32 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             by_name,
             places=places,
             events=events.get(name, ()),
-            usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
+            usage_of=lambda key: usage.get(key, ()),
             claims=claims,
         )
         yield known[kind]
+
+
+def _usage_around(
+    client: SyncClient, pods: Sequence[objects.Pod], ledger: Ledger, places: Sequence[Place]
+) -> dict[str, list[ContainerUsage]]:
+    """By pod, what is used on the nodes that `pods` are on, and where one pod could make room for them.
+
+    Of the latter only those where most is held. Nothing if an exporter cannot be queried: usage is unknown.
+    """
+    holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and may_hold(pod)}
+    held: dict[str, float] = {}
+    for pod in [each for each in pods if not each.spec.node_name][:MOST_TOLD]:
+        if (request := pod_view(pod).request) is not None:
+            for each in room_from(ledger, places, wish_of(pod, request), lambda _: ()):
+                held[each.node] = max(held.get(each.node, 0), each.held_mib)
+    most = sorted(held, key=lambda node: -held[node])[:MOST_ASKED]
+    found: dict[str, list[ContainerUsage]] = defaultdict(list)
+    with contextlib.suppress(KubeError):
+        for node in sorted({*holding, *most}):
+            for use in read_containers(client, node):
+                found[f"{use.namespace}/{use.pod}"].append(use)
+    return found
 
 
 def _events(client: SyncClient, namespace: str, fields: str) -> list[objects.Event]:

@@ -8,7 +8,8 @@
     node, gpus   where it is, and its units by card; assigned, neighbours[]
     classes[]    reason, nodes[], fits, never, and where known best, card, most, detail
     ends[]       how its containers ended, sentences
-    usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused
+    usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused, allocatedBytes,
+                 excessBytes (over its request), idleSeconds
     claims[]     by which it asks, or the templates they are made from
     tiers        by container, what holds its limits: driver, library, watchdog or none
     decision     the extender's last: time, node, gpus, policy, passed, nominated, replica, seconds, error
@@ -33,10 +34,11 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     holds,
     sentences_of,
 )
+from gpuslice.apps.diagnosis.waste import IDLE_S
 from gpuslice.core.errors import printable
 from gpuslice.core.model import CardSlice, Tier
 from gpuslice.core.units import MIB, limit_mib
-from gpuslice.core.words import counted
+from gpuslice.core.words import counted, lasting
 
 MOST_TOLD = 3
 """How many of several pods are described in full: those with something to report first."""
@@ -87,7 +89,12 @@ def pod_text(explained: PodExplanation) -> str:
     for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]
         amounts += [f"{_mib(use.peak_bytes)} at its peak"] if use.peak_bytes is not None else []
-        amounts += [f"its limit is {_mib(use.limit_bytes)}"] if use.limit_bytes is not None else []
+        if use.limit_bytes is not None:
+            amounts.append(f"its limit is {_mib(use.limit_bytes)}")
+        elif use.allocated_bytes is not None:
+            amounts.append(f"it asked for {_mib(use.allocated_bytes)}, and nothing limits it here")
+        if use.idle_seconds is not None and use.idle_seconds >= IDLE_S:
+            amounts.append(f"idle for {lasting(use.idle_seconds)}")
         parts.append(f"Container {use.container} on card {use.gpu}: {', '.join(amounts)}.\n")
     if explained.explanation is not None:
         rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]

@@ -27,6 +27,19 @@ def output_flag(command: F) -> F:
     )(command)
 
 
+def listing_flags(command: F) -> F:
+    """Add kubectl's flags of lists: ``-o table|wide|name|json|yaml`` and ``--no-headers``."""
+    command = click.option("--no-headers", is_flag=True, help="Print rows alone, for scripts.")(command)
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "wide", "name", "json", "yaml"]),
+        default="table",
+        show_default=True,
+        help="How to print.",
+    )(command)
+
+
 def print_document(document: Any, form: str) -> None:
     if form == "yaml":
         import yaml

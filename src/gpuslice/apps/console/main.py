@@ -75,7 +75,7 @@ class Console:
         self._waiting = WaitingPods(self.state, lambda key: self.usage.containers.get(key, ()))
         self._documents = ClusterDocuments(self.rows)
         self._pods = PodPages(self._client, self.state, self.usage)
-        self._health = Health(self.state, settings.node_label, prometheus)
+        self._health = Health(self.state, settings.node_label, self.usage, prometheus)
         self._what_if = WhatIf(self.state)
         self._viewers = 0
         self._answers: dict[str, int] = {}

@@ -9,6 +9,7 @@ from gpuslice.apps.diagnosis import (
     doctor_pods,
     doctor_scheduler,
     doctor_services,
+    doctor_usage,
 )
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level
 
@@ -28,6 +29,7 @@ WATCHED_CHECKS = (
     doctor_nodes.cards_out_of_use,
     doctor_claims.nodes_of_claims,
     doctor_claims.both_kinds,
+    doctor_usage.past_request,
     doctor_services.extender,
     doctor_services.webhook,
 )

@@ -28,6 +28,7 @@ from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
 from gpuslice.apps.diagnosis.rights import Right, missing_rights
+from gpuslice.apps.diagnosis.usage import ClusterUsage, ContainerUsage, Source
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of, wants_agent
@@ -87,6 +88,7 @@ class Facts:
     claims: Claims | None = None  # if any node or pod uses claims
     classes: Sequence[Object] = ()  # DeviceClasses, read with claims
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
+    usage: Sequence[ContainerUsage] = ()  # as the exporters measure it
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
     wants_cards: bool = False  # whether a cluster without a sharing node is a problem
@@ -196,10 +198,11 @@ def read_facts(
     node_label: str = LABEL_SHARED,
     wants_cards: bool = False,
     places: Sequence[tuple[str, str]] = (),
+    source: Source | None = None,
 ) -> Facts:
     """Read everything from the API server once. KubeError if it does not answer, or shows no node.
 
-    `places`: namespace and name of services whose endpoints are needed besides ours.
+    `places`: namespace and name of services whose endpoints are needed besides ours. `source`: of usage.
     """
     reader = _Reader(client)
     nodes = client.list(NODES)
@@ -225,6 +228,10 @@ def read_facts(
     secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
     plugins, device_slices = reader.list(PODS, labels=PLUGIN_LABELS), reader.list(RESOURCE_SLICES)
+    nothing = ClusterUsage((), ())
+    usage = reader.asked("exporters", source.read, nothing) if source is not None else nothing
+    if usage.problems and not usage.cards and any(is_exporter(pod) for pod in pods):
+        reader.unreadable.append("exporters")
     return Facts(
         nodes=nodes,
         pods=pods,
@@ -246,6 +253,7 @@ def read_facts(
         claims=_claims(reader, nodes, pods, device_slices) if by_claims else None,
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
+        usage=usage.containers,
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,
@@ -257,6 +265,10 @@ def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices:
     templates = reader.list(RESOURCE_CLAIM_TEMPLATES)
     known = RESOURCE_CLAIM_TEMPLATES.plural not in reader.unreadable
     return claims_of(nodes, pods, claims, slices, templates if known else None)
+
+
+def is_exporter(pod: Pod) -> bool:
+    return (pod.metadata.labels or {}).get("component") == "gpuslice-exporter"
 
 
 def is_own_hook(hook: Object) -> bool:

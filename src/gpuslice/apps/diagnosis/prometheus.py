@@ -181,6 +181,8 @@ class _Labels(msgspec.Struct, gc=False):
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    workload_kind: str = ""
+    workload: str = ""
     exported_node: str = ""
     exported_namespace: str = ""
     exported_pod: str = ""
@@ -193,6 +195,7 @@ class _Labels(msgspec.Struct, gc=False):
             "namespace": self.exported_namespace or self.namespace,
             "pod": self.exported_pod or self.pod,
             "container": self.exported_container or self.container,
+            **({"workload_kind": self.workload_kind, "workload": self.workload} if self.workload else {}),
         }
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from sys import intern
@@ -25,6 +25,8 @@ AT_ONCE = 32
 MOST_PROBLEMS = 5  # shown to people
 PAGE_TIMEOUT_S = 5.0
 """An exporter on a lost node is not waited for any longer, and delays no others."""
+UNSEEN = 0.03
+"""What drivers load beside what is counted, of a container's memory."""
 IN_VAIN_S = 5.0
 """After this much waiting in vain no further exporter is queried, so that everything ends one page later.
 
@@ -58,6 +60,8 @@ class ContainerUsage:
     namespace: str
     pod: str
     container: str
+    workload: str = ""
+    """Kind and name of what made the pod: Deployment/infer; "" if the exporter does not know it."""
     used_bytes: float | None = None
     limit_bytes: float | None = None
     allocated_bytes: float | None = None
@@ -65,7 +69,21 @@ class ContainerUsage:
     sm_ratio: float | None = None
     refused: float | None = None
     throttled_seconds: float | None = None
+    idle_seconds: float | None = None
     processes: float | None = None
+
+    @property
+    def promised_bytes(self) -> float | None:
+        """What it may count on: its limit, or what it asked for if nothing limits it."""
+        return self.allocated_bytes if self.limit_bytes is None else self.limit_bytes
+
+    @property
+    def excess_bytes(self) -> float:
+        """How much more it uses than that, which its neighbours lack; 0 if that may be what drivers load."""
+        if self.used_bytes is None or self.promised_bytes is None:
+            return 0.0
+        excess = self.used_bytes - self.promised_bytes
+        return excess if excess > UNSEEN * self.promised_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +268,18 @@ _CONTAINER = (
     "sm_utilization_ratio",
     "memory_refused_total",
     "throttled_seconds_total",
+    "last_active_timestamp_seconds",
     "processes",
 )
 """Metrics without their prefix, in the order of the fields that they fill."""
+_ACTIVE = _CONTAINER.index("last_active_timestamp_seconds")
 CARD_FIGURES = ("gpuslice_gpu_up", "gpuslice_gpu_memory_used_bytes", "gpuslice_gpu_utilization_ratio")
-CONTAINER_FIGURES = ("gpuslice_container_info", *(f"gpuslice_container_{name}" for name in _CONTAINER[:-1]))
+TIME = "gpuslice_exporter_time_seconds"
+CONTAINER_FIGURES = (
+    "gpuslice_container_info",
+    TIME,
+    *(f"gpuslice_container_{name}" for name in _CONTAINER[:-1]),
+)
 """Which metrics to query if each costs a query: for cards, how much is used."""
 
 
@@ -301,9 +326,17 @@ class _Figures:
 class _Containers(Sequence[ContainerUsage]):
     """Rows are created when they are read: a large cluster has tens of thousands, and they are kept."""
 
-    def __init__(self, places: Sequence[_Place], figures: _Figures) -> None:
+    def __init__(
+        self,
+        places: Sequence[_Place],
+        figures: _Figures,
+        workloads: Mapping[_Place, str],
+        clocks: Mapping[str, float],
+    ) -> None:
         self._places = places
         self._figures = figures
+        self._workloads = workloads
+        self._clocks = clocks  # of nodes, whose timestamps are theirs
 
     def __len__(self) -> int:
         return len(self._places)
@@ -314,10 +347,13 @@ class _Containers(Sequence[ContainerUsage]):
     def __getitem__(self, at: slice) -> Sequence[ContainerUsage]: ...
     def __getitem__(self, at: int | slice) -> ContainerUsage | Sequence[ContainerUsage]:
         if isinstance(at, slice):
-            return _Containers(self._places[at], self._figures)
+            return _Containers(self._places[at], self._figures, self._workloads, self._clocks)
         place = self._places[at]
         names = (place.node, place.gpu, place.namespace, place.pod, place.container)
-        return ContainerUsage(*names, *self._figures.of(place))
+        figures, now_s = self._figures.of(place), self._clocks.get(place.node)
+        active_s = figures[_ACTIVE]
+        figures[_ACTIVE] = max(0.0, now_s - active_s) if now_s and active_s is not None else None
+        return ContainerUsage(*names, self._workloads.get(place, ""), *figures)
 
 
 def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> ClusterUsage:
@@ -333,9 +369,14 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
     }
     figures = {kind: _Figures(len(fields)) for kind, fields in kinds.items()}
     up: dict[_Place, bool] = {}
-    containers: list[_Place] = []
+    known_containers: dict[_Place, None] = {}  # once, whichever exporters report them
     models: dict[str, str] = {}
+    workloads: dict[_Place, str] = {}
+    clocks: dict[str, float] = {}
     for one in samples:
+        if one.name == TIME:
+            clocks[one.labels.get("node", "")] = one.value
+            continue
         kind, _, name = one.name.removeprefix("gpuslice_").partition("_")
         fields = kinds.get(kind, {})
         if name not in fields and name not in ("info", "up"):
@@ -348,15 +389,21 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
         elif one.name == "gpuslice_gpu_up":
             up[place] = one.value == 1
         elif one.name == "gpuslice_container_info":
-            containers.append(place)
+            known_containers[place] = None
+            if workload := one.labels.get("workload"):
+                workloads[place] = intern(f"{one.labels.get('workload_kind', '')}/{workload}")
     cards = figures["gpu"]
     card_rows = [
         CardUsage(at.node, at.gpu, at.gpu_uuid, models.get(at.gpu_uuid, ""), answers, *cards.of(at))
         for at, answers in up.items()
     ]
     card_rows.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
-    containers.sort(key=lambda at: (at.node, gpu_order(at.gpu), at.namespace, at.pod, at.container))
-    return ClusterUsage(tuple(card_rows), _Containers(containers, figures["container"]), tuple(problems))
+    containers = sorted(
+        known_containers, key=lambda at: (at.node, gpu_order(at.gpu), at.namespace, at.pod, at.container)
+    )
+    return ClusterUsage(
+        tuple(card_rows), _Containers(containers, figures["container"], workloads, clocks), tuple(problems)
+    )
 
 
 def gpu_order(gpu: str) -> tuple[int, str]:
