@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
+from monitoring.alert import Alert
+from monitoring.conditions import best_of, silent, slowed, xids
 from monitoring.records import RECORDED
-from monitoring.selectors import RATE, of_cards, of_containers
+from monitoring.selectors import of_cards, of_containers
 
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
 _NOT_THE_DRIVERS = '{reason!="driver"}'
@@ -32,38 +33,6 @@ WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 _OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
 OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
-RUNBOOK = "docs/operate/alerts.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """`summary` and `action` may name labels: {{ $labels.pod }}."""
-
-    name: str
-    expression: str
-    severity: str
-    summary: str
-    action: str
-    lasting: str = "0s"
-
-    def rule(self) -> dict[str, Any]:
-        return {
-            "alert": self.name,
-            "expr": self.expression,
-            "for": self.lasting,
-            "labels": {"severity": self.severity},
-            "annotations": {
-                "summary": self.summary,
-                "description": self.action,
-                "runbook_url": self.runbook,
-            },
-        }
-
-    @property
-    def runbook(self) -> str:
-        """Its section on the runbook page; the chart puts the address before it."""
-        return f"{RUNBOOK}#{self.name.lower()}"
-
 
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
@@ -81,40 +50,12 @@ def _on_node(component: str) -> str:
     )
 
 
-def _silent(job: str) -> str:
-    """Targets that do not answer, and nodes of which the target is gone, unless the node itself is.
-
-    kube-state-metrics tells that, if it is there. A target that was replaced has another address; a target of
-    another scrape configuration may have no node.
-    """
-    up = f'up{{job=~".*{job}",node'
-    seen = f'{up}!=""}} or 0 * last_over_time({up}!=""}}[1d])'
-    left = "(last_over_time(kube_node_info[1d]) unless on (cluster, node) kube_node_info)"
-    return f'(max by (cluster, job, node) ({seen}) unless on (cluster, node) {left} or {up}=""}}) == 0'
-
-
 _USED, _LIMIT, _HELD = (of_containers(each) for each in (c.MEMORY_USED, c.MEMORY_LIMIT, c.MEMORY_ALLOCATED))
-
-
-def _xids(codes: str, window: str, most: int = 0) -> str:
-    """Cards with more faults than `most`. By a counter: the node's clock may differ from Prometheus'."""
-    chosen = f'{{xid=~"{codes}"}}'
-    return f"{of_cards(c.XID_ERRORS, chosen, f'increase({{}}[{window}])')} > {most}"
-
-
-def _slowed(reason: str) -> str:
-    return of_cards(c.GPU_THROTTLED, f'{{reason="{reason}"}}', RATE)
-
-
-def _best_of(series: str) -> str:
-    """The maximum over all replicas; 0 for those that existed within a day and no longer do."""
-    return f"max({series} or 0 * last_over_time({series}[1d]))"
-
 
 ALERTS = (
     Alert(
         "GpuExporterDown",
-        _silent("gpuslice-exporter"),
+        silent("gpuslice-exporter"),
         "critical",
         f"The GPU exporter of {_NODE} does not answer.",
         "Programs keep running, but this node's cards have no metrics, and no other alert covers them. "
@@ -168,7 +109,7 @@ ALERTS = (
     ),
     Alert(
         "GpuXidCritical",
-        _xids(CRITICAL_XIDS, "10m"),
+        xids(CRITICAL_XIDS, "10m"),
         "critical",
         f"{_CARD} reported Xid {{{{ $labels.xid }}}} within the last ten minutes.",
         "The agent has taken the card out of use. Look the code up in NVIDIA's Xid catalogue; 79 and 95 need "
@@ -176,7 +117,7 @@ ALERTS = (
     ),
     Alert(
         "GpuXidContained",
-        _xids("94", "10m"),
+        xids("94", "10m"),
         "warning",
         f"{_CARD} had a contained memory error (Xid 94).",
         "One program was terminated, the others keep running. Reset the card when it is free: "
@@ -184,7 +125,7 @@ ALERTS = (
     ),
     Alert(
         "GpuXidByApplication",
-        _xids("13|31|43|45", "15m", 3),
+        xids("13|31|43|45", "15m", 3),
         "info",
         f"Programs on {_CARD} keep failing with Xid {{{{ $labels.xid }}}}.",
         f"{_PODS_THERE}: find the one that restarts or logs CUDA errors and tell its owner.",
@@ -224,7 +165,7 @@ ALERTS = (
     ),
     Alert(
         "GpuThermalSlowdown",
-        f"{_slowed('hw_thermal')} > 0.1",
+        f"{slowed('hw_thermal')} > 0.1",
         "warning",
         f"{_CARD} is too hot and slows down.",
         "All programs on it run slower. Check fans, airflow and the room's temperature.",
@@ -232,7 +173,7 @@ ALERTS = (
     ),
     Alert(
         "GpuPowerBrake",
-        f"{_slowed('hw_power_brake')} > 0.1",
+        f"{slowed('hw_power_brake')} > 0.1",
         "warning",
         f"{_CARD} is slowed down by the power supply.",
         "All programs on it run slower. Check the node's power supplies and what feeds them.",
@@ -337,7 +278,7 @@ ALERTS = (
     ),
     Alert(
         "GpuAgentNotRegistered",
-        f"{REGISTERED} == 0 or {_silent('gpuslice-agents')}",
+        f"{REGISTERED} == 0 or {silent('gpuslice-agents')}",
         "critical",
         f"{_NODE} gives out no GPU memory: its agent is not registered with kubelet, or does not answer.",
         "Running pods are not affected. What it waits for: curl http://{{ $labels.instance }}/readyz; why it "
@@ -373,7 +314,7 @@ ALERTS = (
     ),
     Alert(
         "GpuExtenderSilent",
-        f"{_best_of(EXTENDER_READY)} == 0",
+        f"{best_of(EXTENDER_READY)} == 0",
         "critical",
         "No extender answers: pods that request part of a card wait.",
         "Running pods are not affected. kubectl -n kube-system get pod -l component=gpushare-schd-extender "
@@ -382,7 +323,7 @@ ALERTS = (
     ),
     Alert(
         "GpuWebhookSilent",
-        f"{_best_of(WEBHOOK_UP)} == 0",
+        f"{best_of(WEBHOOK_UP)} == 0",
         "critical",
         "No webhook answers: GPU pods are stored as they were written, or refused (failurePolicy Fail).",
         "Pods that name no scheduler wait or get no card. Look at its events and log: kubectl -n "

@@ -11,7 +11,8 @@ from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.console.usage_reader import UsageReader
-from gpuslice.apps.diagnosis.usage import PORT, usage_of
+from gpuslice.apps.diagnosis.exporters import PORT
+from gpuslice.apps.diagnosis.usage import usage_of
 
 AT = '{node="n",gpu="0",gpu_uuid="GPU-0",namespace="ns",pod="p",container="%s"}'
 

@@ -55,8 +55,9 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
     from gpuslice.apps.diagnosis.claims import Claims, read_claims
     from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
+    from gpuslice.apps.diagnosis.exporters import ClusterSource
     from gpuslice.apps.diagnosis.prometheus import Prometheus
-    from gpuslice.apps.diagnosis.usage import ClusterSource, ClusterUsage
+    from gpuslice.apps.diagnosis.usage import ClusterUsage
     from gpuslice.core.advice import advise
 
     flags = flags_of(context, cluster)

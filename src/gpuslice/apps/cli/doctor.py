@@ -101,7 +101,7 @@ def command(
     from gpuslice.apps.cli.doctor_answers import answers, places_of
     from gpuslice.apps.diagnosis.doctor import examine, worst_first
     from gpuslice.apps.diagnosis.doctor_facts import Level, read_facts
-    from gpuslice.apps.diagnosis.usage import ClusterSource
+    from gpuslice.apps.diagnosis.exporters import ClusterSource
 
     connection, ends = connection_of(flags_of(context, cluster)), time.monotonic() + patience_s
     client, source = SyncClient(SyncTransport(connection, timeout_s=30)), ClusterSource(connection)

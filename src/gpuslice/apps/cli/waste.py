@@ -11,7 +11,7 @@ from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, listing_flags, print_document, tell
 
 if TYPE_CHECKING:
-    from gpuslice.apps.diagnosis.waste import Holding
+    from gpuslice.apps.diagnosis.waste import PodUsage
 
 SORTS = ("wasted", "idle", "held", "used", "peak", "excess")
 
@@ -47,8 +47,8 @@ def command(context: click.Context, /, sort: str, output: str, no_headers: bool,
     from gpuslice.apps.diagnosis import waste
     from gpuslice.apps.diagnosis.claims import Claims, read_claims
     from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
+    from gpuslice.apps.diagnosis.exporters import ClusterSource
     from gpuslice.apps.diagnosis.pod_explanation import place_of, wish_of
-    from gpuslice.apps.diagnosis.usage import ClusterSource
 
     flags = flags_of(context, cluster)
     connection = connection_of(flags)
@@ -59,7 +59,7 @@ def command(context: click.Context, /, sort: str, output: str, no_headers: bool,
     ledger = ledger_of(nodes, [pod for pod in pods if pod.spec.node_name], read_config_maps(client))
     claims = (read_claims(client, nodes, pods) or Claims()).ledger
     usage = ClusterSource(connection).read()
-    found = waste.holdings((ledger, claims), usage.containers, flags.namespace)
+    found = waste.usage_by_pod((ledger, claims), usage.containers, flags.namespace)
     waiting = {}
     for pod in pods:
         view = pod_view(pod)
@@ -80,7 +80,7 @@ def command(context: click.Context, /, sort: str, output: str, no_headers: bool,
         tell(text(found, headers=not no_headers, wide=output == "wide"))
 
 
-def text(found: Sequence[Holding], *, headers: bool = True, wide: bool = False) -> str:
+def text(found: Sequence[PodUsage], *, headers: bool = True, wide: bool = False) -> str:
     from gpuslice.apps.cli.table import fitted
     from gpuslice.apps.diagnosis.waste import sums
     from gpuslice.core.words import lasting

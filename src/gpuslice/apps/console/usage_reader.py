@@ -17,16 +17,9 @@ from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_history import Point, UsageHistory
 from gpuslice.apps.diagnosis.advice import suggestion_of
+from gpuslice.apps.diagnosis.exporters import Unanswered, port_of, proxied_path
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
-from gpuslice.apps.diagnosis.usage import (
-    CardUsage,
-    ContainerUsage,
-    Unanswered,
-    gpu_order,
-    port_of,
-    proxied_path,
-    usage_of,
-)
+from gpuslice.apps.diagnosis.usage import CardUsage, ContainerUsage, gpu_order, usage_of
 from gpuslice.core.hosts import bracketed
 from gpuslice.core.sizing import Suggestion
 from gpuslice.core.units import MIB

@@ -228,10 +228,6 @@ def read_facts(
     secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
     plugins, device_slices = reader.list(PODS, labels=PLUGIN_LABELS), reader.list(RESOURCE_SLICES)
-    nothing = ClusterUsage((), ())
-    usage = reader.asked("exporters", source.read, nothing) if source is not None else nothing
-    if usage.problems and not usage.cards and any(is_exporter(pod) for pod in pods):
-        reader.unreadable.append("exporters")
     return Facts(
         nodes=nodes,
         pods=pods,
@@ -253,11 +249,19 @@ def read_facts(
         claims=_claims(reader, nodes, pods, device_slices) if by_claims else None,
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
-        usage=usage.containers,
+        usage=_usage(reader, source, pods).containers,
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,
     )
+
+
+def _usage(reader: _Reader, source: Source | None, pods: Sequence[Pod]) -> ClusterUsage:
+    nothing = ClusterUsage((), ())
+    usage = reader.asked("exporters", source.read, nothing) if source is not None else nothing
+    if usage.problems and not usage.cards and any(is_exporter(pod) for pod in pods):
+        reader.unreadable.append("exporters")
+    return usage
 
 
 def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices: Sequence[Object]) -> Claims:

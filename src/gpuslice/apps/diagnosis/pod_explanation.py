@@ -20,7 +20,7 @@ from gpuslice.apps.diagnosis.other_pods import (
     resources_of,
 )
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.apps.diagnosis.waste import UsageOf, hints_of_room, holding_of
+from gpuslice.apps.diagnosis.waste import UsageOf, hints_of_room, pod_usage_of
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
@@ -267,9 +267,9 @@ def _about_use(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> It
                 f"Container {each.container} uses {(each.used_bytes or 0) / MIB:.0f} MiB, "
                 f"{each.excess_bytes / MIB:.0f} more than it asked for: {why}, and its neighbours lack them."
             )
-    holding = holding_of(view, ledger, usage)
-    if holding is not None and holding.is_spare:
-        yield f"It {holding.sentence}: others may wait for that. gpuslice waste says who."
+    own = pod_usage_of(view, ledger, usage)
+    if own is not None and own.is_spare:
+        yield f"It {own.sentence}: others may wait for that. gpuslice waste says who."
 
 
 def _taken_by_neighbours(view: Pod, ledger: Ledger, usage_of: UsageOf) -> Iterator[str]:

@@ -31,7 +31,7 @@ UsageOf = Callable[[str], Sequence[ContainerUsage]]
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PodUsage:
     """What one pod holds, and what it does with that. None is unknown, and never the same as 0."""
 
     namespace: str
@@ -75,7 +75,7 @@ class Holding:
         return f"{held} and uses {self.used_mib or 0:.0f} MiB"
 
 
-ORDERS: Mapping[str, Callable[[Holding], float]] = {
+ORDERS: Mapping[str, Callable[[PodUsage], float]] = {
     "wasted": lambda each: -1.0 if each.wasted_mib is None else each.wasted_mib,
     "held": lambda each: each.held_mib,
     "used": lambda each: -1.0 if each.used_mib is None else each.used_mib,
@@ -85,7 +85,7 @@ ORDERS: Mapping[str, Callable[[Holding], float]] = {
 }
 
 
-def holding_of(pod: Pod | None, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Holding | None:
+def pod_usage_of(pod: Pod | None, ledger: Ledger, usage: Sequence[ContainerUsage]) -> PodUsage | None:
     """Of one pod, by what the ledger says that it holds, or else the exporter; None if it holds nothing."""
     held = held_mib(pod, ledger) if pod is not None else None
     if held is None and usage:
@@ -94,7 +94,7 @@ def holding_of(pod: Pod | None, ledger: Ledger, usage: Sequence[ContainerUsage])
         return None
     places = pod.placement.slices if pod is not None and pod.placement is not None else ()
     gpus = sorted({*(str(part.card) for part in places), *(each.gpu for each in usage)})
-    return Holding(
+    return PodUsage(
         pod.namespace if pod is not None else usage[0].namespace,
         pod.name if pod is not None else usage[0].pod,
         next((each.workload for each in usage if each.workload), ""),
@@ -124,25 +124,25 @@ def held_mib(pod: Pod, ledger: Ledger) -> float | None:
     return total
 
 
-def holdings(
+def usage_by_pod(
     ledgers: Iterable[Ledger], usage: Iterable[ContainerUsage], namespace: str = ""
-) -> list[Holding]:
+) -> list[PodUsage]:
     """Of all pods, who wastes most first."""
     by_pod: dict[str, list[ContainerUsage]] = {}
     for each in usage:
         by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
     found = [
-        holding_of(pod, ledger, by_pod.pop(pod.key, ()))
+        pod_usage_of(pod, ledger, by_pod.pop(pod.key, ()))
         for ledger in ledgers
         for pod in ledger.pods.values()
         if pod.node and pod.placement is not None and not pod.finished
     ]
-    found += [holding_of(None, Ledger(), rows) for rows in by_pod.values()]
+    found += [pod_usage_of(None, Ledger(), rows) for rows in by_pod.values()]
     shown = [each for each in found if each is not None and namespace in {"", each.namespace}]
     return sorted(shown, key=lambda each: (-ORDERS["wasted"](each), -(each.idle_s or 0), each.key))
 
 
-def room_from(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: UsageOf) -> Iterator[Holding]:
+def room_from(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: UsageOf) -> Iterator[PodUsage]:
     """Pods of which one alone would make room for a waiting pod by ending."""
     for node in places:
         state, allocations = ledger.state(node.name), ledger.allocations(node.name)
@@ -164,9 +164,9 @@ def room_from(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: Usa
                 continue
             freed = replace(state, left=tuple(left), compute_left=tuple(compute_left))
             if not isinstance(place(freed, wish.request), Refusal):
-                holding = holding_of(allocation.pod, ledger, usage_of(allocation.pod.key))
-                if holding is not None:
-                    yield holding
+                own = pod_usage_of(allocation.pod, ledger, usage_of(allocation.pod.key))
+                if own is not None:
+                    yield own
 
 
 def hints_of_room(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: UsageOf) -> Iterator[str]:
@@ -178,8 +178,8 @@ def hints_of_room(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of:
 
 
 def with_who_waits(
-    found: Sequence[Holding], ledger: Ledger, places: Sequence[Place], waiting: Mapping[str, Wish]
-) -> list[Holding]:
+    found: Sequence[PodUsage], ledger: Ledger, places: Sequence[Place], waiting: Mapping[str, Wish]
+) -> list[PodUsage]:
     """The first of `found` with the waiting pods, by name, that would fit if each ended."""
     first = {each.key for each in found[:MOST_ASKED]}
     wanted: dict[str, list[str]] = {}
@@ -190,7 +190,7 @@ def with_who_waits(
     return [replace(each, wanted_by=tuple(wanted.get(each.key, ()))) for each in found]
 
 
-def sums(found: Iterable[Holding]) -> dict[str, int]:
+def sums(found: Iterable[PodUsage]) -> dict[str, int]:
     """Held, used and wasted by pods whose use is known; held is used and wasted, less what others lack."""
     measured = [each for each in found if each.used_mib is not None]
     return {
@@ -201,7 +201,7 @@ def sums(found: Iterable[Holding]) -> dict[str, int]:
     }
 
 
-def document(each: Holding) -> dict[str, Any]:
+def document(each: PodUsage) -> dict[str, Any]:
     """One row, for programs."""
     amounts = {
         "heldMiB": each.held_mib,
