@@ -12,9 +12,10 @@ from gpuslice.adapters.kube.objects import Node, Pod, ResourceClaim
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis import doctor_claims, doctor_plugins, doctor_pods
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
+from gpuslice.apps.diagnosis.constraints import place_of
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
 from gpuslice.apps.diagnosis.pod_document import pod_document
-from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained, place_of
+from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.claim_shape import claim_shape, template_spec
 from gpuslice.core.claims import Pool

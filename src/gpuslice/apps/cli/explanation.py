@@ -22,18 +22,11 @@ from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
+from gpuslice.apps.diagnosis.constraints import place_of, wish_of
 from gpuslice.apps.diagnosis.decisions import read_decision
 from gpuslice.apps.diagnosis.exporters import read_containers
 from gpuslice.apps.diagnosis.other_pods import means_a_part
-from gpuslice.apps.diagnosis.pod_explanation import (
-    PodExplanation,
-    alike,
-    event_time,
-    explained,
-    kind_of,
-    place_of,
-    wish_of,
-)
+from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, alike, event_time, explained, kind_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.apps.diagnosis.waste import room_from
 from gpuslice.core.contract import LABEL_GROUP_NAME

@@ -20,8 +20,8 @@ from gpuslice.apps.cli.migration_reader import Reader
 from gpuslice.apps.cli.migration_systems import Object
 from gpuslice.apps.cli.migration_writes import Change, unchanged
 from gpuslice.apps.diagnosis.claims import Claims, read_claims, view_with_claims
+from gpuslice.apps.diagnosis.constraints import place_of, wish_of
 from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES, PLUGIN_LABELS
-from gpuslice.apps.diagnosis.pod_explanation import place_of, wish_of
 from gpuslice.core import model
 from gpuslice.core.contract import CLAIM_CLASS, GPU_MEM, LABEL_CLAIMS, LABEL_MODE
 from gpuslice.core.explanation import explain

@@ -47,8 +47,8 @@ def command(context: click.Context, /, sort: str, output: str, no_headers: bool,
     from gpuslice.apps.diagnosis import waste
     from gpuslice.apps.diagnosis.claims import Claims, read_claims
     from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
+    from gpuslice.apps.diagnosis.constraints import place_of, wish_of
     from gpuslice.apps.diagnosis.exporters import ClusterSource
-    from gpuslice.apps.diagnosis.pod_explanation import place_of, wish_of
 
     flags = flags_of(context, cluster)
     connection = connection_of(flags)

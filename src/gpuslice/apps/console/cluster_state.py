@@ -18,8 +18,9 @@ from gpuslice.apps.console.kept_pod import Interner, KeptPod, is_exporter, is_pl
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.diagnosis.claims import Claims
+from gpuslice.apps.diagnosis.constraints import place_of
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
-from gpuslice.apps.diagnosis.pod_explanation import place_of, waits_for
+from gpuslice.apps.diagnosis.pod_explanation import waits_for
 from gpuslice.core.contract import CLAIM_CLASS, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of

@@ -36,6 +36,7 @@ from gpuslice.apps.console.usage_reader import UsageReader
 from gpuslice.apps.console.waiting import WaitingPods
 from gpuslice.apps.console.what_if import WhatIf
 from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
+from gpuslice.apps.diagnosis.constraints import may_run
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 from gpuslice.core.advice import advise
 from gpuslice.core.errors import without_login
@@ -203,7 +204,8 @@ class Console:
         containers = [each for pod in self.usage.containers.values() for each in pod]
         seen = [each for each in containers if viewer.sees(each.namespace)]
         peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], seen)
-        document = advice_document(advise(ledger, peaks, claims, now_s=time.time()))
+        own = may_run(self.state.pods.values(), self.state.nodes.values())
+        document = advice_document(advise(ledger, peaks, claims, now_s=time.time(), may_run=own))
         if not (viewer.everything and viewer.nodes):
             document["cards"] = []
         return await packed(msgspec.json.encode({**document, "problem": self.usage.problem}), request)

@@ -13,8 +13,9 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import EVENTS
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_reader import UsageReader
+from gpuslice.apps.diagnosis.constraints import place_of
 from gpuslice.apps.diagnosis.pod_document import pod_document
-from gpuslice.apps.diagnosis.pod_explanation import explained, place_of
+from gpuslice.apps.diagnosis.pod_explanation import explained
 from gpuslice.apps.diagnosis.prometheus import PrometheusError
 from gpuslice.core.advice import card_of
 from gpuslice.core.model import Pod

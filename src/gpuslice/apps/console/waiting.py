@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpuslice.apps.console.cluster_state import ClusterState
-from gpuslice.apps.diagnosis.pod_explanation import explained, kind_of, place_of, sentences_of
+from gpuslice.apps.diagnosis.constraints import place_of
+from gpuslice.apps.diagnosis.pod_explanation import explained, kind_of, sentences_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 
 REST = 4

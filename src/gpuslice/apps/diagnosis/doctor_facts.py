@@ -209,13 +209,7 @@ def read_facts(
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
     by_claims = bool(claiming) or any(pod.spec.resource_claims for pod in pods)
-    services = list(  # the vendor's by name; ours under another name by label
-        {
-            (each["metadata"]["namespace"], each["metadata"]["name"]): each
-            for which in ({"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"})
-            for each in reader.list(SERVICES, **which)
-        }.values()
-    )
+    services = _services(reader)
     hooks = [
         hook | {"kind": resource.kind}  # items of a list lack it
         for resource in HOOKS
@@ -254,6 +248,16 @@ def read_facts(
         node_label=node_label,
         wants_cards=wants_cards,
     )
+
+
+def _services(reader: _Reader) -> list[Object]:
+    """The extender's: the vendor's by name, ours under another name by label."""
+    found = {
+        (each["metadata"]["namespace"], each["metadata"]["name"]): each
+        for which in ({"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"})
+        for each in reader.list(SERVICES, **which)
+    }
+    return list(found.values())
 
 
 def _usage(reader: _Reader, source: Source | None, pods: Sequence[Pod]) -> ClusterUsage:

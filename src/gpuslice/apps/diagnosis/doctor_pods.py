@@ -7,9 +7,10 @@ from datetime import timedelta
 
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.apps.diagnosis.claims import view_with_claims
+from gpuslice.apps.diagnosis.constraints import place_of
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level, is_ready, time_of
 from gpuslice.apps.diagnosis.other_pods import resources_of
-from gpuslice.apps.diagnosis.pod_explanation import explained, place_of, sentences_of
+from gpuslice.apps.diagnosis.pod_explanation import explained, sentences_of
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
 from gpuslice.core.errors import printable
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints

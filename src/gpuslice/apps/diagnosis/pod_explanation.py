@@ -10,6 +10,7 @@ import msgspec
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.diagnosis.advice import suggestion_of
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
+from gpuslice.apps.diagnosis.constraints import place_of, wish_of
 from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.other_pods import (
     about_scheduler,
@@ -28,9 +29,6 @@ from gpuslice.core.explanation import (
     NOT_SHARED,
     Explanation,
     Place,
-    Taint,
-    Toleration,
-    Wish,
     explain,
     room_by_eviction,
     room_in_the_making,
@@ -38,7 +36,7 @@ from gpuslice.core.explanation import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
-from gpuslice.core.model import Node, Pod, Request, Tier
+from gpuslice.core.model import Node, Pod, Tier
 from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
@@ -289,17 +287,18 @@ def _about_size(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> I
         if each.refused:
             times = "once" if each.refused == 1 else f"{each.refused:.0f} times"
             yield f"Container {each.container} asked for more memory than its limit, and was refused {times}."
-    better = suggestion_of(ledger, view, usage)
-    if better is not None and better.more:
+    better, cards = suggestion_of(ledger, view, usage), view.request.card_count if view.request else 1
+    if better is None:
+        return
+    units, mib = counted(better.units * cards, "unit"), better.limit_mib * cards
+    if better.more:
         yield (
-            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it "
-            "needs is not known, because it was refused."
+            f"Ask for at least {units} ({mib} MiB): how much it needs is not known, because it was refused."
         )
-    elif better is not None:
-        peak = (usage[0].peak_bytes or 0) / MIB
+    else:
+        peak = max(each.peak_bytes or 0 for each in usage) / MIB
         yield (
-            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: its "
-            f"peak since the start is {peak:.0f} MiB."
+            f"{units} ({mib} MiB) would have been enough so far: its peak since the start is {peak:.0f} MiB."
         )
 
 
@@ -340,27 +339,6 @@ def _after_the_end(view: Pod) -> Iterator[str]:
         yield f"It has ended and released {units} of {which}."
     elif view.request is not None:
         yield "It has ended and holds no card."
-
-
-def place_of(node: objects.Node) -> Place:
-    """What matters about a node besides its cards."""
-    conditions = {each.type: each.status for each in node.status.conditions or ()}
-    return Place(
-        name=node.metadata.name,
-        ready=conditions.get("Ready", "True") == "True",
-        schedulable=not node.spec.unschedulable,
-        labels=node.metadata.labels or {},
-        taints=tuple(Taint(each.key, each.value, each.effect) for each in node.spec.taints or ()),
-    )
-
-
-def wish_of(pod: objects.Pod, request: Request, *, claims: bool = False) -> Wish:
-    """What a pod requires of a node."""
-    tolerations = (
-        Toleration(each.key, each.operator or "Equal", each.value, each.effect)
-        for each in pod.spec.tolerations or ()
-    )
-    return Wish(request, claims, pod.spec.node_selector or {}, tuple(tolerations), pod.spec.affinity)
 
 
 def event_time(event: objects.Event) -> str:
