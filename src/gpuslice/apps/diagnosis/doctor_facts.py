@@ -38,7 +38,7 @@ from gpuslice.core.views import names_offered
 T = TypeVar("T")
 Object = dict[str, Any]
 
-EXTENDER = "gpushare-schd-extender"
+EXTENDER, EXPORTER = "gpushare-schd-extender", "gpuslice-exporter"
 PLUGIN_LABELS = "name=gpushare-device-plugin-ds"
 SCHEDULER_LABELS = "component=kube-scheduler"
 MANAGER_LABELS = "component=kube-controller-manager"
@@ -50,6 +50,9 @@ HOOKS = (
     Resource(_GROUP, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", DICT, False),
     Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
 )
+_POLICY = "ValidatingAdmissionPolicy"
+POLICIES = Resource(_GROUP, "validatingadmissionpolicies", _POLICY, DICT, False)
+POLICY_BINDINGS = Resource(_GROUP, "validatingadmissionpolicybindings", f"{_POLICY}Binding", DICT, False)
 DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", DICT, namespaced=False)
 
 
@@ -88,6 +91,10 @@ class Facts:
     claims: Claims | None = None  # if any node or pod uses claims
     classes: Sequence[Object] = ()  # DeviceClasses, read with claims
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
+    components: Sequence[Object] = ()  # services of all parts of gpuslice
+    policies: Sequence[Object] = ()
+    policy_bindings: Sequence[Object] = ()
+    failed: Sequence[Pod] = ()
     usage: Sequence[ContainerUsage] = ()  # as the exporters measure it
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
@@ -102,6 +109,20 @@ class Facts:
     def ledger(self, *, all_cards: bool = False) -> Ledger:
         """What each pod holds, as the extender sees it; `all_cards`: including cards out of use."""
         return ledger_of(self.nodes, self.pods, () if all_cards else self.config_maps)
+
+    def places_of(self, component: str) -> set[tuple[str, str]]:
+        """Namespace and name of the service of a part of gpuslice; where it has none, of its pods."""
+        found = {
+            (each["metadata"]["namespace"], each["metadata"]["name"])
+            for each in self.components
+            if (each["metadata"].get("labels") or {}).get("component") == component
+        }
+        spaces = {
+            each.metadata.namespace
+            for each in self.pods
+            if (each.metadata.labels or {}).get("component") == component
+        }
+        return found | {(space, component) for space in spaces - {space for space, _ in found}}
 
     def slices_of(self, namespace: str, service: str) -> list[Object]:
         """The endpoint slices of a service."""
@@ -243,6 +264,10 @@ def read_facts(
         claims=_claims(reader, nodes, pods, device_slices) if by_claims else None,
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
+        components=reader.list(SERVICES, labels="app=gpushare"),
+        policies=reader.list(POLICIES),
+        policy_bindings=reader.list(POLICY_BINDINGS),
+        failed=reader.list(PODS, fields="status.phase=Failed"),
         usage=_usage(reader, source, pods).containers,
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
@@ -276,7 +301,7 @@ def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices:
 
 
 def is_exporter(pod: Pod) -> bool:
-    return (pod.metadata.labels or {}).get("component") == "gpuslice-exporter"
+    return (pod.metadata.labels or {}).get("component") == EXPORTER
 
 
 def is_own_hook(hook: Object) -> bool:
