@@ -15,10 +15,9 @@ from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
 from tests.builders import api_node, api_pod
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-HOOK = {
-    "webhooks": [{"name": "x.gpuslice.io", "clientConfig": {"service": {"namespace": "sys", "name": "w"}}}]
-}
-HOOKS = [{**HOOK, "kind": f"{kind}WebhookConfiguration"} for kind in ("Mutating", "Validating")]
+CALL = {"name": "x.gpuslice.io", "clientConfig": {"service": {"namespace": "sys", "name": "w"}}}
+KINDS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+HOOKS = [{"webhooks": [CALL], "kind": kind} for kind in KINDS]
 
 
 def service(component: str, **spec: Any) -> dict[str, Any]:
