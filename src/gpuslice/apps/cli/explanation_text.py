@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
-from gpuslice.apps.cli.table import aligned, row
+from gpuslice.apps.cli.table import aligned, fitted, row
 from gpuslice.apps.diagnosis.decisions import sentence_of
 from gpuslice.apps.diagnosis.pod_document import pod_document
 from gpuslice.apps.diagnosis.pod_explanation import (
@@ -36,7 +36,7 @@ from gpuslice.apps.diagnosis.pod_explanation import (
 )
 from gpuslice.apps.diagnosis.waste import IDLE_S
 from gpuslice.core.errors import printable
-from gpuslice.core.model import CardSlice, Tier
+from gpuslice.core.model import Card, CardSlice, Tier
 from gpuslice.core.units import MIB, limit_mib
 from gpuslice.core.words import counted, lasting
 
@@ -50,25 +50,38 @@ _HOLDERS = {
 }
 
 
-def text(found: Explanations) -> str:
-    """The full explanation as text."""
+def text(found: Explanations, *, headers: bool = True, wide: bool = False) -> str:
+    """The full explanation as text; without `headers` the rows of the table alone."""
     if found.single:
         return "".join(map(pod_text, found.pods))
     parts = [f"{counted(len(found.pods), 'pod')} of {found.name}.\n"]
     parts += [f"{problem}\n" for problem in found.problems]
+    table = ""
     if found.pods:
-        rows = [row("POD", "STATUS", "NODE", "CARD", "UNITS", "WHY")]
+        spaces = len({each.pod.namespace for each in found.pods}) > 1
+        rows = [["POD", "STATUS", "NODE", "CARD", "MEMORY", "WHY"]] if headers else []
         for each in found.pods:
             slices = each.pod.placement.slices if each.pod.placement is not None and holds(each.pod) else ()
             cards = ",".join(str(part.card) for part in slices) or "-"
-            units = each.pod.request.units if each.pod.request is not None else "-"
+            sizes = {card.index: card for card in each.node.cards} if each.node else {}
+            held = sum(_limit(sizes.get(part.card), part.units) for part in slices)
+            asked = counted(each.pod.request.units, "unit") if each.pod.request is not None else "nothing"
             why = next(iter(sentences_of(each)), "-")
             status = printable(each.reason) or each.phase or "Pending"
-            rows.append(row(each.pod.name, status, each.pod.node or "-", cards, units, why))
-        parts.append("\n" + aligned("".join(rows)))
+            name = each.pod.key if spaces else each.pod.name
+            memory = f"{held} MiB" if held else f"asks {asked}"
+            rows.append([name, status, each.pod.node or "-", cards, memory, why])
+        table = fitted(rows, cut=(0, 2) if wide else (0, 2, 5))
+        parts.append("\n" + table)
+    if not headers:
+        return table
     with_something = [each for each in found.pods if each.explanation or each.ends or each.pod.problem]
     parts += ["\n" + pod_text(each) for each in with_something[:MOST_TOLD]]
     return "".join(parts)
+
+
+def _limit(card: Card | None, units: int) -> int:
+    return limit_mib(card.memory_mib, units, card.units) if card is not None and units <= card.units else 0
 
 
 def pod_text(explained: PodExplanation) -> str:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import complain, listing_flags, print_document, tell
+from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
+from gpuslice.apps.cli.output import DOCUMENTS, as_document, complain, listing_flags, print_repeatedly
 
 if TYPE_CHECKING:
     from gpuslice.apps.diagnosis.waste import PodUsage
@@ -27,12 +27,14 @@ SORTS = ("wasted", "idle", "held", "used", "peak", "excess")
 @listing_flags
 @cluster_flags
 @click.pass_context
-def command(context: click.Context, /, sort: str, output: str, no_headers: bool, **cluster: Any) -> None:
+def command(
+    context: click.Context, /, sort: str, output: str, no_headers: bool, watch: bool, **cluster: Any
+) -> None:
     """Find who holds GPU memory without using it.
 
     One row for each pod that holds a part of a card: what it holds, uses, and used at most, since when it has
-    not computed, and which waiting pods would fit in its place. What it uses beyond its request is in red.
-    Use is measured by the exporters. Nothing is changed: ask the owner.
+    not computed, and which waiting pods would fit in its place. (+N) is what it uses beyond its
+    request. Use is measured by the exporters. Nothing is changed: ask the owner.
 
     \b
     Examples:
@@ -40,17 +42,40 @@ def command(context: click.Context, /, sort: str, output: str, no_headers: bool,
       gpuslice waste --sort idle -n team-a
       gpuslice waste -o json
     """
+    from gpuslice.apps.diagnosis import waste
+
+    flags = flags_of(context, cluster)
+
+    def show() -> str:
+        found, problems = read(flags)
+        found.sort(key=waste.ORDERS[sort], reverse=True)
+        for problem in problems:
+            complain(f"Warning: {problem}")
+        if output == "name":
+            return "".join(f"pod/{each.pod}\n" for each in found)
+        if output in DOCUMENTS:
+            rows = [waste.document(each) for each in found]
+            return as_document({"pods": rows, **waste.sums(found), "problems": list(problems)}, output)
+        if not found:
+            complain("No pod holds a part of a card.")
+            return ""
+        return text(found, headers=not no_headers, wide=output == "wide")
+
+    print_repeatedly(show, output, watch=watch)
+
+
+def read(flags: Flags) -> tuple[list[PodUsage], Sequence[str]]:
+    """What each pod of the namespace, or of all, holds and uses; and what could not be read."""
     from gpuslice.adapters.kube.resources import LIVING, NODES, PODS
     from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
     from gpuslice.adapters.kube.views import pod_view
     from gpuslice.apps.cli.cluster import check_namespace, connection_of
-    from gpuslice.apps.diagnosis import waste
     from gpuslice.apps.diagnosis.claims import Claims, read_claims
     from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
     from gpuslice.apps.diagnosis.constraints import place_of, wish_of
     from gpuslice.apps.diagnosis.exporters import ClusterSource
+    from gpuslice.apps.diagnosis.waste import usage_by_pod, with_who_waits
 
-    flags = flags_of(context, cluster)
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
     if flags.namespace:
@@ -59,25 +84,13 @@ def command(context: click.Context, /, sort: str, output: str, no_headers: bool,
     ledger = ledger_of(nodes, [pod for pod in pods if pod.spec.node_name], read_config_maps(client))
     claims = (read_claims(client, nodes, pods) or Claims()).ledger
     usage = ClusterSource(connection).read()
-    found = waste.usage_by_pod((ledger, claims), usage.containers, flags.namespace)
+    found = usage_by_pod((ledger, claims), usage.containers, flags.namespace)
     waiting = {}
     for pod in pods:
         view = pod_view(pod)
         if not pod.spec.node_name and view.request is not None and not view.problem:
             waiting[view.key] = wish_of(pod, view.request)
-    found = waste.with_who_waits(found, ledger, list(map(place_of, nodes)), waiting)
-    found.sort(key=waste.ORDERS[sort], reverse=True)
-    for problem in usage.problem_lines:
-        complain(f"Warning: {problem}")
-    if output == "name":
-        tell("".join(f"pod/{each.pod}\n" for each in found))
-    elif output in ("json", "yaml"):
-        rows = [waste.document(each) for each in found]
-        print_document({"pods": rows, **waste.sums(found), "problems": list(usage.problems)}, output)
-    elif not found:
-        complain("No pod holds a part of a card.")
-    else:
-        tell(text(found, headers=not no_headers, wide=output == "wide"))
+    return with_who_waits(found, ledger, list(map(place_of, nodes)), waiting), usage.problem_lines
 
 
 def text(found: Sequence[PodUsage], *, headers: bool = True, wide: bool = False) -> str:

@@ -25,6 +25,7 @@ from gpuslice.core.words import lasting
 IDLE_S = 600.0
 """A pod that has not computed for so long is called idle."""
 MOST_NAMED = 3
+MOST_KINDS = 20  # of waiting pods, for that
 MOST_ASKED = 100
 """Pods for which it is looked up who would fit in their place."""
 UsageOf = Callable[[str], Sequence[ContainerUsage]]
@@ -183,10 +184,13 @@ def with_who_waits(
     """The first of `found` with the waiting pods, by name, that would fit if each ended."""
     first = {each.key for each in found[:MOST_ASKED]}
     wanted: dict[str, list[str]] = {}
+    equal: dict[str, list[str]] = {}  # a queue consists mostly of equal pods
     for name, wish in waiting.items():
-        for each in room_from(ledger, places, wish, lambda _: ()):
+        equal.setdefault(repr(wish), []).append(name)
+    for names in list(equal.values())[:MOST_KINDS]:
+        for each in room_from(ledger, places, waiting[names[0]], lambda _: ()):
             if each.key in first:
-                wanted.setdefault(each.key, []).append(name)
+                wanted.setdefault(each.key, []).extend(names)
     return [replace(each, wanted_by=tuple(wanted.get(each.key, ()))) for each in found]
 
 
