@@ -131,10 +131,12 @@ function schedule() {
 /** The one pod, or else the one node, whose name holds what was searched for. */
 function goToOnlyHit() {
   const query = search.value.trim().toLowerCase();
-  const hits = (names) => [...names].filter((name) => name.toLowerCase() === query).concat([...names].filter((name) => name.toLowerCase().includes(query)));
-  const only = (found) => (query && found.length && (found.length === 1 || found[0].toLowerCase() === query || new Set(found).size === 1) ? found[0] : null);
-  const pod = only(hits(store.tables.pods.keys()));
-  const node = pod ? null : only(hits(store.tables.nodes.keys()));
+  const only = (names) => {
+    const found = [...names].filter((name) => name.toLowerCase().includes(query));
+    return query && found.length ? found.find((name) => name.toLowerCase() === query) ?? (found.length === 1 ? found[0] : null) : null;
+  };
+  const pod = only(store.tables.pods.keys());
+  const node = pod ? null : only(store.tables.nodes.keys());
   if (!pod && !node) return;
   const at = pod?.indexOf("/");
   location.hash = pod ? podHref(pod.slice(0, at), pod.slice(at + 1)) : `#/cards/${encodeURIComponent(node)}`;
