@@ -36,6 +36,8 @@ def teams() -> Dashboard:
     held_hours, used_hours = (f"{hours(f'memory_{each}:bytes')} / {GIB}" for each in ("allocated", "used"))
     idle = f"{of_containers(c.MEMORY_ALLOCATED, TEAM)} - {of_containers(c.MEMORY_USED, TEAM)}"
     all_hours = f"sum({held_hours})"
+    clock = f"max by (cluster, node) ({c.TIME.name}{{{CLUSTER}}})"  # the node's, as the timestamp is
+    since_active = f"{clock} - on (cluster, node) group_right () {of_containers(c.LAST_ACTIVE, TEAM)}"
     return Dashboard(
         "gpuslice-teams",
         "GPU Teams and Cost",
@@ -103,11 +105,16 @@ def teams() -> Dashboard:
                 link=TO_TEAM,
             ),
             table(
-                "Idle holdings",
-                Query(most(idle), "idle now"),
-                Query(f"{of_containers(c.MEMORY_PEAK, TEAM)} and {most(idle)}", "peak"),
-                about="The 20 containers that hold most without using it, and the most since their start.",
-                units={"idle now": "bytes", "peak": "bytes"},
+                "Who wastes most",
+                Query(most(idle), "held, not used"),
+                *(
+                    Query(f"{of_containers(metric, TEAM)} and {most(idle)}", heading)
+                    for metric, heading in ((c.MEMORY_USED, "used"), (c.MEMORY_PEAK, "peak"))
+                ),
+                Query(f"{since_active} and {most(idle)}", "idle for"),
+                about="The 20 containers that hold most without using it, the most that each used since its "
+                "start, and how long it has not computed. `gpuslice waste` says who waits for it.",
+                units={"held, not used": "bytes", "used": "bytes", "peak": "bytes", "idle for": "s"},
                 link=TO_APP,
             ),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -197,7 +198,7 @@ async def test_events_are_shown_and_a_wrong_request_is_named(shell: Shell) -> No
     await create_event(shell, event)
     told = (await shell("gpuslice", "explain", "p")).out
     assert 'Problem: container "main": limits["aliyun.com/gpu-mem"] is "7", must be a multiple of 2' in told
-    assert "  2026-01-01T00:00:00Z  Warning  FailedScheduling (x3)  0/1 nodes are available" in told
+    assert re.search(r"  \d+ d( \d+ h)? ago  Warning  FailedScheduling \(x3\)  0/1 nodes are available", told)
 
 
 async def create_event(shell: Shell, event: dict[str, Any]) -> None:
@@ -278,10 +279,10 @@ def crashed(name: str) -> dict[str, Any]:
 async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None:
     await shell.has([node("n1", 15)], [crashed("p")])
     told = (await shell("gpuslice", "explain", "p")).out
-    assert (
-        "Container main restarted 3 times, last ended with exit code 1 (Error) at "
-        "2026-01-01T00:00:00Z, is waiting: CrashLoopBackOff: back-off 5m.\n" in told
+    assert re.search(
+        r"restarted 3 times, last ended with exit code 1 \(Error\) \d+ d( \d+ h)? ago, is waiting", told
     )
+    assert "is waiting: CrashLoopBackOff: back-off 5m.\n" in told
     assert told.endswith("Its previous log: kubectl -n default logs p --previous\n")
 
 

@@ -27,6 +27,7 @@ VIEWS = {
     "pod": ("#/pods/vision/over-its-limit", "text=was refused 14 times"),
     "waiting pod": ("#/pods/research/train-0", "text=Why no node takes it"),
     "teams": ("#/teams", "text=Pods that ask for too much or too little"),
+    "waste": ("#/waste", "text=notebook-omar"),
     "health": ("#/health", "text=XID 79"),
 }
 CHINESE = {
@@ -35,6 +36,7 @@ CHINESE = {
     "pod": "text=被拒绝 14 次",
     "waiting pod": "text=为什么没有节点能放下",
     "teams": "text=申请过多或过少的 Pod",
+    "waste": "text=占而未用",
     "health": "text=已从总线脱落",
 }
 

@@ -21,12 +21,15 @@ Of several: ``name``, ``problems[]`` and ``pods[]``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
 from gpuslice.apps.cli.table import aligned, fitted, row
 from gpuslice.apps.diagnosis.decisions import sentence_of
+from gpuslice.apps.diagnosis.doctor_facts import time_of
 from gpuslice.apps.diagnosis.pod_document import pod_document
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
@@ -42,11 +45,12 @@ from gpuslice.core.words import counted, lasting
 
 MOST_TOLD = 3
 """How many of several pods are described in full: those with something to report first."""
+_TIME = re.compile(r"(?:\bat )?(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))")
 _HOLDERS = {
     Tier.DRIVER: "the driver",
     Tier.LIBRARY: "the library",
     Tier.WATCHDOG: "the watchdog",
-    Tier.NONE: "nothing",
+    Tier.NONE: "nothing (this node has no isolation, or the pod is exempt)",
 }
 
 
@@ -98,7 +102,7 @@ def pod_text(explained: PodExplanation) -> str:
         parts.append(f"It asks for {each}{core}{by}.\n")
     if pod.placement is not None and holds(pod):
         parts += _what_it_holds(explained, pod.placement.slices)
-    parts += [f"{sentence_of(explained.decision)}\n"] if explained.decision is not None else []
+    parts += [f"{aged(sentence_of(explained.decision))}\n"] if explained.decision is not None else []
     for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]
         amounts += [f"{_mib(use.peak_bytes)} at its peak"] if use.peak_bytes is not None else []
@@ -118,15 +122,27 @@ def pod_text(explained: PodExplanation) -> str:
             rows.append(row(len(nodes.nodes), why, most, names))
         parts.append("\n" + aligned("".join(rows)))
     if explained.ends or explained.hints:
-        parts.append("\n" + "".join(f"{sentence}\n" for sentence in (*explained.ends, *explained.hints)))
+        sentences = (aged(sentence) for sentence in (*explained.ends, *explained.hints))
+        parts.append("\n" + "".join(f"{sentence}\n" for sentence in sentences))
     if explained.events:
         rows = []
         for event in explained.events:
             times = f" (x{event.count})" if event.count > 1 else ""
             reason = event.reason + times
-            rows.append("  " + row(event_time(event), event.type, reason, printable(event.message)))
+            rows.append("  " + row(aged(event_time(event)), event.type, reason, printable(event.message)))
         parts.append("\nEvents:\n" + aligned("".join(rows)))
     return "".join(parts)
+
+
+def aged(text: str, now: datetime | None = None) -> str:
+    """`text` with how long ago its times are, whatever format a component writes them in."""
+    now = now or datetime.now(UTC)
+
+    def ago(found: re.Match[str]) -> str:
+        time = time_of(found["time"])
+        return found[0] if time is None else f"{lasting((now - time).total_seconds())} ago"
+
+    return _TIME.sub(ago, text)
 
 
 def _what_it_holds(explained: PodExplanation, slices: Sequence[CardSlice]) -> Iterator[str]:

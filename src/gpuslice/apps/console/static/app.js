@@ -138,6 +138,7 @@ function goToOnlyHit() {
   const pod = only(store.tables.pods.keys());
   const node = pod ? null : only(store.tables.nodes.keys());
   if (!pod && !node) return;
+  search.value = ""; // and the views after it show everything
   const at = pod?.indexOf("/");
   location.hash = pod ? podHref(pod.slice(0, at), pod.slice(at + 1)) : `#/cards/${encodeURIComponent(node)}`;
 }

@@ -90,7 +90,7 @@ export class PodView {
     const better = found.suggestion;
     const row = store.tables.pods.get(this.key_);
     return h("dl.facts", {},
-      fact(t("asks"), [asked(row), row?.compute ? `, ${t("compute", row.compute)}` : ""]),
+      fact(t("asks"), [asked(row, own), row?.compute ? `, ${t("compute", row.compute)}` : ""]),
       fact(t("node"), found.node), fact(t("card"), gpus),
       fact(t("used"), usage.used === undefined ? null : mib(usage.used)),
       fact(t("limit"), usage.limit === undefined ? (usage.held === undefined ? null : t("noLimit")) : mib(usage.limit)),
