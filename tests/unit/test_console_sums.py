@@ -20,7 +20,8 @@ console.log(JSON.stringify(JSON.parse(readFileSync("given.json")).map((given) =>
   apply({ full: true, version: "1", cluster: { now: 0, mayListNodes: true }, ...given });
   const [all, waste, header] = [teams(), wasters(), totals()];
   const nodes = [...store.tables.nodes.values()];
-  const cards = nodes.flatMap((node) => node.cards.map((card) => [unitsInMiB(card[3], card), capacity(node, card)]));
+  const wall = (node) => node.cards.map((card) => [unitsInMiB(card[3], card), capacity(node, card)]);
+  const cards = nodes.flatMap(wall);
   return {
     header,
     teams: { held: sum(all, "heldMiB"), used: sum(all, "usedMiB"), unused: sum(all, "unusedMiB") },

@@ -21,10 +21,8 @@ def cluster(*units: int) -> Ledger:
 
 
 def used(number: int, mib: float | None, allocated_bytes: float | None = None) -> ContainerUsage:
-    amount = None if mib is None else mib * MIB
-    return ContainerUsage(
-        "n0", str(number), "default", f"p{number}", "main", used_bytes=amount, allocated_bytes=allocated_bytes
-    )
+    figures = None if mib is None else mib * MIB, None, allocated_bytes
+    return ContainerUsage("n0", str(number), "default", f"p{number}", "main", "", *figures)
 
 
 def test_what_is_not_known_comes_last_and_is_not_0() -> None:
