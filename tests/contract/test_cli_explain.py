@@ -130,7 +130,7 @@ async def test_a_pod_that_sits_is_told_its_card_and_its_neighbours(shell: Shell)
         "Pod default/b is Running on n1.\n"
         "It asks for 3 units of one card.\n"
         "It holds 3 of 15 units of card 0, limit 3226 MiB.\n"
-        "Other pods on its card: default/a (4).\n"
+        "Other pods on its card: default/a (4301 MiB).\n"
         "\n"
         "The node's agent has not confirmed the card yet: see that it runs on that node.\n"
     )

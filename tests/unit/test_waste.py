@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +48,14 @@ def test_who_holds_a_whole_card_or_none_is_known_by_the_exporter_alone() -> None
     stranger = used(8, 600.0)
     found = {each.pod: each for each in usage_by_pod([Ledger()], [whole, stranger])}
     assert (found["p7"].wasted_mib, found["p8"].excess_mib) == (16120, 600)
+
+
+def test_who_is_refused_memory_is_not_told_to_give_it_back() -> None:
+    fails = ContainerUsage("n0", "0", "default", "p0", "main", used_bytes=0, peak_bytes=0, refused=3)
+    (found,) = usage_by_pod([cluster(15)], [fails])
+    assert not found.is_spare
+    (found,) = usage_by_pod([cluster(15)], [replace(fails, refused=0)])
+    assert found.is_spare
 
 
 def test_of_a_namespace_only_its_pods_are_shown() -> None:

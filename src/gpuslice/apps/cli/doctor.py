@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document, tell, wrapped
+from gpuslice.apps.cli.output import aged, output_flag, print_document, tell, wrapped
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
 
@@ -134,7 +134,7 @@ def print_findings(findings: Sequence[Finding], facts: Facts, *, one_by_one: boo
     for each in shown:
         lines = [
             f"{each.level.upper():<8} {each.where}",
-            INDENT + each.what,
+            INDENT + aged(each.what),
             f"{INDENT}to do: {each.fix}",
         ]
         tell("".join(f"{wrapped(line, INDENT)}\n" for line in lines) + "\n")

@@ -21,15 +21,13 @@ Of several: ``name``, ``problems[]`` and ``pods[]``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
+from gpuslice.apps.cli.output import aged
 from gpuslice.apps.cli.table import aligned, fitted, row
 from gpuslice.apps.diagnosis.decisions import sentence_of
-from gpuslice.apps.diagnosis.doctor_facts import time_of
 from gpuslice.apps.diagnosis.pod_document import pod_document
 from gpuslice.apps.diagnosis.pod_explanation import (
     PodExplanation,
@@ -45,7 +43,6 @@ from gpuslice.core.words import counted, lasting
 
 MOST_TOLD = 3
 """How many of several pods are described in full: those with something to report first."""
-_TIME = re.compile(r"(?:\bat )?(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))")
 _HOLDERS = {
     Tier.DRIVER: "the driver",
     Tier.LIBRARY: "the library",
@@ -70,7 +67,7 @@ def text(found: Explanations, *, headers: bool = True, wide: bool = False) -> st
             sizes = {card.index: card for card in each.node.cards} if each.node else {}
             held = sum(_limit(sizes.get(part.card), part.units) for part in slices)
             asked = counted(each.pod.request.units, "unit") if each.pod.request is not None else "nothing"
-            why = next(iter(sentences_of(each)), "-")
+            why = aged(next(iter(sentences_of(each)), "-"))
             status = printable(each.reason) or each.phase or "Pending"
             name = each.pod.key if spaces else each.pod.name
             memory = f"{held} MiB" if held else f"asks {asked}"
@@ -134,17 +131,6 @@ def pod_text(explained: PodExplanation) -> str:
     return "".join(parts)
 
 
-def aged(text: str, now: datetime | None = None) -> str:
-    """`text` with how long ago its times are, whatever format a component writes them in."""
-    now = now or datetime.now(UTC)
-
-    def ago(found: re.Match[str]) -> str:
-        time = time_of(found["time"])
-        return found[0] if time is None else f"{lasting((now - time).total_seconds())} ago"
-
-    return _TIME.sub(ago, text)
-
-
 def _what_it_holds(explained: PodExplanation, slices: Sequence[CardSlice]) -> Iterator[str]:
     by_index = {card.index: card for card in explained.node.cards} if explained.node else {}
     for part in slices:
@@ -158,7 +144,10 @@ def _what_it_holds(explained: PodExplanation, slices: Sequence[CardSlice]) -> It
         enforced = [f"for {name} by {_HOLDERS[tier]}" for name, tier in explained.tiers.items()]
         yield f"Its limits are enforced {', '.join(enforced)}.\n"
     if explained.neighbours:
-        others = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
+        size = by_index.get(slices[0].card)
+        others = ", ".join(
+            f"{key} ({_limit(size, units)} MiB)" if size else key for key, units in explained.neighbours
+        )
         yield f"Other pods on its {'card' if len(slices) == 1 else 'cards'}: {others}.\n"
 
 

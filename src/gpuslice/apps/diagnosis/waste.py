@@ -44,6 +44,7 @@ class PodUsage:
     used_mib: float | None = None
     peak_mib: float | None = None
     idle_s: float | None = None
+    refused: bool = False
     wanted_by: tuple[str, ...] = ()
 
     @property
@@ -60,7 +61,9 @@ class PodUsage:
 
     @property
     def is_spare(self) -> bool:
-        """Whether its owner should be asked whether it is still needed."""
+        """Whether to ask its owner if it is still needed; not one that fails for want of more."""
+        if self.refused:
+            return False
         never = self.peak_mib == 0 and self.used_mib == 0
         return (self.idle_s is not None and self.idle_s >= IDLE_S) or (never and self.held_mib > 0)
 
@@ -104,9 +107,8 @@ def pod_usage_of(pod: Pod | None, ledger: Ledger, usage: Sequence[ContainerUsage
         held,
         _sum([each.used_bytes for each in usage]),
         _sum([each.peak_bytes for each in usage]),
-        min((each.idle_seconds for each in usage), default=None, key=lambda s: -1.0 if s is None else s)
-        if usage
-        else None,
+        _least([each.idle_seconds for each in usage]),
+        any(each.refused for each in usage),
     )
 
 
@@ -234,3 +236,9 @@ def _sum(values: Sequence[float | None]) -> float | None:
             return None
         total += value
     return total / MIB if values else None
+
+
+def _least(values: Sequence[float | None]) -> float | None:
+    """None if any is unknown: that one may be at work."""
+    known_ones = [value for value in values if value is not None]
+    return min(known_ones) if known_ones and len(known_ones) == len(values) else None
