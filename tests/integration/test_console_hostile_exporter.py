@@ -41,10 +41,11 @@ class Exporter:
         return ApiResponse(200, body=self.answer.encode())
 
 
-def reader_of(exporter: Exporter, **annotations: str) -> UsageReader:
+def reader_of(exporter: Exporter, *pods: objects.Pod, **annotations: str) -> UsageReader:
     state = ClusterState(ObservedClient(exporter, manager="test"), Rows())  # type: ignore[arg-type]
     metadata = objects.Metadata(name="e", namespace="tenant", annotations=annotations)
     state.exporters = {"n": objects.Pod(metadata=metadata, spec=objects.PodSpec(node_name="n"))}
+    state.pods = {f"{pod.metadata.namespace}/{pod.metadata.name}": pod for pod in pods}
     return UsageReader(state, exporter, direct=False)  # type: ignore[arg-type]
 
 

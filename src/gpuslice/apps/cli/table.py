@@ -36,15 +36,21 @@ def aligned(text: str) -> str:
     )
 
 
-def fitted(rows: Sequence[Sequence[str]], cut: Sequence[int], drop: Sequence[int] = ()) -> str:
-    """Rows in columns. In a terminal they fit its width: the columns `drop` are left out, the first of them
-    first, where names would have less than `COMFORTABLE` characters, and the names in `cut` are shortened.
+def fitted(
+    rows: Sequence[Sequence[str]], cut: Sequence[int], drop: Sequence[int] = (), width: int | None = None
+) -> str:
+    """Rows in columns that fit `width`, which is the terminal's unless given; a pipe has none.
+
+    The columns `drop` are left out, the first of them first, where names would have less than `COMFORTABLE`
+    characters, and the names in `cut` are shortened.
     """
     if not rows:
         return ""
     shown = list(range(len(rows[0])))
     widths = [max(len(each[column]) for each in rows) for column in shown]
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(widths) + _PADDING * len(widths)
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    room = width or sum(widths) + _PADDING * len(widths)
 
     def total(longest: int) -> int:
         wide = sum(min(widths[each], longest) if each in cut else widths[each] for each in shown)
