@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -189,6 +190,23 @@ def test_a_static_pod_is_known_by_the_hash_that_its_cgroup_has() -> None:
     found = NodePods()
     found.put(known_pod(pod))
     assert found.owner(ContainerRef(FULL, HASH), {}) == APP
+
+
+def test_labels_that_would_have_one_name_are_told_apart() -> None:
+    alike = {
+        "app.kubernetes.io/name": "a",
+        "app_kubernetes_io/name": "b",
+        "tier": "c",
+        "app-kubernetes.io.name": "d",
+    }
+    pod = KnownPod("default", "app-0", UID, labels=alike)
+    assert pod.shown_labels((), "label_") == {
+        "label_app_kubernetes_io_name_conflict1": "d",
+        "label_app_kubernetes_io_name_conflict2": "a",
+        "label_app_kubernetes_io_name_conflict3": "b",
+        "label_tier": "c",
+    }
+    assert pod.shown_labels([re.compile("^tier$|^app_")]) == {"app_kubernetes_io_name": "b", "tier": "c"}
 
 
 def test_a_pod_that_is_gone_owns_nothing_and_its_successor_keeps_the_name() -> None:

@@ -16,6 +16,14 @@ class _Object(msgspec.Struct, gc=False, rename="camel", omit_defaults=True, kw_o
     pass
 
 
+class OwnerReference(_Object):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
 class Metadata(_Object):
     name: str = ""
     namespace: str = ""
@@ -27,6 +35,12 @@ class Metadata(_Object):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     finalizers: list[str] | None = None
+    owner_references: list[OwnerReference] | None = None
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """What made it, and makes another in its place."""
+        return next((owner for owner in self.owner_references or () if owner.controller), None)
 
 
 class ClaimUse(_Object):
@@ -160,6 +174,12 @@ class UsedRequest(NamedTuple):
     container: str
     claim: str
     request: str
+
+
+class Owned(_Object):
+    """Any object of which only the metadata is read."""
+
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
 
 
 class Pod(_Object):

@@ -58,8 +58,8 @@ class Server(grpclib.server.Server):  # type: ignore[misc]  # grpclib has no typ
     def close(self) -> None:
         """Accept nobody from now on; `wait_closed` does the rest.
 
-        asyncio attaches a client in the next turn of the loop, and loses one whose server was closed meanwhile:
-        its socket stays open until it is collected.
+        asyncio attaches a client in the next turn of the loop, and loses one whose server was closed
+        meanwhile: its socket stays open until it is collected.
         """
         for listening in self._server.sockets if self._server is not None else ():
             self._loop.remove_reader(listening.fileno())
