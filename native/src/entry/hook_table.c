@@ -3,24 +3,30 @@
 
 #include <string.h>
 
+#include "system/elf.h"
 #include "system/elf_objects.h"
 #include "system/text.h"
 
-enum library { CUDA, NVML };
 enum default_stream { EITHER, LEGACY, OWN };
 
 struct hook {
     const char *symbol;
     const char *name;
-    void *address; /* NULL for a function that we call but do not intercept */
+    const void *address; /* NULL for a function that we call but do not intercept */
+    void *implementation;
     int since;
     unsigned char library;
     unsigned char stream;
 };
 
+#define HOOK(library, symbol, name, since, stream, parameters) \
+    extern const char entry_##symbol[] __asm__("gs_hook_" #symbol) __attribute__((visibility("hidden")));
+#define BORROW(library, symbol, parameters)
+#include "driver/hooks.def"
+
 static const struct hook hooks[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, (void *)symbol, since, library, stream},
-#define BORROW(library, symbol, parameters) {#symbol, "", NULL, 0, library, EITHER},
+#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, entry_##symbol, (void *)symbol, since, library, stream},
+#define BORROW(library, symbol, parameters) {#symbol, "", NULL, NULL, 0, library, EITHER},
 #include "driver/hooks.def"
 };
 
@@ -43,7 +49,9 @@ int gs_hook_named(const char *symbol)
     return -1;
 }
 
-void *gs_hook_address(enum gs_function function) { return hooks[function].address; }
+void *gs_hook_address(enum gs_function function) { return (void *)hooks[function].address; }
+const char *gs_hook_symbol(int hook) { return hooks[hook].symbol; }
+void *gs_hook_implementation(enum gs_function function) { return hooks[function].implementation; }
 
 bool gs_hook_is_variable_in(const struct gs_elf_symbols *symbols)
 {
@@ -60,41 +68,57 @@ static bool suits(const struct hook *hook, const char *name, int version, bool o
            (hook->stream == EITHER || (hook->stream == OWN) == own_stream);
 }
 
+/* The length of the name without a suffix such as "_v3" or "_v3_ptsz". */
+static size_t base_length(const char *symbol)
+{
+    for (const char *at = strstr(symbol, "_v"); at; at = strstr(at + 1, "_v")) {
+        const char *behind = at + 2;
+        while (*behind >= '0' && *behind <= '9')
+            behind++;
+        if (behind > at + 2 && (!*behind || *behind == '_'))
+            return (size_t)(at - symbol);
+    }
+    return strlen(symbol);
+}
+
+/* Whether what was found is this hook's function in its own library, which need not be the driver. */
+static bool is_of(int hook, const void *found)
+{
+    return gs_driver[hook] == found || gs_elf_function_beside(found, hooks[hook].symbol) == found;
+}
+
 /* Some programs ask cuGetProcAddress for a symbol such as "cuMemAlloc_v2", although the manual wants the name without the
  * suffix. The symbol alone identifies the variant. */
-static void *by_whole_symbol(const char *name)
+static int by_whole_symbol(const char *name, const void *found)
 {
     int hook = gs_hook_named(name);
     for (int i = 0; i < GS_FUNCTIONS; i++)
         if (hook < 0 || (hooks[i].address && strcmp(hooks[i].name, name) == 0))
-            return NULL; /* it is a name, whose meaning depends on the version */
-    return hooks[hook].library == CUDA && gs_driver_has((enum gs_function)hook) ? hooks[hook].address : NULL;
+            return -1; /* it is a name, whose meaning depends on the version */
+    return hooks[hook].library == CUDA && gs_elf_function_beside(found, name) ? hook : -1;
 }
 
-void *gs_hook_variant(const char *name, int version, uint64_t flags, void *found)
+int gs_hook_variant(const char *name, int version, uint64_t flags, const void *found)
 {
     bool own_stream = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-    const struct hook *best = NULL;
+    int best = -1;
+    size_t base = base_length(name);
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (suits(&hooks[i], name, version, own_stream) && (!best || hooks[i].since >= best->since))
-            best = &hooks[i];
+        if (suits(&hooks[i], name, version, own_stream) && (best < 0 || hooks[i].since >= hooks[best].since))
+            best = i;
     /* For versions before the variant with the per-thread stream existed, the flag selects the legacy variant. */
-    if (!best && own_stream)
+    if (best < 0 && own_stream)
         return gs_hook_variant(name, version, flags & ~(uint64_t)CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, found);
-    if (best && gs_driver[best - hooks] == found)
-        return best->address;
+    if (best >= 0 && is_of(best, found))
+        return best;
     for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose another variant: use the hook of that one */
-        if (hooks[i].address && hooks[i].library == CUDA && gs_driver[i] == found)
-            return hooks[i].address;
-    if (!best)
-        return by_whole_symbol(name);
+        if (hooks[i].address && strncmp(hooks[i].name, name, base) == 0 && !hooks[i].name[base] && is_of(i, found))
+            return i;
+    if (best < 0)
+        return by_whole_symbol(name, found);
     /* What the driver found is none of the symbols that it exports. Up to the newest version that we know, it is still the
      * variant of our list. Beyond that version its arguments may differ, so the program gets the driver's function. */
-    if (version > GS_NEWEST_KNOWN_VERSION)
-        return NULL;
-    if (!gs_driver_has((enum gs_function)(best - hooks)))
-        __atomic_store_n(&gs_driver[best - hooks], found, __ATOMIC_RELEASE);
-    return best->address;
+    return version > GS_NEWEST_KNOWN_VERSION ? -1 : best;
 }
 
 /* ---- variants that are newer than this list ---- */
@@ -111,19 +135,6 @@ static bool has_hook(const char *name, size_t length)
         if (hooks[i].address && strncmp(hooks[i].name, name, length) == 0 && !hooks[i].name[length])
             return true;
     return false;
-}
-
-/* The length of the name without a suffix such as "_v3" or "_v3_ptsz". */
-static size_t base_length(const char *symbol)
-{
-    for (const char *at = strstr(symbol, "_v"); at; at = strstr(at + 1, "_v")) {
-        const char *behind = at + 2;
-        while (*behind >= '0' && *behind <= '9')
-            behind++;
-        if (behind > at + 2 && (!*behind || *behind == '_'))
-            return (size_t)(at - symbol);
-    }
-    return strlen(symbol);
 }
 
 bool gs_is_unknown_variant(const char *symbol)

@@ -1,4 +1,4 @@
-/* A program finds the driver's functions through dlsym, dlvsym or cuGetProcAddress, or is linked against them and gets our
+/* A program finds the driver's functions through dlsym, dlvsym or cuGetProcAddress (proc_address.c), or is linked against them and gets our
  * exported symbols first. Every other lookup goes to libc as if we were not there: the stubs below jump instead of calling,
  * so that libc sees the real caller, on which RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
 #define _GNU_SOURCE
@@ -6,6 +6,7 @@
 
 #include <dlfcn.h>
 
+#include "entry/entries.h"
 #include "entry/hook_table.h"
 #include "policy/start.h"
 #include "system/elf.h"
@@ -50,6 +51,7 @@ bool gs_is_driver_name(const char *name)
 }
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
+static enum gs_library library_of(const char *name) { return is_nvml_name(name) ? NVML : CUDA; }
 static const char *driver_of(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
 
 /* WSL's libcuda.so.1 looks up its functions in a second libcuda. If it got our hooks, it would call itself forever. */
@@ -58,22 +60,16 @@ static bool is_driver(const void *caller)
     return gs_elf_is_in(caller, "libcuda.so") || gs_elf_is_in(caller, "libnvidia-ml.so");
 }
 
-static void bind(const char *name, void *handle, const void *known)
-{
-    if (is_nvml_name(name))
-        gs_bind_nvml(handle, known);
-    else
-        gs_bind_cuda(handle, known);
-}
-
 /* What to return instead of libc's result, or NULL to leave that as it is. */
 static void *replacement(void *handle, const char *name, void *found, const void *caller)
 {
     int hook = gs_hook_named(name);
     if (hook < 0 && found && gs_is_unknown_variant(name) && !is_driver(caller) && gs_enter())
         return (void *)gs_absent; /* newer than this library: nobody would count the memory that it takes */
-    if (hook < 0 || !found || is_driver(caller))
+    if (!found || is_driver(caller))
         return NULL;
+    if (hook < 0)
+        return gs_enter() ? gs_entry_for(library_of(name), -1, name, found) : NULL;
     void *address = gs_hook_address((enum gs_function)hook);
     const char *driver = driver_of(name);
     bool global = handle == RTLD_DEFAULT || found == address;
@@ -86,19 +82,7 @@ static void *replacement(void *handle, const char *name, void *found, const void
     }
     if (!gs_enter())
         return NULL;
-    bind(name, global ? NULL : handle, found);
-    return address;
-}
-
-/* A copy of the driver in another of dlmopen's namespaces. Our hooks lead to a single copy, the one in the program's own namespace,
- * so all other functions must come from that one, too: another copy does not know its contexts. */
-static void *of_one_copy(void *handle, const char *name, void *found)
-{
-    const char *elsewhere = found ? gs_elf_path_elsewhere(found) : NULL;
-    if (!elsewhere || !gs_text_starts(gs_text_file_name(elsewhere), driver_of(name)) || !gs_enter())
-        return NULL;
-    bind(name, handle, found);
-    return gs_driver_symbol(name);
+    return global ? address : gs_entry_for(library_of(name), hook, name, found);
 }
 
 /* Some tools define functions with the driver's names, to trace calls or to work without a driver. A program that asks such a
@@ -109,8 +93,10 @@ static void *replacement_for(void *handle, const char *name, void *found, const 
     bool ours = number >= 0 && found == gs_hook_address((enum gs_function)number);
     if (!ours && gs_elf_is_elsewhere(found, driver_of(name)))
         return NULL;
-    void *hook = replacement(handle, name, found, caller);
-    return hook ? hook : of_one_copy(handle, name, found);
+    const char *path = number < 0 && found ? gs_elf_path_elsewhere(found) : NULL;
+    if (path && !gs_text_starts(gs_text_file_name(path), driver_of(name)))
+        return NULL;
+    return replacement(handle, name, found, caller);
 }
 
 /* RTLD_NEXT looks behind the caller. For a caller loaded before us, libc finds our symbol by itself, so that another tool in
@@ -226,42 +212,3 @@ __asm__(
 #else
 #error "dlsym must be entered without a frame of its own: write the stub for this architecture"
 #endif
-
-/* ---- cuGetProcAddress ---- */
-
-/* False if the function that the driver found is newer than this library. The program is told that it does not exist, as an
- * older driver would. */
-static bool replace_function(const char *name, void **function, int version, uint64_t flags)
-{
-    void *hook = name && *function ? gs_hook_variant(name, version, flags, *function) : NULL;
-    if (hook)
-        *function = hook;
-    else if (name && gs_is_unknown_form(name, *function))
-        *function = NULL;
-    else
-        return true;
-    return hook != NULL;
-}
-
-enum { CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2 };
-
-int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuGetProcAddress)(name, function, version, flags);
-    if (active && result == CUDA_SUCCESS && function && !replace_function(name, function, version, flags))
-        return CUDA_ERROR_NOT_FOUND;
-    return result;
-}
-
-int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
-    if (active && result == CUDA_SUCCESS && function && !replace_function(name, function, version, flags)) {
-        if (status)
-            *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-        return CUDA_ERROR_NOT_FOUND;
-    }
-    return result;
-}

@@ -81,8 +81,7 @@ static struct gs_card *card_by_bus(CUdevice device)
     nvmlDevice_t handle;
     if (DRIVER(cuDeviceGetPCIBusId)(text, sizeof text, device) != CUDA_SUCCESS)
         return NULL;
-    gs_bind_nvml(NULL, NULL);
-    if (DRIVER(nvmlInit_v2)() != NVML_SUCCESS ||
+    if (!gs_driver_open_nvml() || DRIVER(nvmlInit_v2)() != NVML_SUCCESS ||
         DRIVER(nvmlDeviceGetHandleByPciBusId_v2)(text, &handle) != NVML_SUCCESS ||
         DRIVER(nvmlDeviceGetUUID)(handle, text, sizeof text) != NVML_SUCCESS)
         return NULL;

@@ -12,17 +12,8 @@ bool gs_start(void);
 
 static inline bool gs_enter(void) { return gs_likely(__atomic_load_n(&gs_active, __ATOMIC_ACQUIRE)) || gs_start(); }
 
-/* To be called first in every hook: whether there is anything to limit. Afterwards DRIVER() can be called. */
-extern bool gs_cuda_ready, gs_nvml_ready;
-bool gs_start_cuda(void);
-bool gs_start_nvml(void);
-static inline bool gs_enter_cuda(void)
-{
-    return gs_likely(__atomic_load_n(&gs_cuda_ready, __ATOMIC_ACQUIRE)) || gs_start_cuda();
-}
-static inline bool gs_enter_nvml(void)
-{
-    return gs_likely(__atomic_load_n(&gs_nvml_ready, __ATOMIC_ACQUIRE)) || gs_start_nvml();
-}
+/* A hook is called only where there are limits and a driver (entry/entries.c). */
+static inline bool gs_enter_cuda(void) { return true; }
+static inline bool gs_enter_nvml(void) { return true; }
 
 #endif

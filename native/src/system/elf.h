@@ -18,6 +18,13 @@ bool gs_elf_path_of(const void *address, char *path, size_t room);
  * is loaded. */
 const char *gs_elf_path_elsewhere(const void *address);
 
+/* A function of this name in the object that contains the address, in whatever namespace. */
+const void *gs_elf_function_beside(const void *address, const char *name);
+/* Whether one object of ours contains both addresses. */
+bool gs_elf_together(const void *one, const void *other);
+/* An address in the n-th loaded object whose file name or SONAME starts with this prefix; NULL if there are fewer. */
+const void *gs_elf_nth_named(const char *file_name, int n);
+
 /* Whether an object whose file name starts with this prefix, e.g. "libcuda.so", is loaded. */
 bool gs_elf_is_loaded(const char *file_name);
 
