@@ -2,6 +2,7 @@
 #include "driver/driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <string.h>
 
 #include "system/elf.h"
@@ -84,7 +85,7 @@ static void *handles[GS_LIBRARIES]; /* the driver's, of which a reference is our
 static bool bound[GS_LIBRARIES];    /* and its functions are known */
 static const void *inside[GS_LIBRARIES];
 
-static bool is_bound(enum gs_library library) { return __atomic_load_n(&bound[library], __ATOMIC_ACQUIRE); }
+bool gs_driver_is_bound(enum gs_library library) { return __atomic_load_n(&bound[library], __ATOMIC_ACQUIRE); }
 
 /* A driver may give a function through cuGetProcAddress that it does not export. */
 static void *unexported(int function)
@@ -127,50 +128,52 @@ static bool start(enum gs_library library, void *handle)
     return init && init(0) == 0;
 }
 
-/* A reference to the candidate's file, so that it is not unloaded while we ask it. A copy in another of dlmopen's namespaces may go
- * with it: the same file in the program's own serves all. */
-static void *hold(const void *candidate, bool *is_elsewhere)
+/* A reference to the candidate's file, so that it is not unloaded. */
+static void *hold(const void *candidate)
 {
     char path[4096];
-    const char *elsewhere = gs_elf_path_elsewhere(candidate);
-    *is_elsewhere = elsewhere != NULL;
-    if (elsewhere)
-        return open_library(elsewhere, 0);
     return gs_elf_path_of(candidate, path, sizeof path) ? open_library(path, RTLD_NOLOAD) : NULL;
+}
+
+/* A copy in another of dlmopen's namespaces may go with that: the same file in the program's own serves all. Where no further copy
+ * can be loaded the copy itself, whose handle glibc's loader gives. */
+static void *hold_here(struct link_map *elsewhere, enum gs_library library)
+{
+    void *handle = open_library(elsewhere->l_name, 0);
+    if (handle && start(library, handle))
+        return handle;
+    close_library(handle);
+    return elsewhere;
 }
 
 int gs_driver_prove(enum gs_library library, const void *candidate)
 {
     if (candidate) {
-        bool elsewhere;
         int result = ask(library, candidate);
-        if (result != 0 || is_bound(library))
+        if (result != 0 || gs_driver_is_bound(library))
             return result;
-        void *handle = hold(candidate, &elsewhere);
-        if (!handle || (elsewhere && !start(library, handle))) {
-            close_library(handle);
-            return uninitialized[library];
-        }
-        bind(library, handle);
-        return 0;
+        struct link_map *elsewhere = gs_elf_elsewhere(candidate);
+        void *handle = elsewhere ? hold_here(elsewhere, library) : hold(candidate);
+        if (handle)
+            bind(library, handle);
+        return handle ? 0 : uninitialized[library];
     }
     int first = uninitialized[library];
-    for (int n = 0; !is_bound(library) && (candidate = gs_elf_nth_named(file_names[library], n)); n++) {
-        bool elsewhere;
-        void *handle = hold(candidate, &elsewhere);
+    for (int n = 0; !gs_driver_is_bound(library) && (candidate = gs_elf_nth_named(file_names[library], n)); n++) {
+        void *handle = hold(candidate);
         int result = handle ? gs_driver_prove(library, candidate) : uninitialized[library];
         first = n ? first : result;
         close_library(handle);
     }
-    for (int i = 0; !is_bound(library) && i < 2; i++) /* a library of another name that every lookup finds */
+    for (int i = 0; !gs_driver_is_bound(library) && i < 2; i++) /* a library of another name that every lookup finds */
         if ((candidate = libc_dlsym(RTLD_NEXT, questions[library][i])))
             gs_driver_prove(library, candidate);
-    return is_bound(library) ? 0 : first;
+    return gs_driver_is_bound(library) ? 0 : first;
 }
 
 bool gs_driver_holds(enum gs_library library, const void *address)
 {
-    return gs_elf_together(address, is_bound(library) ? __atomic_load_n(&inside[library], __ATOMIC_ACQUIRE)
+    return gs_elf_together(address, gs_driver_is_bound(library) ? __atomic_load_n(&inside[library], __ATOMIC_ACQUIRE)
                                                       : gs_elf_nth_named(file_names[library], 0));
 }
 
@@ -192,7 +195,7 @@ bool gs_driver_open_nvml(void)
 
 void *gs_driver_symbol(enum gs_library library, const char *name)
 {
-    return is_bound(library) ? libc_dlsym(handles[library], name) : NULL;
+    return gs_driver_is_bound(library) ? libc_dlsym(handles[library], name) : NULL;
 }
 
 void *gs_candidate_symbol(enum gs_library library, const char *name)

@@ -35,8 +35,9 @@ enum gs_library { CUDA, NVML, GS_LIBRARIES };
  * driver from then on, and stays loaded; before that nothing of a candidate is kept.
  * Returns 0 if this candidate is initialised, else what it answers; without one, whether the driver is, or any candidate. */
 int gs_driver_prove(enum gs_library library, const void *candidate);
-/* Whether hooks, which lead to the driver, stand for this address. Until there is a driver, for the candidate loaded first. */
+/* Whether this is in the driver. Until there is one: in the candidate that was loaded first, which probably will be. */
 bool gs_driver_holds(enum gs_library library, const void *address);
+bool gs_driver_is_bound(enum gs_library library);
 /* Opens NVML for ourselves if no NVML is initialised. */
 bool gs_driver_open_nvml(void);
 /* Any function of the driver, hooked or not; NULL for what it lacks. `candidate`: of that one instead. */

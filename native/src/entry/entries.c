@@ -3,10 +3,10 @@
  * library is not initialised, that is its own refusal; then, for good, it is the hook, or the driver's own function where there are
  * no limits.
  *
- * Each hook has one entry, the address that is exported under the driver's name. It stands for the driver or, before there is
- * one, for the candidate that was loaded first. Functions of another candidate get entries of their own from a pool, those without
- * a hook as well: should it be initialised when there is a driver already, all of them lead to the driver, whose contexts a
- * second copy does not know. */
+ * Each hook has one entry that stands for the driver, or for any candidate before there is one: the address that is exported under
+ * the driver's name. What is found in a certain candidate gets an entry of its own from a pool; where several are loaded, functions
+ * without a hook do as well. Should a candidate be initialised when there is a driver already, all of them lead to the driver,
+ * whose contexts a second copy does not know. */
 #include "entry/entries.h"
 
 #include <stdatomic.h>
@@ -102,7 +102,7 @@ __attribute__((visibility("hidden"))) void *gs_entry_target(uint32_t entry)
 
 static bool is_loaded(const void *address)
 {
-    return gs_elf_together(address, address) || gs_elf_path_elsewhere(address);
+    return gs_elf_together(address, address) || gs_elf_elsewhere(address);
 }
 
 static void *entry_at(int place) { return (void *)(gs_entry_pool + 16 * place); }
@@ -140,7 +140,8 @@ static void *pooled(enum gs_library library, int hook, const char *name, const v
 
 void *gs_entry_for(enum gs_library library, int hook, const char *name, void *own)
 {
-    bool usual = (hook >= 0 && gs_driver[hook] == own) || gs_driver_holds(library, own);
+    bool usual = (hook >= 0 && gs_driver[hook] == own) ||
+                 ((hook < 0 || gs_driver_is_bound(library)) && gs_driver_holds(library, own));
     size_t length = 0;
     while (name[length])
         length++;

@@ -5,6 +5,7 @@
 #include "entry/symbol_lookup.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include "entry/entries.h"
 #include "entry/hook_table.h"
@@ -93,8 +94,8 @@ static void *replacement_for(void *handle, const char *name, void *found, const 
     bool ours = number >= 0 && found == gs_hook_address((enum gs_function)number);
     if (!ours && gs_elf_is_elsewhere(found, driver_of(name)))
         return NULL;
-    const char *path = number < 0 && found ? gs_elf_path_elsewhere(found) : NULL;
-    if (path && !gs_text_starts(gs_text_file_name(path), driver_of(name)))
+    const struct link_map *elsewhere = number < 0 && found ? gs_elf_elsewhere(found) : NULL;
+    if (elsewhere && !gs_text_starts(gs_text_file_name(elsewhere->l_name), driver_of(name)))
         return NULL;
     return replacement(handle, name, found, caller);
 }

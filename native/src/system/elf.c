@@ -64,13 +64,14 @@ static int is_holder(struct dl_phdr_info *object, size_t size, void *address)
     return gs_elf_holds(object, address);
 }
 
-const char *gs_elf_path_elsewhere(const void *address)
+struct link_map *gs_elf_elsewhere(const void *address)
 {
-    Dl_info object = {0};
+    Dl_info unused;
+    struct link_map *object = NULL;
     if (gs_elf_each_object(is_holder, (void *)address))
         return NULL;
-    int (*find)(const void *, Dl_info *) = (int (*)(const void *, Dl_info *))gs_elf_function("dladdr");
-    return find && find(address, &object) ? object.dli_fname : NULL;
+    int (*find)(const void *, Dl_info *, void **, int) = (int (*)(const void *, Dl_info *, void **, int))gs_elf_function("dladdr1");
+    return find && find(address, &unused, (void **)&object, 2 /* RTLD_DL_LINKMAP */) ? object : NULL;
 }
 
 struct pair {
@@ -103,13 +104,10 @@ static int find_beside(struct dl_phdr_info *object, size_t size, void *context)
 const void *gs_elf_function_beside(const void *address, const char *name)
 {
     struct pair pair = {address, NULL, name};
-    Dl_info unused;
-    struct link_map *elsewhere = NULL;
-    int (*find)(const void *, Dl_info *, void **, int) =
-        gs_elf_each_object(find_beside, &pair) ? NULL : (int (*)(const void *, Dl_info *, void **, int))gs_elf_function("dladdr1");
-    if (find && find(address, &unused, (void **)&elsewhere, 2 /* RTLD_DL_LINKMAP */) && elsewhere)
-        return gs_elf_function_in(elsewhere->l_addr, elsewhere->l_ld, name);
-    return pair.other;
+    if (gs_elf_each_object(find_beside, &pair))
+        return pair.other;
+    const struct link_map *elsewhere = gs_elf_elsewhere(address);
+    return elsewhere ? gs_elf_function_in(elsewhere->l_addr, elsewhere->l_ld, name) : NULL;
 }
 
 bool gs_elf_own_path(char *path, size_t room) { return gs_elf_path_of((const void *)gs_elf_function, path, room); }
