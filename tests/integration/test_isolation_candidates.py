@@ -1,4 +1,4 @@
-"""Programs that try several files of the driver's name: each answers for itself until one is initialised, and that one is held."""
+"""Programs that try several files of the driver's name: the first one that can be initialised is held."""
 
 from __future__ import annotations
 
@@ -21,11 +21,18 @@ PROBE = r"""
 #include <string.h>
 enum { INIT, COUNT, TOTAL, HANDLE, CURRENT, ALLOC, FUNCTIONS };
 static const char *const names[2][FUNCTIONS] = {
-    {"cuInit", "cuDeviceGetCount", "cuDeviceTotalMem", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc"},
-    {"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetHandleByIndex_v2"}};
-static const char *const symbols[FUNCTIONS] = {"cuInit", "cuDeviceGetCount", "cuDeviceTotalMem_v2",
-                                               "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc_v2"};
-static struct candidate { void *handle; const char *path; int nvml; int (*call[FUNCTIONS])(); } all[10];
+    {"cuInit", "cuDeviceGetCount", "cuDeviceTotalMem",
+     "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc"},
+    {"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetMemoryInfo",
+     "nvmlDeviceGetHandleByIndex_v2"}};
+static const char *const symbols[FUNCTIONS] = {
+    "cuInit", "cuDeviceGetCount", "cuDeviceTotalMem_v2",
+    "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuMemAlloc_v2"};
+static struct candidate {
+    void *handle;
+    const char *path;
+    int nvml, (*call[FUNCTIONS])();
+} all[10];
 static void find(struct candidate *of, int by_name)
 {
     int (*ask)() = by_name ? (int (*)())dlsym(of->handle, "cuGetProcAddress_v2") : NULL;
@@ -45,8 +52,12 @@ static void act(char step, struct candidate *of, const char *path)
     int count = 0, result = -1, blocks = 0;
     unsigned long long at;
     switch (step) {
-    case 'o': *of = (struct candidate){dlopen(path, RTLD_LAZY), path, strstr(path, "nvidia-ml") != NULL}; result = !of->handle; break;
-    case 'm': *of = (struct candidate){dlmopen(LM_ID_NEWLM, path, RTLD_LAZY), path}; result = !of->handle; break;
+    case 'o':
+    case 'm':
+        handle = step == 'o' ? dlopen(path, RTLD_LAZY) : dlmopen(LM_ID_NEWLM, path, RTLD_LAZY);
+        *of = (struct candidate){handle, path, strstr(path, "nvidia-ml") != NULL};
+        result = !handle;
+        break;
     case 'q': dlclose(of->handle); return;
     case 'l': find(of, 0); return;
     case 'g': find(of, 1); return;
@@ -60,7 +71,8 @@ static void act(char step, struct candidate *of, const char *path)
         printf("t%d:%zu ", result, total[0] >> 20);
         return;
     case 'a':
-        if (has(of, ALLOC) && !(result = of->call[HANDLE](&handle, 0)) && !(result = of->call[CURRENT](handle)))
+        if (has(of, ALLOC) && !(result = of->call[HANDLE](&handle, 0)) &&
+            !(result = of->call[CURRENT](handle)))
             while (blocks < 400 && !of->call[ALLOC](&at, (size_t)64 << 20))
                 blocks++;
         printf("a%d:%d ", result, blocks);
@@ -137,7 +149,7 @@ NVML_SECOND = "{second}/libnvidia-ml.so.1"
         f"o0={BY_PATH} l0 i0 t0 o1={SECOND} g1 i1 c1 t1 a1 i0 t0",
         f"m0={COMPAT} l0 i0 t0 m1={BY_PATH} l1 i1 c1 t1 a1",
         f"m0={BY_PATH} l0 i0 c0 t0 a0",
-        f"o0={COMPAT} p0 l0 i0 o1={BY_PATH} l1 i1 t1 a1".replace("p0 l0", "l0 p0") + " c1",
+        f"o0={COMPAT} l0 p0 i0 o1={BY_PATH} l1 i1 t1 a1 c1",
         f"o0={NVML_OLDER} l0 i0 t0 x0 o1={NVML} l1 i1 c1 t1",
         f"o0={NVML_STUB} l0 i0 t0 x0 o1={NVML_OLDER} l1 i1 x1 o2={NVML} l2 i2 t2",
         f"o0={NVML_STUB} o1={NVML_OLDER} l0 l1 i0 i1 t0 t1 x0 x1",
@@ -166,8 +178,10 @@ def test_a_driver_that_finds_its_card_later_is_held(tmp_path: Path, probe: Path)
     source = r"""
     int tries; static int r(void) { return tries > 1 ? 0 : 3; }
     int cuInit(unsigned f) { return ++tries > 1 ? 0 : 100; }
-    int cuCtxGetCurrent(void **c) { *c = (void *)1; return r(); } int cuDeviceGetCount(int *n) { *n = 1; return r(); }
-    int cuCtxGetDevice(int *d) { *d = 0; return r(); } int cuCtxSetCurrent(void *c) { return r(); }
+    int cuCtxGetCurrent(void **c) { *c = (void *)1; return r(); }
+    int cuDeviceGetCount(int *n) { *n = 1; return r(); }
+    int cuCtxGetDevice(int *d) { *d = 0; return r(); }
+    int cuCtxSetCurrent(void *c) { return r(); }
     int cuDeviceTotalMem_v2(unsigned long *b, int d) { *b = r() ? 0 : 80ul << 30; return r(); }
     int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)1; return r(); }
     int cuMemAlloc_v2(unsigned long long *p, unsigned long n) { *p = n; return r(); }
@@ -178,7 +192,7 @@ def test_a_driver_that_finds_its_card_later_is_held(tmp_path: Path, probe: Path)
     with container(tmp_path) as box:
         digits = box.machine.uuid().removeprefix("GPU-").replace("-", "")
         spelled = "".join(rf"\x{digits[i : i + 2]}" for i in range(0, 32, 2))
-        code = '#include <string.h>\n' + source.replace("UUID", f'memcpy(u, "{spelled}", 16)')
+        code = "#include <string.h>\n" + source.replace("UUID", f'memcpy(u, "{spelled}", 16)')
         command = ["gcc", "-w", "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
         subprocess.run(command, input=code, text=True, check=True)
         steps = f"o0={library} l0 i0 t0 i0 t0 a0"

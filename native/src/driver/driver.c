@@ -97,7 +97,7 @@ static void *unexported(int function)
         return NULL;
     for (int i = 0; i < GS_FUNCTIONS; i++)
         if (gs_driver[i] == found)
-            return NULL; /* another variant, which stands here in place of one that this driver lacks */
+            return NULL; /* another variant, which stands here instead of one that this driver lacks */
     return found;
 }
 

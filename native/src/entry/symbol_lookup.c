@@ -46,6 +46,13 @@ void *gs_real_dlopen(const char *path, int flags)
     return ((dlopen_function)find(&gs_libc_dlopen, "dlopen"))(path, flags);
 }
 
+void *gs_real_entry(const char *name)
+{
+    return gs_text_equal(name, "dlsym")    ? find(&gs_libc_dlsym, name)
+           : gs_text_equal(name, "dlvsym") ? find(&gs_libc_dlvsym, name)
+                                           : find(&gs_libc_dlopen, name);
+}
+
 bool gs_is_driver_name(const char *name)
 {
     return (name[0] == 'c' && name[1] == 'u') || gs_text_starts(name, "nvml");
@@ -53,7 +60,7 @@ bool gs_is_driver_name(const char *name)
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
 static enum gs_library library_of(const char *name) { return is_nvml_name(name) ? NVML : CUDA; }
-static const char *driver_of(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
+const char *gs_driver_file(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
 
 /* WSL's libcuda.so.1 looks up its functions in a second libcuda. If it got our hooks, it would call itself forever. */
 static bool is_driver(const void *caller)
@@ -72,7 +79,7 @@ static void *replacement(void *handle, const char *name, void *found, const void
     if (hook < 0)
         return gs_enter() ? gs_entry_for(library_of(name), -1, name, found) : NULL;
     void *address = gs_hook_address((enum gs_function)hook);
-    const char *driver = driver_of(name);
+    const char *driver = gs_driver_file(name);
     bool global = handle == RTLD_DEFAULT || found == address;
     /* Our symbols are visible to the whole program. While no driver is loaded they must not be found, though a variable of the
      * same name must. */
@@ -92,10 +99,10 @@ static void *replacement_for(void *handle, const char *name, void *found, const 
 {
     int number = gs_hook_named(name);
     bool ours = number >= 0 && found == gs_hook_address((enum gs_function)number);
-    if (!ours && gs_elf_is_elsewhere(found, driver_of(name)))
+    if (!ours && gs_elf_is_elsewhere(found, gs_driver_file(name)))
         return NULL;
     const struct link_map *elsewhere = number < 0 && found ? gs_elf_elsewhere(found) : NULL;
-    if (elsewhere && !gs_text_starts(gs_text_file_name(elsewhere->l_name), driver_of(name)))
+    if (elsewhere && !gs_text_starts(gs_text_file_name(elsewhere->l_name), gs_driver_file(name)))
         return NULL;
     return replacement(handle, name, found, caller);
 }
@@ -111,7 +118,7 @@ static void *next(const char *name, const void *caller)
 }
 
 /* A program that looks up dlsym itself, by whatever handle or version, would bypass ours. It gets ours, which calls libc's. */
-static void *own_entry(const char *name)
+void *gs_own_entry(const char *name)
 {
     return gs_text_equal(name, "dlsym")    ? (void *)dlsym
            : gs_text_equal(name, "dlvsym") ? (void *)dlvsym
@@ -124,7 +131,7 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
 {
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
     if (name && name[0] == 'd' && name[1] == 'l')
-        return own_entry(name);
+        return gs_own_entry(name);
     if (!name || !gs_is_driver_name(name))
         return NULL;
     return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name), caller);
@@ -135,21 +142,23 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
 {
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
-        return own_entry(name);
+        return gs_own_entry(name);
     if (!name || !version || !gs_is_driver_name(name))
         return NULL;
     return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name, version), caller);
 }
 
-/* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours, so the flag is removed where limits are
- * in force. */
-__attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
+static bool opens_deep; /* something was opened with RTLD_DEEPBIND */
+bool gs_opens_deep(void) { return __atomic_load_n(&opens_deep, __ATOMIC_RELAXED); }
+
+__attribute__((visibility("hidden"))) void gs_watch_dlopen(int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
 #ifdef RTLD_DEEPBIND
-    return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
+    if (flags & RTLD_DEEPBIND)
+        __atomic_store_n(&opens_deep, true, __ATOMIC_RELAXED);
 #else
-    return flags;
+    (void)flags;
 #endif
 }
 
@@ -179,9 +188,9 @@ __asm__(
     ".globl dlopen\n.type dlopen,@function\n"
     "dlopen:\n"
     "  endbr64\n"
-    "  pushq %rdi\n  movl %esi, %edi\n"
-    "  call gs_choose_dlopen_flags\n"
-    "  popq %rdi\n  movl %eax, %esi\n"
+    "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n  movl %esi, %edi\n"
+    "  call gs_watch_dlopen\n"
+    "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
     "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n");
 #elif defined(__aarch64__)
 __asm__(
@@ -206,9 +215,9 @@ __asm__(
     "  ret\n.size dlvsym,.-dlvsym\n"
     ".globl dlopen\n.type dlopen,%function\n"
     "dlopen:\n"
-    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  str x0, [sp, #16]\n  mov w0, w1\n"
-    "  bl gs_choose_dlopen_flags\n  mov w1, w0\n"
-    "  ldr x0, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov w0, w1\n"
+    "  bl gs_watch_dlopen\n"
+    "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
     "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n");
 #else
 #error "dlsym must be entered without a frame of its own: write the stub for this architecture"
