@@ -39,7 +39,8 @@ int main(void)
 {
     size_t free_bytes = 0, total = 0;
     start();
-    printf("%d ", find("cuMemGetInfo_v2")(NULL, &total)), printf("%d ", find("cuMemGetInfo_v2")(&free_bytes, NULL));
+    printf("%d ", find("cuMemGetInfo_v2")(NULL, &total));
+    printf("%d ", find("cuMemGetInfo_v2")(&free_bytes, NULL));
     printf("%zu %zu", free_bytes >> 20, total >> 20);
     return 0;
 }

@@ -228,6 +228,27 @@ int cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUd
     CREATE(cuCtxCreate_v4, false, (context, parameters, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
 }
 
+/* Of headers beside cuda.h */
+int cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuGLCtxCreate, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuGLCtxCreate_v2, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *ask_display)
+{
+    CREATE(cuVDPAUCtxCreate, false, (context, flags, device, display, ask_display), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *ask_display)
+{
+    CREATE(cuVDPAUCtxCreate_v2, false, (context, flags, device, display, ask_display), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
 int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsigned int flags)
 {
     CREATE(cuGreenCtxCreate, true, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));

@@ -162,10 +162,30 @@ LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+LIST(nvmlDeviceGetEncoderSessions)
+LIST(nvmlDeviceGetFBCSessions)
 
 int nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
 {
     return as_empty(DRIVER(nvmlDeviceGetAccountingPids)(device, make_empty(count), pids), count, NVML_SUCCESS);
+}
+
+/* Of a process by its number, which may be a neighbour's. Asked for a number that no process has. */
+int nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, void *stats)
+{
+    (void)pid;
+    return DRIVER(nvmlDeviceGetAccountingStats)(device, 0, stats);
+}
+
+int nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, void *stats)
+{
+    unsigned int *pid = stats, asked = pid ? *pid : 0;
+    if (pid)
+        *pid = 0;
+    int result = DRIVER(nvmlDeviceGetAccountingStats_v2)(device, stats);
+    if (pid)
+        *pid = asked;
+    return result;
 }
 
 int nvmlDeviceGetProcessUtilization(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since)
