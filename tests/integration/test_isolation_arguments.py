@@ -101,6 +101,19 @@ int main(int count, char **depths)
 """
 
 
+ON_A_NODE = r"""
+int main(void)
+{
+    CUmemAllocationProp where = {.type = 1, .location = {3, 1}};
+    CUmemGenericAllocationHandle made;
+    start();
+    for (int i = 0; i < 2; i++)
+        printf("%d ", find("cuMemCreate")(&made, 600ul << 20, &where, 0ull));
+    return 0;
+}
+"""
+
+
 def program(folder: Path, source: str) -> str:
     path = folder / "program"
     command = ["gcc", "-w", "-std=gnu11", f"-I{ROOT}/native/src", "-xc", "-", "-o", str(path), "-ldl"]
@@ -134,3 +147,9 @@ def test_memory_of_graphs_inside_each_other_is_held_at_any_depth(tmp_path: Path,
         assert box.run(called, str(depth), LD_PRELOAD="").stdout.split() == ["0"]
         assert box.run(called, str(depth), str(depth)).stdout.split() == ["0", "2"]
         assert box.card().used_bytes <= 1024 * MIB
+
+
+def test_memory_on_a_cards_own_numa_node_is_held(tmp_path: Path) -> None:
+    """On GH200 and GB200 the card's memory is a node of the machine."""
+    with container(tmp_path / "box", GPUSLICE_SIM_COHERENT="1") as box:
+        assert box.run(program(tmp_path, ON_A_NODE)).stdout.split() == ["0", "2"]

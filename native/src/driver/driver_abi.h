@@ -39,7 +39,7 @@ typedef struct {
     char bytes[16];
 } CUuuid;
 
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST_NUMA = 3, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 };
 typedef struct {
     int type;
     int id; /* for a locality domain, the device is the lowest byte */

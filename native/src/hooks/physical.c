@@ -33,13 +33,7 @@ GS_AT_FORK(forget);
 
 static struct gs_card *card_of(const CUmemAllocationProp *properties)
 {
-    if (!properties)
-        return NULL;
-    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return gs_card_of_device(properties->location.id);
-    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
-        return gs_card_of_device(properties->location.id & 0xff);
-    return NULL; /* host memory */
+    return properties ? gs_card_of_location(properties->location.type, properties->location.id) : NULL;
 }
 
 void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind)

@@ -161,11 +161,7 @@ int cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
     int result = DRIVER(cuMemPoolCreate)(pool, properties);
     if (!active || result != CUDA_SUCCESS)
         return result;
-    const CUmemLocation *location = &properties->location;
-    struct gs_card *card = location->type == CU_MEM_LOCATION_TYPE_DEVICE ? gs_card_of_device(location->id)
-                           : location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN
-                               ? gs_card_of_device(location->id & 0xff)
-                               : NULL;
+    struct gs_card *card = gs_card_of_location(properties->location.type, properties->location.id);
     gs_pool_made(*pool, card, properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED);
     return result;
 }
