@@ -49,7 +49,7 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, 
     if (stream->capturing)
         return capture_allocate(stream, bytes, address);
     struct pool *from = pool ? pool : current_pool(stream->device);
-    return from ? pool_allocate(from, bytes, address) : CUDA_ERROR_OUT_OF_MEMORY;
+    return from ? pool_allocate(from, bytes, stream, address) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
@@ -81,7 +81,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     TRY(stream_of(handle, &stream));
     if (stream->capturing)
         return capture_free(stream, address);
-    return address ? cuMemFree_v2(address) : CUDA_ERROR_INVALID_VALUE;
+    return address ? memory_free(address, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
@@ -162,7 +162,7 @@ static const int *fact_of(const struct pool *pool, int attribute)
     case HANDLE_TYPES: return &pool->handle_types;
     case LOCATION_ID: return &pool->location.id;
     case LOCATION_TYPE: return &pool->location.type;
-    default: return attribute >= 1 && attribute <= 3 ? &pool->reuse[attribute] : NULL;
+    default: return attribute >= FOLLOW_EVENTS && attribute <= INTERNAL ? &pool->reuse[attribute] : NULL;
     }
 }
 
@@ -194,7 +194,7 @@ static CUresult lower_high(uint64_t *high, uint64_t now, uint64_t value)
 static CUresult set_attribute(struct pool *pool, int attribute, const void *value)
 {
     uint64_t wide;
-    if (attribute >= 1 && attribute <= 3) {
+    if (attribute >= FOLLOW_EVENTS && attribute <= INTERNAL) {
         memcpy(&pool->reuse[attribute], value, sizeof(int));
         return CUDA_SUCCESS;
     }

@@ -33,6 +33,7 @@ static struct gs_lock *begin_births(CUdevice device)
     const struct gs_card *card = gs_card_of_device(device);
     struct gs_lock *lock = &birth_locks[card ? card->index : GPUSLICE_CARDS];
     gs_lock(lock);
+    gs_locks--; /* a creation lock (system/os.h) */
     giving_birth = true;
     return lock;
 }
@@ -40,6 +41,7 @@ static struct gs_lock *begin_births(CUdevice device)
 static void end_births(struct gs_lock *lock)
 {
     giving_birth = false;
+    gs_locks++;
     gs_unlock(lock);
 }
 
@@ -265,6 +267,7 @@ static struct gs_card *card_of_context(CUcontext context)
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(context);                                                                            \
         struct gs_card *card = card_of_context(context);                                                               \
+        gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
         gs_throttle_hold();                                                                                            \
         int result = DRIVER(symbol)(context);                                                                          \
@@ -288,6 +291,7 @@ int cuCtxDetach(CUcontext context)
     if (!gs_enter_cuda())
         return DRIVER(cuCtxDetach)(context);
     struct gs_card *card = card_of_context(context);
+    gs_pools_stream_ends(NULL);
     gs_giving_begins();
     gs_throttle_hold();
     int result = DRIVER(cuCtxDetach)(context);
@@ -427,6 +431,7 @@ static CUcontext primary_gone(CUdevice device)
     do {                                                                                                               \
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(device);                                                                             \
+        gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
         gs_throttle_hold();                                                                                            \
         int result = DRIVER(symbol)(device);                                                                           \

@@ -120,16 +120,23 @@ int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream strea
 
 /* ---- destroying streams ---- */
 
+static void stream_ends(CUstream stream)
+{
+    if (!gs_enter_cuda() || !stream)
+        return;
+    gs_pools_stream_ends(stream);
+    if (gs_throttles())
+        gs_throttle_stream_ends(stream);
+}
+
 int cuStreamDestroy(CUstream stream)
 {
-    if (gs_enter_cuda() && gs_throttles())
-        gs_throttle_stream_ends(stream);
+    stream_ends(stream);
     return DRIVER(cuStreamDestroy)(stream);
 }
 
 int cuStreamDestroy_v2(CUstream stream)
 {
-    if (gs_enter_cuda() && gs_throttles())
-        gs_throttle_stream_ends(stream);
+    stream_ends(stream);
     return DRIVER(cuStreamDestroy_v2)(stream);
 }

@@ -45,4 +45,11 @@ struct gs_place gs_stream_place(CUstream stream)
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return here;
 }
+
+/* NULL is the thread's own default stream in functions of that kind, and the context's in others; 1 and 2 are these by name. */
+struct gs_giver gs_giver_of(CUstream stream, bool own_stream)
+{
+    uintptr_t name = (uintptr_t)stream ? (uintptr_t)stream : own_stream ? 2 : 1;
+    return (struct gs_giver){.stream = (CUstream)name, .context = name <= 2 ? gs_current_place().context : NULL, .own = name == 2};
+}
 GS_AT_FORK(gs_contexts_changed);
