@@ -42,16 +42,16 @@ static int ask_driver(const struct request *request, CUdeviceptr *address, CUstr
 static bool attempt(struct request *request, CUdeviceptr *address, CUstream stream, int *result)
 {
     *result = ask_driver(request, address, stream);
-    uint64_t outgrown = gs_pool_settle(request->pool, request->place.card, request->reserved);
-    bool undone = outgrown && *result == CUDA_SUCCESS && gs_over_limit(request->place.card);
+    uint64_t unpaid = gs_pool_settle(request->pool, request->place.card, request->reserved);
+    bool undone = unpaid && *result == CUDA_SUCCESS && gs_over_limit(request->place.card);
     if (undone) {
         int mode = gs_relax_capture();
         DRIVER(cuMemFree_v2)(*address);
         DRIVER(cuMemPoolTrimTo)(request->pool, 0);
         gs_restore_capture(mode);
     }
-    if (outgrown)
-        gs_pool_decided(request->pool, outgrown, undone);
+    if (unpaid)
+        gs_pool_decided(request->pool, !undone);
     return !undone;
 }
 
@@ -265,7 +265,7 @@ int cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolTrimTo)(pool, keep);
     if (active)
-        gs_pool_decided(pool, 0, true);
+        gs_pool_decided(pool, false);
     return result;
 }
 

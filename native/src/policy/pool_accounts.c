@@ -17,8 +17,7 @@ struct pool {
     struct gs_card *card; /* NULL: managed memory without a location, which counts on the card that first requests it */
     uint64_t charged;
     uint64_t promised; /* reserved for growth in progress: growth up to this is paid for */
-    uint64_t unasked;  /* growth beyond that, whoever noticed it, since an allocation was last settled */
-    uint64_t doomed;   /* such growth of which it is not decided yet whether it stays: nobody may count on it */
+    uint64_t unpaid;   /* growth beyond that, whoever noticed it, until it is decided whether it stays: nobody may count on it */
     uint64_t used;     /* by blocks, and by calls that ask for one */
     uint64_t threshold; /* what it keeps when the program synchronizes */
     struct gs_giver givers[GIVERS];
@@ -162,8 +161,9 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
     uint64_t covered = pool->charged + reserved;
     if (now > covered) { /* perhaps by a thread that is growing it at this moment, and has reserved for that */
         now = now - covered > pool->promised ? now - pool->promised : covered;
-        pool->unasked += now - covered;
+        pool->unpaid += now - covered;
     }
+    pool->unpaid = gs_less(pool->unpaid, gs_less(pool->charged, now));
     recharge_pool(pool, now, reserved);
     note_idle(pool);
 }
@@ -409,7 +409,7 @@ enum gs_pool_room gs_pool_take(CUmemoryPool handle, uint64_t bytes, const struct
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool && pool->lent + pool->shared) /* of these it is not known here which are used */
         ask((uint64_t)(uintptr_t)handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
-    if (pool && asked <= gs_less(gs_less(pool->charged, pool->doomed + pool->unasked), used > pool->used ? used : pool->used)) {
+    if (pool && asked <= gs_less(gs_less(pool->charged, pool->unpaid), used > pool->used ? used : pool->used)) {
         room = GS_POOL_IDLE;
         for (struct gs_giver *each = pool->givers; each < pool->givers + GIVERS; each++)
             if (each->bytes >= asked && is_same(each, on)) { /* in order anyway */
@@ -436,30 +436,28 @@ void gs_pool_promise(CUmemoryPool handle, uint64_t bytes)
 
 uint64_t gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved)
 {
-    uint64_t outgrown = 0;
+    uint64_t unpaid = 0;
     gs_lock(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool) {
         settle_pool(pool, reserved);
-        outgrown = pool->unasked;
-        pool->doomed += outgrown;
-        pool->unasked = 0;
+        unpaid = pool->unpaid;
     } else
         gs_recharge(card, reserved, 0);
     if (reserved)
         gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
     gs_unlock(&lock);
-    return outgrown;
+    return unpaid;
 }
 
-void gs_pool_decided(CUmemoryPool handle, uint64_t outgrown, bool undone)
+void gs_pool_decided(CUmemoryPool handle, bool stays)
 {
     gs_lock(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
-    if (pool && undone)
+    if (pool && stays)
+        pool->unpaid = 0;
+    else if (pool)
         settle_pool(pool, 0);
-    if (pool)
-        pool->doomed -= outgrown;
     gs_unlock(&lock);
 }
 

@@ -50,11 +50,11 @@ void gs_pools_stream_ends(CUstream stream);
 enum gs_pool_room { GS_POOL_FULL, GS_POOL_PENDING, GS_POOL_IDLE };
 enum gs_pool_room gs_pool_take(CUmemoryPool pool, uint64_t bytes, const struct gs_giver *on);
 void gs_pool_not_taken(CUmemoryPool pool, uint64_t bytes);
-/* `bytes` are reserved for growth in progress. gs_pool_settle() ends that, and returns by how much more the pool grew, which
- * nobody may use until it is decided whether that stays. */
+/* `bytes` are reserved for growth in progress. gs_pool_settle() ends that, and returns by how much more the pool has grown, through
+ * this call or another, which no thread may count on until it is decided whether that stays. */
 void gs_pool_promise(CUmemoryPool pool, uint64_t bytes);
 uint64_t gs_pool_settle(CUmemoryPool pool, struct gs_card *card, uint64_t reserved);
-void gs_pool_decided(CUmemoryPool pool, uint64_t outgrown, bool undone);
+void gs_pool_decided(CUmemoryPool pool, bool stays);
 
 /* A pool without a card that is not managed is not ours to count: it is on the host, or another process's. */
 void gs_pool_made(CUmemoryPool pool, struct gs_card *card, bool managed);
