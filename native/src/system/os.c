@@ -358,7 +358,7 @@ static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
     errno = saved;
 }
 
-_Thread_local unsigned gs_locks;
+_Thread_local unsigned gs_locks __attribute__((tls_model("initial-exec")));
 
 /* For the simulated driver, which looks. */
 __attribute__((visibility("default"))) unsigned gpuslice_locks_held(void);
