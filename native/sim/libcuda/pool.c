@@ -219,7 +219,7 @@ CUresult block_free(struct allocation *allocation, uint64_t address, uint64_t st
     chunk->pool->used -= block->bytes;
     if (chunk->pool->destroyed)
         pool_settle_destroyed(chunk->pool);
-    else
+    else if (chunk->pool->reuse[OPPORTUNISTIC])
         ripen(chunk->pool);
     return CUDA_SUCCESS;
 }

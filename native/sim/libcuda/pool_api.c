@@ -125,6 +125,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *made, const CUmemPoolProps *proper
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
+    may_wait("cuMemPoolDestroy");
     TRY(pool_of(pool));
     if (pool->is_default)
         return CUDA_ERROR_INVALID_VALUE;
@@ -137,6 +138,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
+    may_wait("cuMemPoolTrimTo"); /* for the card to take memory back */
     TRY(capture_permits());
     TRY(pool_of(pool));
     pool_trim(pool, keep);

@@ -474,8 +474,6 @@ static bool follows(uint64_t mark, uint64_t other, unsigned depth)
 
 bool sim_engine_follows(uint64_t mark, uint64_t other)
 {
-    if (is_finished(other))
-        return true;
     sim_lock();
     bool after = follows(mark, other, 8);
     sim_unlock();
