@@ -98,6 +98,7 @@ static void drop_allocations(const struct context *context)
 void context_deactivate(struct context *context)
 {
     may_wait("a context's end");
+    gate_pass("context-ends");
     context_wait(context);
     context->active = false;
     kept_drop_all(context);

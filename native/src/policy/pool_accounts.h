@@ -34,7 +34,7 @@ enum gs_pool_owner gs_pool_owner(CUmemoryPool pool, struct gs_card **card);
 struct gs_giver {
     CUstream stream;
     CUcontext context; /* of a context's own streams, else NULL */
-    bool own;          /* a thread's own default stream, which others reach by the event alone */
+    uint64_t own;      /* the thread whose own default stream it is, which others reach by the event alone; 0: another stream */
     CUevent event;     /* marks its last free; NULL: the stream itself can be asked */
     uint64_t bytes, last;
 };
