@@ -90,7 +90,7 @@ def candidates(stage: Stage) -> Seen:
         _compiled(stage, f"stubs/{name}", STUB, "-shared", "-fPIC", f"-Wl,-soname,{name}")
     script = PROBES.format(folder=stage.folder / "stubs", uuid=stage.card.uuid)
     before, stubs, started, total, shown, memory = json.loads(box.run(sys.executable, "-c", script))
-    assert all(before[0]) and all(before[1]), f"before cuInit and nvmlInit the driver answers {before}"
+    assert 0 not in [*before[0], *before[1]], f"before cuInit and nvmlInit the driver answers {before}"
     assert stubs == [[34, 34], [18]], stubs
     assert started == [0, 0], started
     assert total == 4096 * MIB, f"cuDeviceTotalMem says {total}"
