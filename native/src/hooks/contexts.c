@@ -11,7 +11,6 @@
 #include "policy/pool_accounts.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 #include "policy/throttle.h"
 #include "system/at_fork.h"
 
@@ -196,7 +195,7 @@ static int refuse(struct birth *birth)
 #define CREATE(symbol, green, call, undo)                                                                              \
     do {                                                                                                               \
         struct birth birth = {0};                                                                                      \
-        if (!gs_enter_cuda() || giving_birth)                                                                          \
+        if (giving_birth)                                                                                              \
             return DRIVER(symbol) call;                                                                                \
         struct gs_lock *births = begin_births(device);                                                                 \
         begin(&birth, device, green);                                                                                  \
@@ -262,9 +261,8 @@ int cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     CUdevice device;
     CUcontext popped;
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuCtxFromGreenCtx)(context, green);
-    if (!active || result != CUDA_SUCCESS || DRIVER(cuCtxPushCurrent_v2)(*context) != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS || DRIVER(cuCtxPushCurrent_v2)(*context) != CUDA_SUCCESS)
         return result;
     if (DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
         gs_table_put(&greens, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*context, .owner = (uint64_t)device + 1});
@@ -285,8 +283,6 @@ static struct gs_card *card_of_context(CUcontext context)
 
 #define DESTROY(symbol)                                                                                                \
     do {                                                                                                               \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol)(context);                                                                            \
         struct gs_card *card = card_of_context(context);                                                               \
         gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
@@ -307,8 +303,6 @@ int cuCtxDestroy_v2(CUcontext context) { DESTROY(cuCtxDestroy_v2); }
  * context still exists. */
 int cuCtxDetach(CUcontext context)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuCtxDetach)(context);
     struct gs_card *card = card_of_context(context);
     gs_pools_stream_ends(NULL);
     gs_giving_begins();
@@ -327,8 +321,7 @@ int cuGreenCtxDestroy(CUgreenCtx green)
 {
     CUcontext context = NULL;
     struct gs_card *card = NULL;
-    bool active = gs_enter_cuda();
-    if (active && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
+    if (DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
         card = card_of_context(context);
     if (context)
         gs_throttle_context_ends(context);
@@ -376,7 +369,7 @@ static int retain_first(CUcontext *context, CUdevice device)
 
 int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    if (!gs_enter_cuda() || giving_birth || is_active(device))
+    if (giving_birth || is_active(device))
         return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
     struct gs_lock *births = begin_births(device);
     int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
@@ -464,8 +457,6 @@ static bool primary_ended(CUdevice device, CUcontext context, int result)
 
 #define END_PRIMARY(symbol)                                                                                            \
     do {                                                                                                               \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol)(device);                                                                             \
         gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
         CUcontext context = primary_ends(device);                                                                      \

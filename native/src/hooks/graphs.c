@@ -4,7 +4,6 @@
 #include "hooks/launches.h"
 #include "policy/pool_accounts.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 #include "system/at_fork.h"
 
 #define DEVICE_BITS 6
@@ -57,14 +56,14 @@ static bool never_fits(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 int cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count,
                            CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
-    if (gs_enter_cuda() && parameters && never_fits(parameters))
+    if (parameters && never_fits(parameters))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return DRIVER(cuGraphAddMemAllocNode)(node, graph, before, count, parameters);
 }
 
 static bool refuse_node(const CUgraphNodeParams *parameters)
 {
-    return gs_enter_cuda() && parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+    return parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
            never_fits(&parameters->of.alloc);
 }
 
@@ -259,7 +258,7 @@ static bool forget_graph(CUgraphExec graph)
 #define INSTANTIATE(symbol, call)                                                                                      \
     do {                                                                                                               \
         struct step step;                                                                                              \
-        if (!gs_enter_cuda() || gs_likely(!gs_graph_memory_exists()))                                                  \
+        if (gs_likely(!gs_graph_memory_exists()))                                                                      \
             return DRIVER(symbol) call;                                                                                \
         struct demand demand = demand_of(graph);                                                                       \
         if (!begin(&step, &demand, false))                                                                             \
@@ -298,7 +297,7 @@ int cuGraphInstantiateWithParams_ptsz(CUgraphExec *made, CUgraph graph, void *pa
 
 int cuGraphExecDestroy(CUgraphExec graph)
 {
-    bool known = gs_enter_cuda() && gs_graph_memory_exists() && forget_graph(graph);
+    bool known = gs_graph_memory_exists() && forget_graph(graph);
     int result = DRIVER(cuGraphExecDestroy)(graph);
     if (known)
         gs_pools_changed();
@@ -307,10 +306,8 @@ int cuGraphExecDestroy(CUgraphExec graph)
 
 int cuDeviceGraphMemTrim(CUdevice device)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuDeviceGraphMemTrim)(device);
-    if (active)
-        gs_pools_changed();
+    gs_pools_changed();
     return result;
 }
 
@@ -321,7 +318,7 @@ int cuDeviceGraphMemTrim(CUdevice device)
         struct gs_entry entry;                                                                                         \
         struct demand demand;                                                                                          \
         struct step step;                                                                                              \
-        if (gs_likely(!gs_graph_memory_exists()) || !gs_enter_cuda() ||                                                \
+        if (gs_likely(!gs_graph_memory_exists()) ||                                                                    \
             !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))                                           \
             return DRIVER(symbol) call;                                                                                \
         recall(graph, entry.owner, &demand);                                                                           \
@@ -346,17 +343,8 @@ static int upload_own(CUgraphExec graph, CUstream stream)
     RUN(cuGraphUpload_ptsz, (graph, stream));
 }
 
-int cuGraphUpload(CUgraphExec graph, CUstream stream)
-{
-    gs_enter_cuda();
-    return upload(graph, stream);
-}
-
-int cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
-{
-    gs_enter_cuda();
-    return upload_own(graph, stream);
-}
+int cuGraphUpload(CUgraphExec graph, CUstream stream) { return upload(graph, stream); }
+int cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) { return upload_own(graph, stream); }
 
 static int launch(CUgraphExec graph, CUstream stream)
 {

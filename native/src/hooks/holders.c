@@ -4,7 +4,6 @@
 
 #include "hooks/physical.h"
 #include "policy/held.h"
-#include "policy/start.h"
 #include "system/at_fork.h"
 
 #define OFFSET_STEP_BITS 16 /* the granularity of offsets into a group; in these steps they fit into an entry's `kind` */
@@ -91,8 +90,6 @@ void gs_lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 /* A call by which the driver may release memory, and what follows if it succeeds. */
 #define RELEASE(symbol, call, then)                                                                                    \
     do {                                                                                                               \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol) call;                                                                                \
         gs_giving_begins();                                                                                            \
         int result = DRIVER(symbol) call;                                                                              \
         if (result == CUDA_SUCCESS)                                                                                    \
@@ -183,9 +180,8 @@ static uint32_t index_of(CUdevice device)
 
 int cuMulticastCreate(CUmemGenericAllocationHandle *group, const void *properties)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastCreate)(group, properties);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         gs_physical_made(*group, NULL, 0, GS_GROUP);
     return result;
 }
@@ -193,10 +189,9 @@ int cuMulticastCreate(CUmemGenericAllocationHandle *group, const void *propertie
 int cuMulticastBindMem(CUmemGenericAllocationHandle group, size_t group_offset, CUmemGenericAllocationHandle handle,
                        size_t offset, size_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindMem)(group, group_offset, handle, offset, bytes, flags);
     uint64_t object = gs_physical_of_handle(handle);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind(gs_physical_of_handle(group), gs_physical_card(object), group_offset, object);
     return result;
 }
@@ -204,9 +199,8 @@ int cuMulticastBindMem(CUmemGenericAllocationHandle group, size_t group_offset, 
 int cuMulticastBindMem_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
                           CUmemGenericAllocationHandle handle, size_t offset, size_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindMem_v2)(group, device, group_offset, handle, offset, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind(gs_physical_of_handle(group), index_of(device), group_offset, gs_physical_of_handle(handle));
     return result;
 }
@@ -214,9 +208,8 @@ int cuMulticastBindMem_v2(CUmemGenericAllocationHandle group, CUdevice device, s
 int cuMulticastBindAddr(CUmemGenericAllocationHandle group, size_t group_offset, CUdeviceptr address, size_t bytes,
                         unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindAddr)(group, group_offset, address, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind_addresses(gs_physical_of_handle(group), GPUSLICE_CARDS, group_offset, address, bytes);
     return result;
 }
@@ -224,9 +217,8 @@ int cuMulticastBindAddr(CUmemGenericAllocationHandle group, size_t group_offset,
 int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
                            CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindAddr_v2)(group, device, group_offset, address, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind_addresses(gs_physical_of_handle(group), index_of(device), group_offset, address, bytes);
     return result;
 }
@@ -243,9 +235,8 @@ int cuLogicalEndpointBindMem(CUlogicalEndpointId endpoint, CUdevice device, uint
                              CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes,
                              unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuLogicalEndpointBindMem)(endpoint, device, endpoint_offset, handle, offset, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind(holder_of(endpoint), index_of(device), endpoint_offset, gs_physical_of_handle(handle));
     return result;
 }
@@ -253,9 +244,8 @@ int cuLogicalEndpointBindMem(CUlogicalEndpointId endpoint, CUdevice device, uint
 int cuLogicalEndpointBindAddr(CUlogicalEndpointId endpoint, CUdevice device, uint64_t endpoint_offset, void *address,
                               uint64_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuLogicalEndpointBindAddr)(endpoint, device, endpoint_offset, address, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind_addresses(holder_of(endpoint), index_of(device), endpoint_offset, (CUdeviceptr)(uintptr_t)address, bytes);
     return result;
 }

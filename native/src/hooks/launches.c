@@ -3,7 +3,6 @@
 
 #include "hooks/kernels.h"
 #include "hooks/place.h"
-#include "policy/start.h"
 
 #define BLOCKS ((uint64_t)grid_x * grid_y * grid_z)
 
@@ -12,7 +11,7 @@ bool gs_launch_freely;
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
 {
     struct gs_work work = {.stream = {.handle = stream, .thread = gs_own_stream(stream, own_stream)}, .key = key};
-    if (!gs_enter_cuda() || !gs_throttles()) {
+    if (!gs_throttles()) {
         __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
         return work;
     }
@@ -109,7 +108,7 @@ int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream strea
 
 static void stream_ends(CUstream stream)
 {
-    if (!gs_enter_cuda() || !stream)
+    if (!stream)
         return;
     gs_pools_stream_ends(stream);
     if (gs_throttles())

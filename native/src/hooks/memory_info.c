@@ -4,7 +4,6 @@
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
 #include "policy/provisional.h"
-#include "policy/start.h"
 #include "system/os.h"
 
 #define SWEEP_EVERY_NS UINT64_C(100000000)
@@ -74,9 +73,8 @@ int cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
 
 int cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
-    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
+    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
     if (card && bytes && *bytes > card->limit_bytes)
         *bytes = card->limit_bytes;
     return result;
@@ -84,9 +82,8 @@ int cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 
 int cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuDeviceTotalMem)(bytes, device);
-    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
+    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
     if (card && bytes)
         *bytes = narrow(card->limit_bytes);
     return result;
@@ -102,9 +99,8 @@ static struct gs_card *card_of_handle(nvmlDevice_t device)
 
 int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    bool active = gs_enter_nvml();
     int result = DRIVER(nvmlDeviceGetMemoryInfo)(device, memory);
-    struct gs_card *card = active && result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
+    struct gs_card *card = result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
     if (card) {
         gs_accounts_sweep(&gs_accounts);
         struct share share = share_of(card, memory->total, UINT64_MAX);
@@ -115,9 +111,8 @@ int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 
 int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    bool active = gs_enter_nvml();
     int result = DRIVER(nvmlDeviceGetMemoryInfo_v2)(device, memory);
-    struct gs_card *card = active && result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
+    struct gs_card *card = result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
     if (card) {
         gs_accounts_sweep(&gs_accounts);
         struct share share = share_of(card, memory->total, UINT64_MAX);

@@ -13,7 +13,6 @@
 #include "policy/held.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 #include "system/at_fork.h"
 
 static struct gs_table handles;    /* handle → the references that it holds, in `bytes`, and the object, in `owner` */
@@ -81,7 +80,7 @@ void gs_physical_drop(uint64_t object)
 int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                 unsigned long long flags)
 {
-    struct gs_card *card = gs_enter_cuda() ? card_of(properties) : NULL;
+    struct gs_card *card = card_of(properties);
     if (!card || !bytes)
         return DRIVER(cuMemCreate)(handle, bytes, properties, flags);
     uint64_t reserved = gs_round_up(bytes, GS_PAGE_BYTES);
@@ -104,7 +103,7 @@ static bool made_with(uint64_t object, CUmemGenericAllocationHandle handle)
 int cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_table_take(&handles, handle, &entry);
+    bool known = gs_table_take(&handles, handle, &entry);
     bool held = known && entry.bytes;
     if (held)
         entry.bytes--;
@@ -124,7 +123,7 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
              unsigned long long flags)
 {
     struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
+    bool known = gs_table_get(&handles, handle, &entry);
     int result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
     if (known && result == CUDA_SUCCESS) {
         gs_table_count(&references, entry.owner, 1);
@@ -137,8 +136,6 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
 int cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct gs_entry entry;
-    if (!gs_enter_cuda())
-        return DRIVER(cuMemUnmap)(address, bytes);
     gs_giving_begins();
     int result = DRIVER(cuMemUnmap)(address, bytes);
     CUdeviceptr end = address + bytes;
@@ -177,9 +174,8 @@ int cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr
 {
     struct gs_entry entry;
     CUdeviceptr end;
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
-    if (!active || result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
         return result;
     uint64_t object = gs_physical_behind((CUdeviceptr)(uintptr_t)address, &end);
     if (!object)
@@ -269,7 +265,7 @@ int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h
                                  unsigned long long flags)
 {
     struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
+    bool known = gs_table_get(&handles, handle, &entry);
     int result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (!known || result != CUDA_SUCCESS)
         return result;
@@ -286,9 +282,8 @@ int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h
 int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     CUmemAllocationProp properties = {0};
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemImportFromShareableHandle)(handle, shareable, type);
-    if (!active || result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
         return result;
     bool known = DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) == CUDA_SUCCESS;
     struct gs_card *card = known ? card_of(&properties) : NULL;

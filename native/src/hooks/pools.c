@@ -5,7 +5,6 @@
 #include "policy/pool_accounts.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 #include "policy/throttle.h"
 
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
@@ -150,7 +149,7 @@ static int allocate_counted(struct request *request, CUdeviceptr *address)
 static int allocate_async(CUdeviceptr *address, size_t bytes, CUmemoryPool given, CUstream stream, bool own_stream)
 {
     struct request request = {.given = given, .pool = given, .stream = stream, .own_stream = own_stream, .bytes = bytes};
-    if (!gs_enter_cuda() || !bytes || !(request.place = gs_stream_place(stream)).card)
+    if (!bytes || !(request.place = gs_stream_place(stream)).card)
         return ask_driver(&request, address, stream);
     if (capturing(stream, own_stream)) { /* becomes a graph node, counted when the graph gets its memory */
         gs_graph_memory_seen(request.place.device, request.place.card);
@@ -193,9 +192,8 @@ int cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPoo
 
 int cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolCreate)(pool, properties);
-    if (!active || result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
         return result;
     struct gs_card *card = gs_card_of_location(properties->location.type, properties->location.id);
     gs_pool_made(*pool, card, properties->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED);
@@ -204,9 +202,8 @@ int cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 
 int cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, int type, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         gs_pool_made(*pool, NULL, false);
     return result;
 }
@@ -216,9 +213,8 @@ int cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, int typ
 int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *data)
 {
     int device = -1;
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolImportPointer)(address, pool, data);
-    if (!active || result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
         return result;
     int located = DRIVER(cuPointerGetAttribute)(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, *address);
     struct gs_card *card = located == CUDA_SUCCESS ? gs_card_of_device(device) : gs_current_place().card;
@@ -235,9 +231,8 @@ int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *
 int cuMemPoolExportPointer(void *data, CUdeviceptr address)
 {
     struct gs_entry entry;
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolExportPointer)(data, address);
-    if (active && result == CUDA_SUCCESS && gs_table_get(&gs_held, address, &entry) && entry.kind == GS_STREAM_ORDERED) {
+    if (result == CUDA_SUCCESS && gs_table_get(&gs_held, address, &entry) && entry.kind == GS_STREAM_ORDERED) {
         gs_pool_block_lent(&entry);
         gs_table_put(&gs_held, &entry);
     }
@@ -246,8 +241,6 @@ int cuMemPoolExportPointer(void *data, CUdeviceptr address)
 
 int cuMemPoolDestroy(CUmemoryPool pool)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuMemPoolDestroy)(pool);
     gs_pool_ends(pool);
     gs_giving_begins();
     int result = DRIVER(cuMemPoolDestroy)(pool);
@@ -258,18 +251,15 @@ int cuMemPoolDestroy(CUmemoryPool pool)
 
 int cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolTrimTo)(pool, keep);
-    if (active)
-        gs_pool_decided(pool, false);
+    gs_pool_decided(pool, false);
     return result;
 }
 
 int cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolSetAttribute)(pool, attribute, value);
-    if (active && result == CUDA_SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+    if (result == CUDA_SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         gs_pool_threshold(pool, *(const uint64_t *)value);
     return result;
 }
@@ -278,12 +268,9 @@ int cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 
 #define WAIT(symbol, call)                                                                                             \
     do {                                                                                                               \
-        bool active = gs_enter_cuda();                                                                                 \
         int result = DRIVER(symbol) call;                                                                              \
-        if (active) {                                                                                                  \
-            gs_throttle_awaited();                                                                                     \
-            gs_pools_changed();                                                                                        \
-        }                                                                                                              \
+        gs_throttle_awaited();                                                                                         \
+        gs_pools_changed();                                                                                            \
         return result;                                                                                                 \
     } while (0)
 
