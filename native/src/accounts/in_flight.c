@@ -98,15 +98,6 @@ void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight 
         atomic_fetch_add(&at->slot->in_flight[card], 1);
 }
 
-uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card)
-{
-    uint64_t count = 0;
-    for (uint32_t era = 0; era < GS_ERAS; era++)
-        for (uint32_t flight = GS_TAKING; flight <= GS_GIVING; flight++)
-            count += atomic_load(&accounts->mine[card].in_flight[era][flight]) >> 48;
-    return (uint16_t)count;
-}
-
 /* `gained` and `lost` change between the begin and the end of a call in flight.
  * Least: what was counted when the span began, less the allocations that were in flight then, less everything released by the
  * end and less the releases that are in flight at the end.

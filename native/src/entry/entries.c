@@ -12,7 +12,6 @@
 #include <stdatomic.h>
 
 #include "entry/hook_table.h"
-#include "entry/proc_address.h"
 #include "policy/start.h"
 #include "system/elf.h"
 #include "system/text.h"
@@ -44,7 +43,6 @@ static _Thread_local struct {
 } call __attribute__((tls_model("initial-exec")));
 
 static int refuse(void) { return call.refusal; }
-void *gs_entry_own(void) { return call.own; }
 
 /* A second copy of the driver: if it can be initialised the driver is once more, which all calls reach from then on. */
 static int initialise_both(unsigned int flags)
@@ -55,11 +53,26 @@ static int initialise_both(unsigned int flags)
     return result == 0 && drivers ? drivers(flags) : result;
 }
 
-static const struct function hooks[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters) {NULL, GS_##symbol, library, #symbol},
-#define BORROW(library, symbol, parameters) {NULL, -1, library, #symbol},
+static int candidate_proc_address(const char *name, void **function, int version, uint64_t flags);
+static int candidate_proc_address_v2(const char *name, void **function, int version, uint64_t flags, int *status);
+
+#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
+    extern const char entry_##symbol[] __asm__("gs_hook_" #symbol) __attribute__((visibility("hidden")));
+#define BORROW(library, symbol, parameters)
+#include "driver/hooks.def"
+
+static const struct {
+    struct function function;
+    const void *address;
+    void *hook;
+} entries[GS_FUNCTIONS] = {
+#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
+    {{NULL, GS_##symbol, library, #symbol}, entry_##symbol, (void *)symbol},
+#define BORROW(library, symbol, parameters) {{NULL, -1, library, #symbol}, NULL, NULL},
 #include "driver/hooks.def"
 };
+
+void *gs_hook_address(int hook) { return (void *)entries[hook].address; }
 
 /* A call that could take memory never reaches a library that may be initialised at this moment by another thread: it gets the
  * answer that the library gave to a question. */
@@ -71,16 +84,16 @@ static void *before_the_driver(const struct function *function, void *own, int r
     if (gs_text_starts(function->name, "cuInit") || gs_text_starts(function->name, "nvmlInit"))
         return (void *)initialise_both;
     if (function->hook == GS_cuGetProcAddress && own)
-        return (void *)gs_candidate_proc_address;
+        return (void *)candidate_proc_address;
     if (function->hook == GS_cuGetProcAddress_v2 && own)
-        return (void *)gs_candidate_proc_address_v2;
+        return (void *)candidate_proc_address_v2;
     return own && (function->hook < 0 || !gs_enter()) ? own : (void *)refuse;
 }
 
 static void *settled(const struct function *function, void *own)
 {
     if (function->hook >= 0)
-        return gs_enter() ? gs_hook_implementation((enum gs_function)function->hook) : gs_driver[function->hook];
+        return gs_enter() ? entries[function->hook].hook : gs_driver[function->hook];
     void *drivers = gs_driver_holds(function->library, own) ? own : gs_driver_symbol(function->library, function->name);
     return drivers ? drivers : own;
 }
@@ -88,7 +101,7 @@ static void *settled(const struct function *function, void *own)
 /* Called by an entry. Returns where the call goes. */
 __attribute__((visibility("hidden"))) void *gs_entry_target(uint32_t entry)
 {
-    const struct function *function = entry < GS_FUNCTIONS ? &hooks[entry] : &pool[entry - GS_FUNCTIONS];
+    const struct function *function = entry < GS_FUNCTIONS ? &entries[entry].function : &pool[entry - GS_FUNCTIONS];
     void *own = (void *)function->own;
     int result = gs_driver_prove(function->library, own);
     if (result != 0)
@@ -146,7 +159,70 @@ void *gs_entry_for(enum gs_library library, int hook, const char *name, void *ow
     while (name[length])
         length++;
     void *entry = usual || length >= sizeof pool->name ? NULL : pooled(library, hook, name, own);
-    return entry || hook < 0 ? entry : gs_hook_address((enum gs_function)hook);
+    return entry || hook < 0 ? entry : gs_hook_address(hook);
+}
+
+/* ---- cuGetProcAddress ---- */
+
+enum { CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2 };
+
+static bool is_entry(const void *found)
+{
+    for (int i = 0; i < GS_FUNCTIONS; i++)
+        if (entries[i].address == found)
+            return true;
+    return false;
+}
+
+/* False if the function that was found is newer than this library. The program is told that it does not exist, as an older driver
+ * would. */
+static bool replace(const char *name, void **function, int version, uint64_t flags)
+{
+    if (!name || !*function)
+        return true;
+    int hook = gs_hook_variant(name, version, flags, *function);
+    bool known = hook >= 0 || !gs_is_unknown_form(name) || is_entry(*function);
+    void *entry = known ? gs_entry_for(CUDA, hook, hook < 0 ? name : gs_hook_symbol(hook), *function) : NULL;
+    if (entry || !known)
+        *function = entry;
+    return known;
+}
+
+static int ask(gs_type_cuGetProcAddress own, const char *name, void **function, int version, uint64_t flags)
+{
+    int result = own(name, function, version, flags);
+    bool known = result != CUDA_SUCCESS || !function || replace(name, function, version, flags);
+    return known ? result : CUDA_ERROR_NOT_FOUND;
+}
+
+static int ask_v2(gs_type_cuGetProcAddress_v2 own, const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    int result = own(name, function, version, flags, status);
+    if (result != CUDA_SUCCESS || !function || replace(name, function, version, flags))
+        return result;
+    if (status)
+        *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+    return ask(DRIVER(cuGetProcAddress), name, function, version, flags);
+}
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    return ask_v2(DRIVER(cuGetProcAddress_v2), name, function, version, flags, status);
+}
+
+static int candidate_proc_address(const char *name, void **function, int version, uint64_t flags)
+{
+    return ask((gs_type_cuGetProcAddress)call.own, name, function, version, flags);
+}
+
+static int candidate_proc_address_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    return ask_v2((gs_type_cuGetProcAddress_v2)call.own, name, function, version, flags, status);
 }
 
 /* ---- the code ---- */

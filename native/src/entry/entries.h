@@ -7,7 +7,7 @@
 /* What a program gets that found the function `own` of this name; NULL for `own` itself. `hook`: -1 for a function without one. */
 void *gs_entry_for(enum gs_library library, int hook, const char *name, void *own);
 
-/* For the entries of cuGetProcAddress before there is a driver: the candidate's own function. */
-void *gs_entry_own(void);
+/* The address that stands for a hook, exported under the driver's name; NULL for a function without one. */
+void *gs_hook_address(int hook);
 
 #endif

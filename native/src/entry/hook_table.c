@@ -12,21 +12,15 @@ enum default_stream { EITHER, LEGACY, OWN };
 struct hook {
     const char *symbol;
     const char *name;
-    const void *address; /* NULL for a function that we call but do not intercept */
-    void *implementation;
+    bool intercepted; /* else we only call it */
     int since;
     unsigned char library;
     unsigned char stream;
 };
 
-#define HOOK(library, symbol, name, since, stream, parameters) \
-    extern const char entry_##symbol[] __asm__("gs_hook_" #symbol) __attribute__((visibility("hidden")));
-#define BORROW(library, symbol, parameters)
-#include "driver/hooks.def"
-
 static const struct hook hooks[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, entry_##symbol, (void *)symbol, since, library, stream},
-#define BORROW(library, symbol, parameters) {#symbol, "", NULL, NULL, 0, library, EITHER},
+#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, true, since, library, stream},
+#define BORROW(library, symbol, parameters) {#symbol, "", false, 0, library, EITHER},
 #include "driver/hooks.def"
 };
 
@@ -44,27 +38,25 @@ int gs_hook_named(const char *symbol)
     uint32_t wanted = gs_elf_hash(symbol);
     fill_hashes();
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hashes[i] == wanted && hooks[i].address && gs_text_equal(hooks[i].symbol, symbol))
+        if (hashes[i] == wanted && hooks[i].intercepted && gs_text_equal(hooks[i].symbol, symbol))
             return i;
     return -1;
 }
 
-void *gs_hook_address(enum gs_function function) { return (void *)hooks[function].address; }
 const char *gs_hook_symbol(int hook) { return hooks[hook].symbol; }
-void *gs_hook_implementation(enum gs_function function) { return hooks[function].implementation; }
 
 bool gs_hook_is_variable_in(const struct gs_elf_symbols *symbols)
 {
     fill_hashes();
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hooks[i].address && gs_elf_symbol(symbols, hooks[i].symbol, hashes[i], STT_OBJECT))
+        if (hooks[i].intercepted && gs_elf_symbol(symbols, hooks[i].symbol, hashes[i], STT_OBJECT))
             return true;
     return false;
 }
 
 static bool suits(const struct hook *hook, const char *name, int version, bool own_stream)
 {
-    return hook->address && hook->name[0] && hook->since <= version && strcmp(hook->name, name) == 0 &&
+    return hook->intercepted && hook->name[0] && hook->since <= version && strcmp(hook->name, name) == 0 &&
            (hook->stream == EITHER || (hook->stream == OWN) == own_stream);
 }
 
@@ -93,7 +85,7 @@ static int by_whole_symbol(const char *name, const void *found)
 {
     int hook = gs_hook_named(name);
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hook < 0 || (hooks[i].address && strcmp(hooks[i].name, name) == 0))
+        if (hook < 0 || (hooks[i].intercepted && strcmp(hooks[i].name, name) == 0))
             return -1; /* it is a name, whose meaning depends on the version */
     return hooks[hook].library == CUDA && gs_elf_function_beside(found, name) ? hook : -1;
 }
@@ -112,7 +104,7 @@ int gs_hook_variant(const char *name, int version, uint64_t flags, const void *f
     if (best >= 0 && is_of(best, found))
         return best;
     for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose another variant: use the hook of that one */
-        if (hooks[i].address && strncmp(hooks[i].name, name, base) == 0 && !hooks[i].name[base] && is_of(i, found))
+        if (hooks[i].intercepted && strncmp(hooks[i].name, name, base) == 0 && !hooks[i].name[base] && is_of(i, found))
             return i;
     if (best < 0)
         return by_whole_symbol(name, found);
@@ -132,7 +124,7 @@ static bool only_asks(const char *name)
 static bool has_hook(const char *name, size_t length)
 {
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hooks[i].address && strncmp(hooks[i].name, name, length) == 0 && !hooks[i].name[length])
+        if (hooks[i].intercepted && strncmp(hooks[i].name, name, length) == 0 && !hooks[i].name[length])
             return true;
     return false;
 }
@@ -143,12 +135,7 @@ bool gs_is_unknown_variant(const char *symbol)
     return symbol[length] && gs_hook_named(symbol) < 0 && has_hook(symbol, length) && !only_asks(symbol);
 }
 
-bool gs_is_unknown_form(const char *name, const void *found)
+bool gs_is_unknown_form(const char *name)
 {
-    if (!found || only_asks(name) || !has_hook(name, base_length(name)))
-        return false;
-    for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hooks[i].address == found)
-            return false;
-    return true;
+    return !only_asks(name) && has_hook(name, base_length(name));
 }

@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "entry/entries.h"
 #include "entry/hook_table.h"
 #include "entry/symbol_lookup.h"
 #include "system/elf.h"
@@ -126,7 +127,7 @@ static void bind_one(const struct object *object, const ElfW(Rela) * entry, cons
     uintptr_t *place = (uintptr_t *)(object->base + entry->r_offset);
     uint32_t type = (uint32_t)ELF64_R_TYPE(entry->r_info);
     int hook = gs_is_driver_name(name) ? gs_hook_named(name) : -1;
-    void *ours = hook >= 0 ? gs_hook_address((enum gs_function)hook) : gs_own_entry(name);
+    void *ours = hook >= 0 ? gs_hook_address(hook) : gs_own_entry(name);
     uintptr_t added = type == POINTER ? (uintptr_t)entry->r_addend : 0;
     if (!ours || (type != POINTER && type != SLOT && type != CALLED && type != COPY))
         return;

@@ -1,4 +1,4 @@
-/* A program finds the driver's functions through dlsym, dlvsym or cuGetProcAddress (proc_address.c), or is linked against them and gets our
+/* A program finds the driver's functions through dlsym, dlvsym or cuGetProcAddress (entries.c), or is linked against them and gets our
  * exported symbols first. Every other lookup goes to libc as if we were not there: the stubs below jump instead of calling,
  * so that libc sees the real caller, on which RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
 #define _GNU_SOURCE
@@ -78,7 +78,7 @@ static void *replacement(void *handle, const char *name, void *found, const void
         return NULL;
     if (hook < 0)
         return gs_enter() ? gs_entry_for(library_of(name), -1, name, found) : NULL;
-    void *address = gs_hook_address((enum gs_function)hook);
+    void *address = gs_hook_address(hook);
     const char *driver = gs_driver_file(name);
     bool global = handle == RTLD_DEFAULT || found == address;
     /* Our symbols are visible to the whole program. While no driver is loaded they must not be found, though a variable of the
@@ -98,7 +98,7 @@ static void *replacement(void *handle, const char *name, void *found, const void
 static void *replacement_for(void *handle, const char *name, void *found, const void *caller)
 {
     int number = gs_hook_named(name);
-    bool ours = number >= 0 && found == gs_hook_address((enum gs_function)number);
+    bool ours = number >= 0 && found == gs_hook_address(number);
     if (!ours && gs_elf_is_elsewhere(found, gs_driver_file(name)))
         return NULL;
     const struct link_map *elsewhere = number < 0 && found ? gs_elf_elsewhere(found) : NULL;

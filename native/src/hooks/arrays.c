@@ -1,5 +1,5 @@
 /* Arrays and mipmapped arrays. The driver does not report their size, so it is computed. Small arrays share pages. */
-#include "hooks/holders.h"
+#include "hooks/physical.h"
 #include "hooks/place.h"
 #include "policy/array_pages.h"
 #include "policy/held.h"
@@ -205,7 +205,7 @@ int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTO
         struct gs_giving giving = gs_give((uint64_t)(uintptr_t)array);                                                 \
         int result = gs_gave(&giving, DRIVER(symbol)(array));                                                          \
         if (result == CUDA_SUCCESS)                                                                                    \
-            gs_unpin((uint64_t)(uintptr_t)array);                                                                      \
+            gs_physical_let_go((uint64_t)(uintptr_t)array);                                                                      \
         gs_giving_ends();                                                                                              \
         return result;                                                                                                 \
     } while (0)

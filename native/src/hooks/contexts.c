@@ -1,7 +1,5 @@
 /* Contexts. Before the call, the size of the last measured context is reserved; after it, the new context is measured, and
  * destroyed again if it does not fit. */
-#include "hooks/contexts.h"
-
 #include <string.h>
 
 #include "hooks/kernels.h"
@@ -402,7 +400,8 @@ static bool is_alive(void)
     return alive;
 }
 
-void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context)
+/* Adds to the accounts a current context that was created without a call that we intercept. */
+static void noticed(struct gs_card *card, CUdevice device, CUcontext context)
 {
     if (giving_birth || !is_alive())
         return;
@@ -411,6 +410,7 @@ void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context
         take_in(card, device, context);
     end_births(births);
 }
+GS_ON_CONTEXT(noticed);
 
 static bool green_ends(struct gs_entry *green, void *device)
 {

@@ -1,7 +1,5 @@
 /* What keeps physical memory allocated without a mapping: tiles of a sparse array, members of a multicast group, memory
  * bound to a logical endpoint. Each is a pin: a reference that ends when its place is reused or its holder is destroyed. */
-#include "hooks/holders.h"
-
 #include "hooks/physical.h"
 #include "policy/held.h"
 #include "system/at_fork.h"
@@ -24,10 +22,15 @@ static void unpin_place(uint64_t place)
         gs_physical_drop(entry.owner);
 }
 
+static void unpin(uint64_t holder);
+static void lend_members(uint64_t group);
+
 static void pin(struct gs_entry place)
 {
+    static const struct gs_members members = {.release = unpin, .lend = lend_members};
     if (!place.owner)
         return;
+    gs_physical_has_members(&members);
     gs_physical_hold(place.owner);
     unpin_place(place.key); /* mapping a place again releases its old tile */
     gs_table_put(&pins, &place);
@@ -73,7 +76,7 @@ static void unpin_range(struct range range)
     } while (range.count == AT_ONCE);
 }
 
-void gs_unpin(uint64_t holder)
+static void unpin(uint64_t holder)
 {
     unpin_range((struct range){.holder = holder, .to = UINT64_MAX, .card = GPUSLICE_CARDS});
 }
@@ -85,7 +88,7 @@ static bool lend(struct gs_entry *entry, void *holder)
     return false;
 }
 
-void gs_lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
+static void lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 
 /* A call by which the driver may release memory, and what follows if it succeeds. */
 #define RELEASE(symbol, call, then)                                                                                    \
@@ -258,5 +261,5 @@ int cuLogicalEndpointUnbind(CUlogicalEndpointId endpoint, CUdevice device, uint6
 
 int cuLogicalEndpointDestroy(CUlogicalEndpointId endpoint)
 {
-    RELEASE(cuLogicalEndpointDestroy, (endpoint), gs_unpin(holder_of(endpoint)));
+    RELEASE(cuLogicalEndpointDestroy, (endpoint), gs_physical_let_go(holder_of(endpoint)));
 }

@@ -6,7 +6,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "hooks/holders.h"
 #include "hooks/place.h"
 #include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
@@ -61,6 +60,24 @@ uint32_t gs_physical_card(uint64_t object)
 
 void gs_physical_hold(uint64_t object) { gs_table_count(&references, object, 1); }
 
+static const struct gs_members *members; /* NULL as long as nothing has any */
+
+void gs_physical_has_members(const struct gs_members *those) { __atomic_store_n(&members, those, __ATOMIC_RELEASE); }
+
+void gs_physical_let_go(uint64_t holder)
+{
+    const struct gs_members *those = __atomic_load_n(&members, __ATOMIC_ACQUIRE);
+    if (those)
+        those->release(holder);
+}
+
+static void lend_members(uint64_t group)
+{
+    const struct gs_members *those = __atomic_load_n(&members, __ATOMIC_ACQUIRE);
+    if (those)
+        those->lend(group);
+}
+
 void gs_physical_drop(uint64_t object)
 {
     struct gs_entry entry;
@@ -68,7 +85,7 @@ void gs_physical_drop(uint64_t object)
         return;
     gs_table_take_of(&handles, entry.owner, object);
     if (entry.kind == GS_GROUP) /* an exported group keeps its members: another process may have it */
-        gs_unpin(object);
+        gs_physical_let_go(object);
     if ((entry.kind & 0xff) == GS_GROUP)
         return;
     if (!(entry.kind & GS_EXPORTED) || !gs_descriptors_keep(object))
@@ -209,7 +226,7 @@ static bool mark_exported(uint64_t object, int descriptor)
     if (known && entry.kind == GS_GROUP) {
         entry.kind |= GS_EXPORTED;
         gs_table_put(&objects, &entry);
-        gs_lend_members(object);
+        lend_members(object);
     }
     if (!known || entry.card >= GPUSLICE_CARDS)
         return true;

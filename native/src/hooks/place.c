@@ -1,10 +1,13 @@
 #include "hooks/place.h"
 
-#include "hooks/contexts.h"
 #include "policy/driver_overhead.h"
 #include "system/at_fork.h"
 
 enum { CU_STREAM_LEGACY = 1, CU_STREAM_PER_THREAD = 2 };
+
+/* The linker defines these symbols as the start and the end of the section. */
+extern const gs_on_context __start_gs_on_context[] __attribute__((visibility("hidden")));
+extern const gs_on_context __stop_gs_on_context[] __attribute__((visibility("hidden")));
 
 static uint32_t contexts_epoch = 1;
 
@@ -26,7 +29,8 @@ struct gs_place gs_current_place(void)
     if (DRIVER(cuCtxGetDevice)(&place.device) == CUDA_SUCCESS)
         place.card = gs_card_of_device(place.device);
     if (place.card && !gs_has_context(place.card))
-        gs_context_noticed(place.card, place.device, place.context);
+        for (const gs_on_context *on = __start_gs_on_context; on < __stop_gs_on_context; on++)
+            (*on)(place.card, place.device, place.context);
     if (place.card) {
         seen.place = place;
         seen.epoch = epoch;
