@@ -129,10 +129,9 @@ int cuMemFree(unsigned int address)
 
 static int gave(struct gs_giving *giving, int result, CUstream stream, bool own_stream)
 {
-    struct gs_giver on = {0};
-    if (giving->known)
-        on = gs_giver_of(stream, own_stream);
-    return gs_gave_on(giving, result, &on);
+    bool ordered = giving->known && !gs_is_capturing(stream, own_stream);
+    struct gs_giver on = ordered ? gs_giver_of(stream, own_stream) : (struct gs_giver){0};
+    return gs_gave_on(giving, result, ordered ? &on : NULL);
 }
 
 int cuMemFreeAsync(CUdeviceptr address, CUstream stream)

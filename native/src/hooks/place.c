@@ -64,6 +64,13 @@ uint64_t gs_own_stream(CUstream stream, bool own_stream)
     return number;
 }
 
+bool gs_is_capturing(CUstream stream, bool own_stream)
+{
+    int status = 0;
+    int result = own_stream ? DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) : DRIVER(cuStreamIsCapturing)(stream, &status);
+    return result == CUDA_SUCCESS && status != 0;
+}
+
 struct gs_giver gs_giver_of(CUstream stream, bool own_stream)
 {
     uint64_t own = gs_own_stream(stream, own_stream);

@@ -20,13 +20,6 @@ struct request {
     uint64_t bytes, reserved;
 };
 
-static bool capturing(CUstream stream, bool own_stream)
-{
-    int status = 0;
-    int result = own_stream ? DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) : DRIVER(cuStreamIsCapturing)(stream, &status);
-    return result == CUDA_SUCCESS && status != 0;
-}
-
 static int ask_driver(const struct request *request, CUdeviceptr *address, CUstream stream)
 {
     if (request->given)
@@ -89,22 +82,12 @@ static bool take_from_another(struct request *request, CUdeviceptr *address, int
     return taken;
 }
 
-static bool reserve_at_once(struct request *request, uint64_t growth)
+static bool reserve(struct request *request, bool (*way)(struct gs_card *, uint64_t))
 {
-    if (!gs_take_room_at_once(request->place.card, growth))
-        return false;
-    request->reserved = growth;
-    gs_pool_promise(request->pool, growth);
-    return true;
-}
-
-static bool reserve(struct request *request, uint64_t growth)
-{
-    if (!gs_reserve_quietly(request->place.card, growth))
-        return false;
-    request->reserved = growth;
-    gs_pool_promise(request->pool, growth);
-    return true;
+    uint64_t growth = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
+    request->reserved = way(request->place.card, growth) ? growth : way(request->place.card, least) ? least : 0;
+    gs_pool_promise(request->pool, request->reserved);
+    return request->reserved != 0;
 }
 
 /* A pool with enough free room does not grow, else it grows by whole steps; if a step does not fit under the limit, only the
@@ -113,19 +96,18 @@ static bool reserve(struct request *request, uint64_t growth)
 static bool allocate(struct request *request, CUdeviceptr *address, int *result)
 {
     struct gs_card *card = request->place.card;
-    uint64_t growth = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
     struct gs_giver on = gs_giver_of(request->stream, request->own_stream);
     enum gs_pool_room room = gs_pool_take(request->pool, request->bytes, &on);
     if (room != GS_POOL_IDLE)
         gs_measure_sometimes(card);
-    if ((room == GS_POOL_IDLE || reserve_at_once(request, growth) || reserve_at_once(request, least)) &&
+    if ((room == GS_POOL_IDLE || reserve(request, gs_take_room_at_once)) &&
         attempt(request, address, request->stream, result))
         return true;
     request->reserved = 0;
     if (room == GS_POOL_PENDING &&
         (take_from_another(request, address, result) || attempt(request, address, request->stream, result)))
         return true;
-    return (reserve(request, growth) || reserve(request, least)) && attempt(request, address, request->stream, result);
+    return reserve(request, gs_reserve_quietly) && attempt(request, address, request->stream, result);
 }
 
 static int allocate_counted(struct request *request, CUdeviceptr *address)
@@ -151,7 +133,7 @@ static int allocate_async(CUdeviceptr *address, size_t bytes, CUmemoryPool given
     struct request request = {.given = given, .pool = given, .stream = stream, .own_stream = own_stream, .bytes = bytes};
     if (!bytes || !(request.place = gs_stream_place(stream)).card)
         return ask_driver(&request, address, stream);
-    if (capturing(stream, own_stream)) { /* becomes a graph node, counted when the graph gets its memory */
+    if (gs_is_capturing(stream, own_stream)) { /* becomes a graph node, counted when the graph gets its memory */
         gs_graph_memory_seen(request.place.device, request.place.card);
         return ask_driver(&request, address, stream);
     }

@@ -5,10 +5,8 @@
 #include "system/at_fork.h"
 
 #define POOLS 512
-#define GIVERS 8
 #define GRAPH_DEVICES 64
 #define BLOCK_BYTES 512u /* the driver rounds blocks up to it */
-enum { CU_EVENT_DISABLE_TIMING = 2, CUDA_ERROR_NOT_READY = 600 };
 enum { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4 };
 enum { CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9, CU_MEMPOOL_ATTR_LOCATION_ID = 11, CU_MEMPOOL_ATTR_LOCATION_TYPE = 12 };
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
@@ -20,7 +18,7 @@ struct pool {
     uint64_t unpaid;   /* growth beyond that, whoever noticed it, until it is decided whether it stays: nobody may count on it */
     uint64_t used;     /* by blocks, and by calls that ask for one */
     uint64_t threshold; /* what it keeps when the program synchronizes */
-    struct gs_giver givers[GIVERS];
+    struct gs_giver givers[GS_GIVERS];
     uint64_t largest;  /* growth at once: no chunk is larger, and a block that is open elsewhere keeps its whole chunk */
     uint64_t lent;     /* the chunks of blocks that other processes may have opened */
     uint64_t shared;   /* the same, of blocks that were freed here since */
@@ -43,7 +41,6 @@ static struct pool pools[POOLS];
 static uint64_t handles[POOLS]; /* the owners that blocks name; 0 for a free entry */
 static bool may_shrink[POOLS];
 static int pools_high; /* [0, pools_high) were ever in use */
-static uint64_t last_given;
 static struct graph_device graph_devices[GRAPH_DEVICES];
 static struct gs_lock lock;
 static bool graphs_exist;
@@ -216,79 +213,11 @@ static struct pool *find_or_locate(uint64_t handle, struct gs_card *card)
 
 /* ---- streams that give blocks back ---- */
 
-/* Marks the end of what the stream was given so far, for when it cannot be asked itself. */
-static void mark(struct gs_giver *giver)
-{
-    CUcontext context = giver->context, popped;
-    int mode = gs_relax_capture();
-    bool found = context || DRIVER(cuStreamGetCtx)(giver->stream, &context) == CUDA_SUCCESS;
-    bool pushed = found && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
-    if (giver->event || DRIVER(cuEventCreate)(&giver->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
-        giver->own ? DRIVER(cuEventRecord_ptsz)(giver->event, NULL) : DRIVER(cuEventRecord)(giver->event, giver->stream);
-    if (pushed)
-        DRIVER(cuCtxPopCurrent_v2)(&popped);
-    gs_restore_capture(mode);
-}
-
-static bool is_capturing(const struct gs_giver *giver)
-{
-    int status = 0;
-    return !giver->event && (DRIVER(cuStreamIsCapturing)(giver->stream, &status) != CUDA_SUCCESS || status);
-}
-
-/* Whether the stream has got to all that it was to free. */
-static bool has_given(const struct gs_giver *giver)
-{
-    int mode = gs_relax_capture();
-    int result = !giver->bytes ? CUDA_SUCCESS : giver->event ? DRIVER(cuEventQuery)(giver->event) : DRIVER(cuStreamQuery)(giver->stream);
-    gs_restore_capture(mode);
-    return result != CUDA_ERROR_NOT_READY;
-}
-
-static void forget_giver(struct gs_giver *giver)
-{
-    if (giver->event)
-        DRIVER(cuEventDestroy_v2)(giver->event);
-    *giver = (struct gs_giver){0};
-}
-
-static bool is_same(const struct gs_giver *one, const struct gs_giver *other)
-{
-    return one->stream == other->stream && one->own == other->own && one->context == other->context && (one->own || !one->event);
-}
-
-static void give(struct pool *pool, const struct gs_giver *on, uint64_t bytes)
-{
-    struct gs_giver *to = pool->givers, *end = to + GIVERS;
-    for (struct gs_giver *each = to; each < end && !is_same(to, on); each++)
-        if (is_same(each, on) || each->last < to->last)
-            to = each;
-    if (!is_same(to, on)) {
-        if (to->event && pool->users) /* a thread may be waiting for it */
-            return;
-        forget_giver(to);
-        *to = *on;
-    }
-    to->bytes += bytes;
-    to->last = ++last_given;
-    if (to->own || pool->destroyed)
-        mark(to);
-}
-
 bool gs_pool_giver(CUmemoryPool handle, uint64_t bytes, struct gs_giver *found)
 {
-    struct gs_giver *newest = NULL;
     gs_lock(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
-    for (int i = 0; pool && i < GIVERS; i++) {
-        struct gs_giver *each = &pool->givers[i];
-        if (each->bytes < bytes || is_capturing(each))
-            continue;
-        if (!pool->users && has_given(each))
-            forget_giver(each); /* these blocks are everybody's by now */
-        else if (!newest || each->last > newest->last)
-            newest = each;
-    }
+    struct gs_giver *newest = pool ? gs_givers_newest(pool->givers, bytes, pool->users) : NULL;
     if (newest) {
         newest->bytes -= bytes;
         *found = *newest;
@@ -322,15 +251,15 @@ void gs_pools_stream_ends(CUstream stream)
     if (!__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED))
         return;
     gs_lock(&lock);
-    for (int i = 0; i < pools_high * GIVERS; i++) {
-        struct gs_giver *giver = &pools[i / GIVERS].givers[i % GIVERS];
+    for (int i = 0; i < pools_high * GS_GIVERS; i++) {
+        struct gs_giver *giver = &pools[i / GS_GIVERS].givers[i % GS_GIVERS];
         if (!giver->bytes || (stream && (giver->own || giver->event || giver->stream != stream)))
             continue;
-        await_users(&pools[i / GIVERS]);
+        await_users(&pools[i / GS_GIVERS]);
         if (stream)
-            mark(giver);
+            gs_giver_mark(giver);
         else
-            forget_giver(giver);
+            gs_giver_forget(giver);
     }
     gs_unlock(&lock);
 }
@@ -339,21 +268,13 @@ void gs_pools_stream_ends(CUstream stream)
 
 static void end_pool(struct pool *pool);
 
-static bool has_given_all(const struct pool *pool)
-{
-    bool given = true;
-    for (int i = 0; i < GIVERS && given; i++)
-        given = has_given(&pool->givers[i]);
-    return given;
-}
-
 static void refresh(bool all)
 {
     gs_lock(&lock);
     for (int i = 0; i < pools_high; i++)
         if (handles[i] && (all || may_shrink[i])) {
             settle_pool(&pools[i], 0);
-            if (pools[i].destroyed && !pools[i].live && has_given_all(&pools[i]))
+            if (pools[i].destroyed && !pools[i].live && gs_givers_have_given(pools[i].givers))
                 end_pool(&pools[i]);
         }
     for (CUdevice device = 0; graphs_exist && device < GRAPH_DEVICES; device++)
@@ -411,8 +332,8 @@ enum gs_pool_room gs_pool_take(CUmemoryPool handle, uint64_t bytes, const struct
         ask((uint64_t)(uintptr_t)handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
     if (pool && asked <= gs_less(gs_less(pool->charged, pool->unpaid), used > pool->used ? used : pool->used)) {
         room = GS_POOL_IDLE;
-        for (struct gs_giver *each = pool->givers; each < pool->givers + GIVERS; each++)
-            if (each->bytes >= asked && is_same(each, on)) { /* in order anyway */
+        for (struct gs_giver *each = pool->givers; each < pool->givers + GS_GIVERS; each++)
+            if (each->bytes >= asked && gs_giver_is_same(each, on)) { /* in order anyway */
                 each->bytes -= asked;
                 room = GS_POOL_IDLE;
                 break;
@@ -533,8 +454,8 @@ static void end_pool(struct pool *pool)
         leave_shared(pool, 0);
         recharge_pool(pool, 0, 0);
     }
-    for (int i = 0; i < GIVERS; i++)
-        forget_giver(&pool->givers[i]);
+    for (int i = 0; i < GS_GIVERS; i++)
+        gs_giver_forget(&pool->givers[i]);
     *pool = (struct pool){0};
     *handle_of(pool) = 0;
     may_shrink[pool - pools] = false;
@@ -546,10 +467,10 @@ static void bury(struct pool *pool)
 {
     struct census census = {*handle_of(pool), ++last_destroyed, 0};
     gs_table_sift(&gs_held, count_and_rename, &census);
-    for (struct gs_giver *each = pool->givers; each < pool->givers + GIVERS; each++)
+    for (struct gs_giver *each = pool->givers; each < pool->givers + GS_GIVERS; each++)
         if (each->bytes && !each->event)
-            mark(each);
-    if (census.live == 0 && has_given_all(pool)) {
+            gs_giver_mark(each);
+    if (census.live == 0 && gs_givers_have_given(pool->givers)) {
         end_pool(pool);
         return;
     }
@@ -572,8 +493,11 @@ void gs_pool_block_freed(const struct gs_entry *entry, const struct gs_giver *on
         pool->used = gs_less(pool->used, in_blocks(entry->bytes));
     }
     if (pool && on && !pool->elsewhere && !(entry->kind & GS_LENT))
-        give(pool, on, in_blocks(entry->bytes));
-    if (pool && pool->destroyed && --pool->live == 0 && has_given_all(pool))
+        gs_givers_add(pool->givers, on, in_blocks(entry->bytes), pool->users);
+    for (int i = 0; pool && pool->destroyed && i < GS_GIVERS; i++)
+        if (pool->givers[i].bytes && !pool->givers[i].event)
+            gs_giver_mark(&pool->givers[i]);
+    if (pool && pool->destroyed && --pool->live == 0 && gs_givers_have_given(pool->givers))
         end_pool(pool);
     else if (pool)
         note_idle(pool);

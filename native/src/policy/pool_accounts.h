@@ -5,6 +5,7 @@
 
 #include "policy/cards.h"
 #include "policy/held.h"
+#include "policy/pool_givers.h"
 
 extern bool gs_pools_exist;
 
@@ -29,15 +30,6 @@ bool gs_pool_of_device(CUmemoryPool *pool, CUdevice device);
 enum gs_pool_owner { GS_POOL_OURS, GS_POOL_ELSEWHERE, GS_POOL_UNKNOWN };
 enum gs_pool_owner gs_pool_owner(CUmemoryPool pool, struct gs_card **card);
 
-/* A stream that gives blocks back to a pool. Until it gets there they are for later work on the same stream, or for another
- * stream that waits for it. */
-struct gs_giver {
-    CUstream stream;
-    CUcontext context; /* of a context's own streams, else NULL */
-    uint64_t own;      /* the thread whose own default stream it is, which others reach by the event alone; 0: another stream */
-    CUevent event;     /* marks its last free; NULL: the stream itself can be asked */
-    uint64_t bytes, last;
-};
 /* The stream that gave most recently, of those that will give so much; its bytes are taken. The pool, its streams and events
  * are not destroyed before gs_pool_used(). */
 bool gs_pool_giver(CUmemoryPool pool, uint64_t bytes, struct gs_giver *found);
