@@ -61,11 +61,12 @@ check: $(STAMP) ## format, lint, types, layers, house rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(MAKE) -C native lint
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest tests/test_tidy.py tests/test_glossary.py
 
-fix: $(STAMP) ## repair what ruff can repair
-	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+fix: $(STAMP) ## repair what ruff and clang-format can repair
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(MAKE) -C native format
 
 docs: .venv-docs/.installed ## the documentation as a site with search, in build/site; broken links fail
 	@rm -rf build/site-source && mkdir -p build/site-source
