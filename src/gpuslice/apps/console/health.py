@@ -112,7 +112,8 @@ class Health:
             slices=state.slices.objects(),
             hooks=state.own_hooks(),
             claims=state.claims if state.follows_claims else None,
-            usage=[each for rows in self._usage.containers.values() for each in rows],
+            # the others are many, and no check looks at them
+            usage=[each for rows in self._usage.containers.values() for each in rows if each.excess_bytes],
             unreadable=[each.plural for each in small if not each.synced],
             node_label=self._node_label,
         )

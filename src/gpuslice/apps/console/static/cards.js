@@ -1,6 +1,6 @@
 // Cards: the whole cluster as a wall; a click goes to a card, and from there to its pods.
 import { announce, bar, command, copyOnly, copyable, empty, h, podLink, replace } from "./dom.js";
-import { HUES, amounts, hueOf, now, store, totals, unitsInMiB, waitingRows } from "./store.js";
+import { HUES, heldBy, hueOf, now, store, totals, unitsInMiB, waitingRows } from "./store.js";
 import { say, told } from "./sentences.js";
 import { BY_NAME, count, mib, span, t } from "./words.js";
 import { LARGE, cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
@@ -121,8 +121,8 @@ export class CardsView {
     );
     if (focused) [...this.top.querySelectorAll(".choice button")].find((each) => each.textContent === focused)?.focus();
     const held = new Map();
-    for (const [key, pod] of store.tables.pods) {
-      if (this.focus ? pod.node === this.focus : pod.node) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + amounts(key, pod).held);
+    for (const pod of store.tables.pods.values()) {
+      if (this.focus ? pod.node === this.focus : pod.node) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + heldBy(pod));
     }
     const names = [...held].sort((a, b) => b[1] - a[1] || BY_NAME.compare(a[0], b[0]));
     const own = names.filter(([name]) => hueOf(name) < HUES);

@@ -149,11 +149,21 @@ export function unitsInMiB(number, card) {
   return number * unitSizes().least;
 }
 
-/** What a pod holds, uses of it, holds in vain and uses beyond it, in MiB; `used` is null where nobody measures it. */
-export function amounts(key, pod) {
+/** MiB that a pod holds, of all its cards. */
+export function heldBy(pod) {
+  if (!pod.slices) return 0;
   const cards = store.tables.nodes.get(pod.node)?.cards;
   let held = 0;
-  for (const [index, number] of pod.slices ?? []) held += unitsInMiB(number, cards?.find((each) => each[0] === index));
+  for (const [index, number] of pod.slices) {
+    const card = cards?.[index]; // mostly: there are tens of thousands of pods, and numbers may have gaps
+    held += unitsInMiB(number, card?.[0] === index ? card : cards?.find((each) => each[0] === index));
+  }
+  return held;
+}
+
+/** What a pod holds, uses of it, holds in vain and uses beyond it, in MiB; `used` is null where nobody measures it. */
+export function amounts(key, pod) {
+  const held = heldBy(pod);
   const used = store.tables.podUsage.get(key)?.used ?? null;
   return { held, used, unused: used === null ? 0 : Math.max(0, held - used), excess: used === null ? 0 : Math.max(0, used - held) };
 }
@@ -177,12 +187,14 @@ export function totals() {
       if (card[3]) sum.inUse += 1;
     }
   }
-  for (const [key, pod] of store.tables.pods) {
-    if (!pod.slices || !store.tables.podUsage.has(key)) continue;
-    const own = amounts(key, pod);
-    if (own.used === null) continue;
-    sum.heldMeasured += own.held;
-    for (const name of ["used", "unused", "excess"]) sum[name] += own[name];
+  for (const [key, { used }] of store.tables.podUsage) {
+    const pod = used === undefined ? null : store.tables.pods.get(key);
+    if (!pod?.slices) continue;
+    const held = heldBy(pod);
+    sum.heldMeasured += held;
+    sum.used += used;
+    if (held > used) sum.unused += held - used;
+    else sum.excess += used - held;
   }
   return sum;
 }

@@ -162,6 +162,7 @@ function paint(canvas, placed, blocks, { mode, matches, selected }) {
       put(colours.free, alpha, x, y, cell.width, cell.height);
       if (mode !== "team") {
         const part = mode === "use" ? ratioOf(usage, card) : wasteOf(card, slices);
+        if (large) drawSlices(cell, slices, colours, alpha, () => {}, labels); // whose they are, in any colour
         if (part !== null) put(mode === "use" ? colours.accent : colours.warn, alpha * 0.85, x, y + cell.height * (1 - part), cell.width, cell.height * part);
       } else {
         drawSlices(cell, slices, colours, alpha, put, large ? labels : null);
