@@ -14,7 +14,7 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import ACCESS_REVIEWS, DICT, Resource
 
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "tokenreviews", "TokenReview", DICT, namespaced=False)
-LASTS_S = 60.0
+LASTS_S = 10.0
 """So long an answer of the API server holds: a right that was taken away is gone after it."""
 MOST_ANSWERS = 1000
 AT_ONCE = 2
