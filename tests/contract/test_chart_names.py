@@ -1,0 +1,54 @@
+"""The chart knows the names of ours that are protected from the one list of them.
+
+python -m tests.contract.test_chart_names    # writes the chart's file anew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuslice.core import contract
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.contract import AGENT, NODE_ANNOTATION_WRITERS, POD_ANNOTATION_WRITERS
+from tests.chart import CHART
+
+FILE = CHART / "templates" / "_contract.tpl"
+OF_AUTHORS = {contract.ANN_LATENCY_CLASS}
+"""Annotations that who makes a pod writes."""
+OF_OTHER_OBJECTS = {contract.ANN_BINDS, contract.ANN_MIGRATION}
+
+
+def text() -> str:
+    def listed(name: str, names: Iterable[str]) -> str:
+        words = ", ".join(f"'{each}'" for each in names)
+        return f'{{{{- define "gpuslice.{name}" -}}}}\n[{words}]\n{{{{- end }}}}\n'
+
+    def of_agent(writers: dict[str, tuple[str, ...]]) -> Iterable[str]:
+        return (name for name, who in writers.items() if AGENT in who)
+
+    return "\n".join(
+        (
+            "{{- /* Written by tests/contract/test_chart_names.py from core/contract.py: lists of CEL. */}}",
+            listed("podAnnotations", POD_ANNOTATION_WRITERS),
+            listed("podAnnotationsOfAgent", of_agent(dict(POD_ANNOTATION_WRITERS))),
+            listed("nodeAnnotationsOfAgent", of_agent(dict(NODE_ANNOTATION_WRITERS))),
+        )
+    )
+
+
+def test_the_chart_has_the_names_of_the_contract() -> None:
+    assert FILE.read_text() == text(), "python -m tests.contract.test_chart_names"
+
+
+def test_each_annotation_of_ours_has_its_writers() -> None:
+    ours = {value for name, value in vars(contract).items() if name.startswith("ANN_")}
+    assert ours == {*POD_ANNOTATION_WRITERS, *OF_AUTHORS, *OF_OTHER_OBJECTS}
+    assert set(PLACEMENT_ANNOTATIONS) <= set(POD_ANNOTATION_WRITERS)
+    nodes = {
+        value for name, value in vars(contract).items() if name.startswith("NODE_") and isinstance(value, str)
+    }
+    assert nodes == set(NODE_ANNOTATION_WRITERS)
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())
