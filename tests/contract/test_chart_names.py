@@ -9,12 +9,14 @@ from collections.abc import Iterable
 
 from gpuslice.core import contract
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
+from gpuslice.core.container_files import OUR_PATHS
 from gpuslice.core.contract import AGENT, NODE_ANNOTATION_WRITERS, POD_ANNOTATION_WRITERS
 from tests.chart import CHART
 
 FILE = CHART / "templates" / "_contract.tpl"
 OF_AUTHORS = {contract.ANN_LATENCY_CLASS}
 """Annotations that who makes a pod writes."""
+SLASH = r"/+(\./+)*"  # as in a path that nobody has cleaned
 OF_OTHER_OBJECTS = {contract.ANN_BINDS, contract.ANN_MIGRATION}
 
 
@@ -26,12 +28,16 @@ def text() -> str:
     def of_agent(writers: dict[str, tuple[str, ...]]) -> Iterable[str]:
         return (name for name, who in writers.items() if AGENT in who)
 
+    ours = (SLASH.join(each.strip("/").replace(".", r"\.").split("/")) for each in OUR_PATHS)
+    processes = SLASH.join(("proc", "(self|thread-self|[0-9]+)"))
+    hiding = rf"^/*(\./+)*({'|'.join((*ours, processes))})(/|$)|(^|/)\.\.(/|$)"
     return "\n".join(
         (
             "{{- /* Written by tests/contract/test_chart_names.py from core/contract.py: lists of CEL. */}}",
             listed("podAnnotations", POD_ANNOTATION_WRITERS),
             listed("podAnnotationsOfAgent", of_agent(dict(POD_ANNOTATION_WRITERS))),
             listed("nodeAnnotationsOfAgent", of_agent(dict(NODE_ANNOTATION_WRITERS))),
+            f"{{{{- define \"gpuslice.hidingPath\" -}}}}\nr'{hiding}'\n{{{{- end }}}}\n",
         )
     )
 

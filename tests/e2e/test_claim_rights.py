@@ -178,3 +178,23 @@ def test_an_agent_writes_the_status_of_a_claim_and_not_its_allocation(plane: Con
     told = agent.ask("PATCH", f"{CLAIM}/status", again, APPLY_PATCH)
     assert {"units": 5} in [each["data"] for each in told["status"]["devices"] if "data" in each]
     api.close()
+
+
+def test_a_pod_that_shares_a_claim_hides_nothing(plane: ControlPlane) -> None:
+    pods = "/api/v1/namespaces/default/pods"
+    api = Api(plane)
+
+    def pod(name: str, path: str, **claim: str) -> dict[str, Any]:
+        mounts = [{"name": "v", "mountPath": path}]
+        resources = {"claims": [{"name": "g"}]}
+        container = {"name": "c", "image": "i", "resources": resources, "volumeMounts": mounts}
+        volumes = [{"name": "v", "emptyDir": {}}]
+        spec = {"resourceClaims": [{"name": "g", **claim}], "containers": [container], "volumes": volumes}
+        return {"metadata": {"name": name}, "spec": spec}
+
+    for path in ("/etc/ld.so.preload", "//usr/./lib/gpuslice/", "/etc/gpuslice/x", "/proc/self/root/etc"):
+        with pytest.raises((ForbiddenError, InvalidError), match="claim that other pods may share"):
+            api.create(pods, pod("hider", path, resourceClaimName="shared"))
+    api.create(pods, pod("innocent", "/data", resourceClaimName="shared"))
+    api.create(pods, pod("own", "/etc/gpuslice", resourceClaimTemplateName="its-own"))
+    api.close()

@@ -10,3 +10,7 @@
 {{- define "gpuslice.nodeAnnotationsOfAgent" -}}
 ['gpuslice.io/gpus', 'gpuslice.io/tier', 'gpuslice.io/links', 'gpuslice.io/kubelet-away']
 {{- end }}
+
+{{- define "gpuslice.hidingPath" -}}
+r'^/*(\./+)*(etc/+(\./+)*ld\.so\.preload|etc/+(\./+)*ld-nix\.so\.preload|usr/+(\./+)*lib/+(\./+)*gpuslice|etc/+(\./+)*gpuslice|var/+(\./+)*lib/+(\./+)*gpuslice|run/+(\./+)*gpuslice|lib/+(\./+)*gpuslice|var/+(\./+)*run/+(\./+)*gpuslice|proc/+(\./+)*(self|thread-self|[0-9]+))(/|$)|(^|/)\.\.(/|$)'
+{{- end }}

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -22,6 +21,7 @@ from gpuslice.adapters.kubelet.draplugin import DraService
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.region.limits import LimitsError
 from gpuslice.apps.agent.allocation_state import AllocationState
+from gpuslice.apps.agent.dra.claim_users import ClaimUser, users_of
 from gpuslice.apps.agent.dra.prepared import (
     CdiEdits,
     PreparedClaims,
@@ -32,7 +32,6 @@ from gpuslice.apps.agent.dra.prepared import (
 from gpuslice.apps.agent.folders import Folders, Owner
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.core.claims import ClaimAllocation, ClaimedSlice, claimed_slices, device_name, units_held
-from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import CLAIM_DRIVER, ENV_VISIBLE
 from gpuslice.core.errors import ContractError, GpusliceError
 from gpuslice.core.grant import Grant, GrantError, grant_of_units
@@ -49,18 +48,6 @@ STATUS_S = 3.0
 
 class UnpreparedError(GpusliceError):
     """A claim cannot be prepared now; kubelet shows the reason in the pod's events and retries."""
-
-
-@dataclass(frozen=True, slots=True)
-class _User:
-    """A container that uses requests of a claim."""
-
-    namespace: str
-    pod: str
-    uid: str
-    container: str
-    requests: frozenset[str]
-    hiding: str  # what is wrong about its mounts
 
 
 class ClaimDriver(DraService):
@@ -158,6 +145,8 @@ class ClaimDriver(DraService):
         found = await self._client.get(RESOURCE_CLAIMS, claim.name, claim.namespace)
         allocation = self._allocation(claim, found)
         uuids = self._uuids
+        users = await self._users(found)
+        self._check_users(allocation, users)
         if self.prepared.in_place(allocation):
             record = self.prepared.get(allocation.uid)
             for index, uuid in record.uuids.items() if record else ():
@@ -170,29 +159,34 @@ class ClaimDriver(DraService):
         if obstacle := self._obstacle():
             raise UnpreparedError(obstacle)
         self._check_room(allocation)
-        users = await self._users(found)
-        # a container has the limits of one request of one claim: of two, the last would be in force for both
-        own = folder_name(allocation.uid, "")
-        owners = [self._folders.owner(name) for name in self._folders.of_claims() if not name.startswith(own)]
+        edits = [self._edits(allocation, name, users) for name in allocation.by_request()]
+        self.prepared.write(allocation, edits, uuids)
+        self.changed.set()
+        _log.info("claim prepared", extra={"claim": allocation.key, "slices": len(allocation.slices)})
+        return allocation
+
+    def _check_users(self, allocation: ClaimAllocation, users: Iterable[ClaimUser]) -> None:
+        """Also of a claim that is in place: pods may come to share it."""
+        claims = {
+            record.name
+            for record in self.prepared.all()
+            if record.namespace == allocation.namespace and record.uid != allocation.uid
+        }
         for user in users:
             if user.hiding:
                 raise UnpreparedError(f"pod {user.namespace}/{user.pod}: {user.hiding}")
+            # a container has the limits of one request of one claim: of two, the last would hold for both
             about = f"container {user.container} of pod {user.namespace}/{user.pod} uses"
             if len(user.requests) > 1:
                 raise UnpreparedError(
                     f"{about} the requests {', '.join(sorted(user.requests))} of shared cards at once, and "
                     f"has limits for one only: let it name one request; one with count: 2 is of two cards"
                 )
-            if any((owner.uid, owner.container) == (user.uid, user.container) for owner in owners):
+            if user.other_claims & claims:
                 raise UnpreparedError(
                     f"{about} a second claim of shared cards, and has limits for one only: let one claim ask "
                     f"for all that it needs"
                 )
-        edits = [self._edits(allocation, name, users) for name in allocation.by_request()]
-        self.prepared.write(allocation, edits, uuids)
-        self.changed.set()
-        _log.info("claim prepared", extra={"claim": allocation.key, "slices": len(allocation.slices)})
-        return allocation
 
     def _check_room(self, allocation: ClaimAllocation) -> None:
         """The allocator counts by itself; this check catches cards or units that changed since."""
@@ -232,9 +226,9 @@ class ClaimDriver(DraService):
             )
         return ClaimAllocation(claim.uid, claim.namespace, claim.name, slices)
 
-    async def _users(self, found: ResourceClaim) -> list[_User]:
+    async def _users(self, found: ResourceClaim) -> list[ClaimUser]:
         """The containers of this node's pods that use the claim, or also another one of ours."""
-        users: list[_User] = []
+        users: list[ClaimUser] = []
         for consumer in found.status.reserved_for or ():
             if consumer.resource != "pods":
                 continue
@@ -245,10 +239,10 @@ class ClaimDriver(DraService):
             if pod["metadata"].get("uid") == consumer.uid and pod["spec"].get("nodeName") == (
                 self._state.node.name
             ):
-                users += _users_of(pod, found)
+                users += users_of(pod, found)
         return users
 
-    def _edits(self, allocation: ClaimAllocation, request: str, users: list[_User]) -> CdiEdits:
+    def _edits(self, allocation: ClaimAllocation, request: str, users: list[ClaimUser]) -> CdiEdits:
         """What a container gets for one request; its folder is ready for the first instruction."""
         slices = allocation.by_request()[request]
         if slices[0].admin:
@@ -366,47 +360,3 @@ class ClaimDriver(DraService):
         async with self._one_at_a_time:
             for uid in list(self.prepared.leftovers()):
                 self.prepared.remove(uid)
-
-
-def _users_of(pod: dict[str, Any], claim: ResourceClaim) -> list[_User]:
-    """The pod's containers that use `claim`, with the requests of it that each uses.
-
-    A container that names no request uses all of the claim's that are ours.
-    """
-    spec, meta = pod["spec"], pod["metadata"]
-    made = {
-        each["name"]: each.get("resourceClaimName")
-        for each in pod.get("status", {}).get("resourceClaimStatuses") or ()
-    }
-    names = {
-        each["name"]
-        for each in spec.get("resourceClaims") or ()
-        if (each.get("resourceClaimName") or made.get(each["name"])) == claim.metadata.name
-    }
-    allocation = claim.status.allocation
-    results = (allocation.devices.results if allocation else None) or ()
-    every = {each.request for each in results if each.driver == CLAIM_DRIVER}
-    users = []
-    for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
-        used: set[str] = set()
-        for each in (container.get("resources") or {}).get("claims") or ():
-            if each["name"] in names:
-                wanted = each.get("request", "")
-                used |= {one for one in every if wanted in ("", one, one.partition("/")[0])}
-        if used:
-            users.append(
-                _User(
-                    meta["namespace"],
-                    meta["name"],
-                    meta["uid"],
-                    container["name"],
-                    frozenset(used),
-                    hiding_mount(
-                        container["name"],
-                        container.get("volumeMounts"),
-                        container.get("volumeDevices"),
-                        container.get("terminationMessagePath"),
-                    ),
-                )
-            )
-    return users
