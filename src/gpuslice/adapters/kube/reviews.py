@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, UnavailableError
 from gpuslice.adapters.kube.resources import ACCESS_REVIEWS, DICT, Resource
+from gpuslice.adapters.turns import NewestFirst, TooManyError
 
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "tokenreviews", "TokenReview", DICT, namespaced=False)
 LASTS_S = 10.0
@@ -23,53 +23,13 @@ MOST_WAITING = 32
 """For those and with them: each is held in memory. The oldest is refused, the newest is next."""
 
 
-class NewestFirst:
-    """Lets `at_once` go on at a time. Of those that wait the newest is next, so that whoever floods us with
-    questions waits behind himself, and others hardly at all; the oldest is refused if there are too many."""
-
-    def __init__(self, at_once: int = AT_ONCE, most: int = MOST_WAITING) -> None:
-        self._free = at_once
-        self._most_waiting = most - at_once
-        self._waiting: deque[asyncio.Future[bool]] = deque()
-
-    async def __aenter__(self) -> None:
-        """Raises `UnavailableError` if it is refused."""
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        if len(self._waiting) > self._most_waiting:
-            self._waiting.popleft().set_result(False)
-        try:
-            if not await turn:
-                raise UnavailableError("too many ask at once; try again", outcome_unknown=False)
-        except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            elif turn.done() and not turn.cancelled() and turn.result():
-                self._release()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._release()
-
-    def _release(self) -> None:
-        while self._waiting:
-            turn = self._waiting.pop()
-            if not turn.done():
-                turn.set_result(True)
-                return
-        self._free += 1
-
-
 class TokenReviews:
     """Whose a token is; remembered for a while, also that it is nobody's."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._turns = NewestFirst()
+        self._turns = NewestFirst(AT_ONCE, MOST_WAITING)
         self._answers: OrderedDict[str, tuple[dict[str, Any] | None, float]] = OrderedDict()
 
     async def user_of(self, token: str) -> dict[str, Any] | None:
@@ -81,8 +41,11 @@ class TokenReviews:
         if user is not None:  # it was known a moment ago: no stranger
             user = await user_of(self._client, token)
         else:
-            async with self._turns:
-                user = await user_of(self._client, token)
+            try:
+                async with self._turns:
+                    user = await user_of(self._client, token)
+            except TooManyError as error:
+                raise UnavailableError(str(error), outcome_unknown=False) from error
         self._answers[key] = user, self._clock()
         self._answers.move_to_end(key)
         if len(self._answers) > MOST_ANSWERS:

@@ -21,8 +21,9 @@ from typing import Literal
 import msgspec
 
 from gpuslice.adapters.files import SETTLED_S, FollowedFile
+from gpuslice.adapters.turns import NewestFirst, TooManyError
 from gpuslice.adapters.web.clients import App
-from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from gpuslice.adapters.web.server_tls import TlsFiles
 from gpuslice.core.errors import GpusliceError, words_of
 from gpuslice.core.nesting import checked_depth
@@ -34,6 +35,7 @@ ClientAuth = Literal[
 ]  # fmt: skip
 _TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _REMEMBERED = 100
+_MOST_WAITING = 32  # passwords that are being compared, one at a time
 LARGEST_FILE_BYTES = 1 << 20
 
 
@@ -156,12 +158,15 @@ def guard(app: App, config: Callable[[], WebConfig]) -> App:
         if users.hashes != wanted.users:
             users = Users(wanted.users)
         given = _credentials(request.headers.get("authorization", ""))
-        if not wanted.users or (given is not None and await users.accepts(*given)):
-            coming = app(request)
-            answer = coming if isinstance(coming, HttpResponse) else await coming
-        else:
-            refusal = {"WWW-Authenticate": 'Basic realm="metrics"'}
-            answer = HttpResponse(b"Unauthorized\n", 401, headers=refusal)
+        try:
+            if not wanted.users or (given is not None and await users.accepts(*given)):
+                coming = app(request)
+                answer = coming if isinstance(coming, HttpResponse) else await coming
+            else:
+                refusal = {"WWW-Authenticate": 'Basic realm="metrics"'}
+                answer = HttpResponse(b"Unauthorized\n", 401, headers=refusal)
+        except TooManyError as error:
+            answer = text_answer(str(error), 503)
         answer.headers = {**answer.headers, **wanted.headers}
         return answer
 
@@ -179,14 +184,17 @@ class Users:
         self.hashes = hashes
         self._key = os.urandom(32)
         self._right: dict[bytes, None] = {}
+        self._turns = NewestFirst(1, _MOST_WAITING)
 
     async def accepts(self, name: str, password: str) -> bool:
+        """Raises `TooManyError`."""
         digest = hmac.digest(self._key, f"{name}\0{password}".encode(), "sha256")
         if digest in self._right:
             return True
         hashed = self.hashes.get(name)
         # compared for a name that does not exist, too, so that time does not tell which names do
-        same = await asyncio.to_thread(_same, password, hashed or next(iter(self.hashes.values())))
+        async with self._turns:
+            same = await asyncio.to_thread(_same, password, hashed or next(iter(self.hashes.values())))
         if not same or hashed is None:
             return False
         if len(self._right) >= _REMEMBERED:
