@@ -7,6 +7,7 @@ from gpuslice.apps.diagnosis import (
     doctor_nodes,
     doctor_plugins,
     doctor_pods,
+    doctor_rights,
     doctor_scheduler,
     doctor_services,
 )
@@ -37,6 +38,9 @@ function from facts to findings.
 CHECKS = (
     *WATCHED_CHECKS,
     doctor_plugins.rights,
+    doctor_rights.policies,
+    doctor_rights.excess,
+    doctor_rights.in_the_clear,
     doctor_claims.drivers_of_others,
     doctor_claims.device_class,
     doctor_claims.claims_made_slowly,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
@@ -27,7 +28,7 @@ from gpuslice.adapters.kube.resources import (
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
-from gpuslice.apps.diagnosis.rights import Right, missing_rights
+from gpuslice.apps.diagnosis.rights import Right, excess_rights, missing_rights
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of, wants_agent
@@ -41,6 +42,7 @@ EXTENDER = "gpushare-schd-extender"
 PLUGIN_LABELS = "name=gpushare-device-plugin-ds"
 SCHEDULER_LABELS = "component=kube-scheduler"
 MANAGER_LABELS = "component=kube-controller-manager"
+TOKENS_SHOWN = "component in (gpuslice-console, gpushare-schd-extender)"
 WEBHOOK_DOMAIN = ".gpuslice.io"
 
 _GROUP = "admissionregistration.k8s.io/v1"
@@ -48,6 +50,10 @@ SLICES = Resource("discovery.k8s.io/v1", "endpointslices", "EndpointSlice", DICT
 HOOKS = (
     Resource(_GROUP, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", DICT, False),
     Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
+)
+POLICIES = (
+    Resource(_GROUP, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", DICT, False),
+    Resource(_GROUP, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", DICT, False),
 )
 DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", DICT, namespaced=False)
 
@@ -77,6 +83,10 @@ class Facts:
     plugins: Sequence[Pod] = ()  # pods of the device plugin
     missing_rights: Mapping[tuple[str, str], Sequence[Right]] = field(default_factory=dict)
     """Of the device plugin's accounts, by their namespace and name."""
+    excess_rights: Mapping[tuple[str, str], Sequence[Right]] = field(default_factory=dict)
+    """Of all accounts of ours."""
+    policies: Sequence[Object] | None = ()  # for admission, and their bindings; None: it knows no such thing
+    own_pods: Sequence[Object] = ()  # of console and extender
     schedulers: Sequence[Object] = ()  # pods of the cluster's own kube-scheduler
     config_maps: Sequence[ConfigMap] = ()
     services: Sequence[Object] = ()  # the extender's
@@ -229,9 +239,7 @@ def read_facts(
         nodes=nodes,
         pods=pods,
         plugins=plugins,
-        missing_rights=reader.asked(
-            ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins, claiming), {}
-        ),
+        **_about_rights(reader, client, pods, plugins, claiming),
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
         config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
         services=services,
@@ -250,6 +258,25 @@ def read_facts(
         node_label=node_label,
         wants_cards=wants_cards,
     )
+
+
+def _about_rights(
+    reader: _Reader, client: SyncClient, pods: Sequence[Pod], plugins: Sequence[Pod], claiming: Set[str]
+) -> dict[str, Any]:
+    reviews = ACCESS_REVIEWS.plural
+    none: Mapping[tuple[str, str], Sequence[Right]] = {}
+    found = [reader.asked(kind.plural, partial(client.list, kind), None) for kind in POLICIES]
+    policies = [
+        each | {"kind": kind.kind}
+        for kind, listed in zip(POLICIES, found, strict=True)
+        for each in listed or ()
+    ]
+    return {
+        "missing_rights": reader.asked(reviews, lambda: missing_rights(client, plugins, claiming), none),
+        "excess_rights": reader.asked(reviews, lambda: excess_rights(client, pods), none),
+        "policies": None if None in found else policies,
+        "own_pods": reader.list(PODS.as_dict(), labels=TOKENS_SHOWN),
+    }
 
 
 def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices: Sequence[Object]) -> Claims:
