@@ -33,6 +33,7 @@ from bench.extender import PREFIX, Caller, mutual_tls, percentile, running, sche
 from gpuslice.adapters.web.app import Router, post  # noqa: E402
 from gpuslice.adapters.web.messages import JSON, HttpRequest, HttpResponse  # noqa: E402
 from gpuslice.adapters.web.serve import Listen, run, serving  # noqa: E402
+from gpuslice.adapters.web.server_tls import TlsFiles  # noqa: E402
 
 WARM_UP = 50
 
@@ -49,15 +50,8 @@ async def serve(busy_us: int, answer_bytes: int, files: Sequence[str]) -> None:
     listen = Listen(0, "127.0.0.1")
     if files:
         authority, certificate, key = files
-        listen = Listen(
-            0,
-            "127.0.0.1",
-            certificate=certificate,
-            key=key,
-            client_ca=authority,
-            must_show=True,
-            http2=True,
-        )
+        shown = TlsFiles(certificate, key, authority, must_show=True)
+        listen = Listen(0, "127.0.0.1", tls_files=lambda: shown, http2=True)
     async with serving(Router([post(f"{PREFIX}/filter", handle)]), listen) as port:
         print(port, flush=True)
         await asyncio.Event().wait()

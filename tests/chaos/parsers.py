@@ -42,7 +42,7 @@ from gpuslice.adapters.web.http2 import Http2Connection
 from gpuslice.adapters.web.messages import text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
 from gpuslice.adapters.web.scrape import parse as parse_page
-from gpuslice.adapters.web.webconfig import read_web_config
+from gpuslice.adapters.web.webconfig import WebConfigFile
 from gpuslice.adapters.wire.extender import Questions, decode_binding, decode_preemption
 from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.agent.health import excluded_cards
@@ -182,7 +182,7 @@ def parsers_in(folder: Path) -> Mapping[str, tuple[list[bytes], Parser]]:
         "unhealthy cards": (_json(config_map), viewed(objects.ConfigMap, unhealthy_view)),
         "status of the API server": (_json({"kind": "Status", "code": 409, "reason": "Conflict", "message": "m"}), decode_status),
         "kubeconfig": ([kubeconfig.encode()], from_file(lambda path: connect({}, kubeconfig=str(path)))),
-        "web config": ([web_config.encode()], from_file(read_web_config)),
+        "web config": ([web_config.encode()], from_file(WebConfigFile)),
         "upstream's file": ([upstream.encode()], from_file(lambda path: read_upstream_file(str(path)))),
         "counters": ([b"# a\nDCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).\n"], text(lambda given: counters.parse(given, catalogue))),
         "another's metrics": ([b'# TYPE a gauge\na{b="c",d="e\\n"} 1.5 1700000000\na 2\n'], text(parse_page)),

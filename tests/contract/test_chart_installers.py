@@ -30,6 +30,8 @@ def test_without_a_second_scheduler_only_the_vendors_objects_are_left(helm: str)
         *((kind, name) for kind in ("Role", "RoleBinding") for name in (*accounts, f"{extender}-lease")),
         ("ValidatingAdmissionPolicy", "gpuslice-agent-own-node"),  # what an agent's account may write
         ("ValidatingAdmissionPolicyBinding", "gpuslice-agent-own-node"),
+        ("ValidatingAdmissionPolicy", "gpuslice-annotations"),  # and what nobody but us
+        ("ValidatingAdmissionPolicyBinding", "gpuslice-annotations"),
         ("ClusterRole", "gpuslice-viewer"),  # what the command line reads
         *(("Secret", f"{extender}-{side}") for side in ("tls", "client")),
     }

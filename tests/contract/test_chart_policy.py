@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cel_expr_python import cel
 
-from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS, WRITTEN_ANNOTATIONS
+from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import (
     CARDS_NAMES,
     LABEL_GROUP_MIN,
@@ -23,6 +23,7 @@ from gpuslice.core.contract import (
     NODE_KUBELET_AWAY,
     NODE_LINKS,
     NODE_TIER,
+    POD_ANNOTATION_WRITERS,
 )
 from tests.chart import render
 
@@ -232,7 +233,7 @@ def test_the_webhook_is_asked_about_containers_that_are_added_to_pods_with_cards
 def test_of_pods_that_are_there_the_webhook_is_asked_only_about_what_it_reads(helm: str) -> None:
     for kind, names in (
         ("labels", (*CARDS_NAMES, LABEL_MIN_TIER, LABEL_GROUP_NAME, LABEL_GROUP_MIN)),
-        ("annotations", WRITTEN_ANNOTATIONS),
+        ("annotations", POD_ANNOTATION_WRITERS),
     ):
         bare = deepcopy(ASKING)
         del bare["metadata"][kind]

@@ -53,9 +53,9 @@ def asked(request: Request) -> Grant | None:
     return Grant(group, "/".join(parts[::2]), WRITES.get(request.method, reads), namespace, name)
 
 
-def rendered(*values: str) -> list[dict[str, Any]]:
-    """The chart's objects as they are in a cluster of today."""
-    command = [str(find("helm")), "template", "x", str(CHART), "--kube-version=1.36.0", *NAMED]
+def rendered(*values: str, version: str = "1.36.0") -> list[dict[str, Any]]:
+    """The chart's objects as they are in a cluster of a version, or of today."""
+    command = [str(find("helm")), "template", "x", str(CHART), f"--kube-version={version}", *NAMED]
     command += [f"--namespace={RELEASE_NAMESPACE}", *(f"--set={each}" for each in values)]
     return documents(printed(*command))
 

@@ -12,6 +12,7 @@ from gpuslice.adapters.kube.resources import NODES, PODS, RESOURCE_CLAIMS
 from gpuslice.adapters.region.limits import read_limits
 from gpuslice.core.contract import LABEL_MODE
 from gpuslice.core.units import MIB
+from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, eventually, uuid
 from tests.integration.claims_rig import ClaimBench, claim_node, result
 
@@ -173,6 +174,48 @@ async def test_claims_that_kube_scheduler_made_need_unhidden_limits(tmp_path: Pa
         claim = await bench.claim("made", result(request="container-0-request-0"), pod=pod)
         answer = await bench.prepare(claim)
         assert f'pod default/p: container "main": volumeMounts[0].mountPath is "{hidden}"' in answer.error
+
+
+async def test_a_pod_that_comes_to_share_a_prepared_claim_is_examined_as_the_first_was(
+    tmp_path: Path,
+) -> None:
+    async with claim_node(tmp_path) as bench:
+        await bench.offered("gpu-0")
+        innocent = await bench.pod("innocent", "c", ("main", ""))
+        claim = await bench.claim("c", result(), pod=innocent)
+        assert not (await bench.prepare(claim)).error
+        folders = set((tmp_path / "host" / "containers").glob("claim-*"))
+        client = bench.node.client
+        other = await bench.claim("d", result("2Gi", share="s2"))
+        assert not (await bench.prepare(other)).error
+        for name, change, words in (
+            (
+                "hider",
+                {"volumeMounts": [{"name": "v", "mountPath": "/usr/lib/gpuslice"}]},
+                "must be another path",
+            ),
+            ("writer", {"terminationMessagePath": "/etc/ld.so.preload"}, "must be another path"),
+            ("greedy", {"resources": {"claims": [{"name": "gpu"}, {"name": "more"}]}}, "uses a second claim"),
+        ):
+            document = api_pod(name, "0", node=NODE)
+            del document["metadata"]["uid"]
+            document["spec"]["resourceClaims"] = [
+                {"name": "gpu", "resourceClaimName": "c"}, {"name": "more", "resourceClaimName": "d"},
+            ]  # fmt: skip
+            container = {"name": "main", "image": "i", "resources": {"claims": [{"name": "gpu"}]}, **change}
+            document["spec"] |= {"containers": [container], "volumes": [{"name": "v", "emptyDir": {}}]}
+            late = await client.create(PODS.as_dict(), document)
+            reserved = [
+                {"resource": "pods", "name": each["metadata"]["name"], "uid": each["metadata"]["uid"]}
+                for each in (innocent, late)
+            ]
+            await client.patch_status(RESOURCE_CLAIMS.as_dict(), "c", {"reservedFor": reserved}, "default")
+            error = (await bench.prepare(claim)).error
+            assert name in error
+            assert words in error
+            await client.delete(PODS, name, "default", grace_s=0)
+            assert not (await bench.prepare(claim)).error
+        assert folders <= set((tmp_path / "host" / "containers").glob("claim-*"))
 
 
 async def test_monitoring_sees_the_card_and_holds_nothing(tmp_path: Path) -> None:

@@ -13,12 +13,15 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.reviews import AT_ONCE, MOST_WAITING
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Router, get, post
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.serve import Listen, serving
-from gpuslice.apps.console.access import TokenAccess
+from gpuslice.apps.console.access import MOST_NAMESPACES, NAMESPACE_LASTS_S, TokenAccess, Viewer
 from tests import HANG_S
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
@@ -144,9 +147,19 @@ async def test_nothing_but_get_is_answered_and_the_path_is_the_key(http: aiohttp
         async with http.get(rig.url.rstrip("/"), allow_redirects=False) as answer:
             assert answer.status == 308
             assert rig.url.endswith(answer.headers["Location"])
-        async with http.get(f"{root}/metrics") as answer:
+        for path in ("metrics", "healthz", "readyz", "livez", "version", "debug/stacks", "", "static/x.js"):
+            async with http.get(f"{root}/{path}") as answer:
+                assert answer.status == 404, path
+            async with http.get(f"{rig.url}{path}", headers={"Host": "evil.example"}) as answer:
+                assert answer.status == 421, path
+            async with http.get(f"{root}/{path}", headers={"Host": "evil.example"}) as answer:
+                assert answer.status == 421, path
+    async with console([node("n1", 1, V100)], access="token") as rig:
+        while not rig.console.state.synced:
+            await rig.console.rows.newer_than(rig.console.rows.number)
+        async with http.get(f"{rig.url}metrics") as answer:
             assert "gpuslice_console_nodes 1" in await answer.text()
-        async with http.get(f"{root}/healthz") as answer:
+        async with http.get(f"{rig.url}healthz") as answer:
             assert answer.status == 200
 
 
@@ -241,3 +254,88 @@ async def test_advise_prints_what_the_console_shows(shell: Shell) -> None:
     assert told.code == 0, told.err
     assert told.out.startswith("Nothing to advise: the peak of 0 pods is known")
     assert "is the exporter installed?" in told.err
+
+
+async def test_a_request_asks_a_few_questions_however_many_namespaces_there_are() -> None:
+    now, asked = [0.0], list[dict[str, Any]]()
+    names = [f"team-{number:03}" for number in range(300)]
+    allowed = {("anna", "pods", name) for name in names[280:]}
+    async with (
+        reviewer(allowed, asked) as port,
+        HttpTransport(Connection(f"http://127.0.0.1:{port}")) as transport,
+    ):
+        access = TokenAccess(KubeClient(transport), lambda: now[0])
+        shown = HttpRequest("GET", "/", {"authorization": "Bearer good"})
+
+        async def looked(request: HttpRequest = shown) -> Viewer:
+            before = len(asked)
+            viewer = await access.viewer(request, names)
+            assert viewer is not None
+            assert len(asked) - before <= MOST_NAMESPACES + 2
+            return viewer
+
+        one = HttpRequest("GET", "/api/v1/pod?namespace=team-299&name=p", dict(shown.headers))
+        assert (await looked(one)).sees("team-299")
+        rounds = 1
+        while not (await looked()).complete:
+            rounds += 1
+        assert rounds <= len(names) // MOST_NAMESPACES + 1
+        viewer = await looked()
+        assert {name for name in names if viewer.sees(name)} == set(names[280:])
+        for _ in range(3):  # what is seen is asked again first, and stays
+            now[0] += NAMESPACE_LASTS_S + 1
+            viewer = await looked()
+            assert sum(map(viewer.sees, names)) >= MOST_NAMESPACES
+            while not (await looked()).complete:
+                pass
+            assert {name for name in names if viewer.sees(name)} == set(names[280:])
+        allowed.clear()
+        now[0] += NAMESPACE_LASTS_S + 1
+        viewer = await looked()
+        assert not any(map(viewer.sees, names))
+
+
+async def test_a_viewer_is_let_in_beside_any_number_of_made_up_tokens() -> None:
+    """Of those that wait the newest is next: the flood waits behind itself."""
+    begun: list[str] = []
+    doors: dict[str, asyncio.Event] = {}
+
+    class Slow:
+        async def request(self, request: ApiRequest) -> ApiResponse:
+            spec = json.loads(request.body)["spec"]
+            if "token" not in spec:
+                return ApiResponse(201, {}, b'{"metadata":{},"status":{"allowed":true}}')
+            begun.append(spec["token"])
+            await doors.setdefault(spec["token"], asyncio.Event()).wait()
+            status = {"authenticated": spec["token"] == "good", "user": {"username": "anna"}}
+            return ApiResponse(201, {}, json.dumps({"metadata": {}, "status": status}).encode())
+
+        def stream(self, request: ApiRequest) -> Any:
+            raise AssertionError("nothing is watched")
+
+    access = TokenAccess(KubeClient(Slow()))
+
+    async def view(token: str) -> Viewer | None:
+        try:
+            return await access.viewer(HttpRequest("GET", "/", {"authorization": f"Bearer {token}"}), [])
+        except KubeError:
+            return None
+
+    strangers = [asyncio.create_task(view(f"made-up-{number}")) for number in range(2000)]
+    await asyncio.sleep(0)
+    known = asyncio.create_task(view("good"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert sum(not task.done() for task in strangers) < MOST_WAITING
+    assert len(begun) == AT_ONCE
+    doors[begun[0]].set()  # one turn ends, and the next is the viewer's
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert begun[AT_ONCE:] == ["good"]
+    doors["good"].set()
+    viewer = await known
+    assert viewer is not None
+    assert viewer.name == "anna"
+    for task in strangers:
+        task.cancel()
+    await asyncio.gather(*strangers, return_exceptions=True)

@@ -265,7 +265,7 @@ async def test_a_token_opens_what_kubernetes_lets_its_owner_get_below_debug_and_
 
     asked = len(reviews.asked)
     assert await ask_as_stranger(app, "/debug/state", "sre") == 200
-    assert len(reviews.asked) == asked  # remembered for a minute
+    assert len(reviews.asked) == asked  # remembered for a while
     now[0] += 61
     reviews.away = True
     assert await ask_as_stranger(app, "/debug/state", "sre") == 403

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gpuslice.core.admission import AdmissionRules
-from gpuslice.core.annotations import WRITTEN_ANNOTATIONS
 from gpuslice.core.contract import (
     ANN_INDEX,
     CARDS_NAMES,
@@ -14,6 +13,7 @@ from gpuslice.core.contract import (
     LABEL_GROUP_MIN,
     LABEL_GROUP_NAME,
     LABEL_MIN_TIER,
+    POD_ANNOTATION_WRITERS,
 )
 from tests.builders import api_pod
 from tests.unit.admission_rig import Object, invalid, mutated, with_env
@@ -73,7 +73,7 @@ def test_only_its_writers_may_change_where_a_pod_sits() -> None:
     assert not invalid(new, rules, operation="UPDATE", old=old, user="extender")
     assert not invalid(new, rules, operation="UPDATE", old=old, user="root", groups=("system:masters",))
     assert not invalid(new, operation="UPDATE", old=old, user="mallory")
-    for name in WRITTEN_ANNOTATIONS:
+    for name in POD_ANNOTATION_WRITERS:
         forged = api_pod(annotations={ANN_INDEX: "0", name: "forged"})
         assert name in invalid(forged, rules, operation="UPDATE", old=old, user="mallory")
         assert name not in mutated(forged)["metadata"].get("annotations", {}), "copied from another pod"

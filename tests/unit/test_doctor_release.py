@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -39,7 +38,6 @@ def sharing(name: str) -> Node:
 def told(facts: Facts) -> list[Finding]:
     checks = (
         doctor_release.webhook_configurations,
-        doctor_release.agent_policy,
         doctor_release.exporters,
         doctor_release.versions,
         doctor_release.console,
@@ -65,13 +63,6 @@ def test_a_webhook_that_nobody_calls_is_found_until_it_is_called_again(there: di
 
 def test_where_no_webhook_is_installed_none_is_expected() -> None:
     assert told(facts()) == []
-
-
-def test_a_policy_without_its_binding_has_no_effect() -> None:
-    policy = {"metadata": {"name": "gpuslice-agent-own-node"}}
-    here = facts(plugins=[part("gpushare-device-plugin")], policies=[policy])
-    assert [each.where for each in told(here)] == ["ValidatingAdmissionPolicy gpuslice-agent-own-node"]
-    assert told(replace(here, policy_bindings=[policy])) == []
 
 
 def test_every_node_that_shares_cards_is_measured_where_any_is() -> None:

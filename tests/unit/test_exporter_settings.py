@@ -8,7 +8,7 @@ from typing import Any
 import bcrypt
 import pytest
 
-from gpuslice.adapters.web.webconfig import WebConfigError, read_web_config
+from gpuslice.adapters.web.webconfig import WebConfigError, WebConfigFile
 from gpuslice.apps.exporter.command import command
 from gpuslice.apps.exporter.counters import Counters
 from gpuslice.apps.exporter.dcgm_entities import patterns_of
@@ -232,17 +232,17 @@ def test_a_web_config_that_cannot_be_honoured_is_refused_by_name(
     path = tmp_path / "web.yaml"
     path.write_text(text)
     with pytest.raises(WebConfigError, match=named):
-        read_web_config(path)
+        WebConfigFile(path)
 
 
 def test_a_web_config_that_never_ends_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match="/dev/zero must be a plain file"):
-        read_web_config(Path("/dev/zero"))
+        WebConfigFile(Path("/dev/zero"))
     large = tmp_path / "web.yaml"
     with large.open("wb") as file:
         file.truncate(2 << 20)
     with pytest.raises(WebConfigError, match="must not be larger than 1 MiB"):
-        read_web_config(large)
+        WebConfigFile(large)
 
 
 def test_a_web_config_names_files_beside_itself(tmp_path: Path) -> None:
@@ -252,9 +252,9 @@ def test_a_web_config_names_files_beside_itself(tmp_path: Path) -> None:
         "tls_server_config: {cert_file: tls.crt, key_file: tls.key, client_ca_file: ca.crt, "
         f"client_auth_type: RequireAndVerifyClientCert}}\nbasic_auth_users: {{a: {hashed}}}\n"
     )
-    config = read_web_config(path)
-    assert config.certificate == str(tmp_path / "tls.crt")
-    assert config.must_show
+    config = WebConfigFile(path).current()
+    assert config.tls.certificate == str(tmp_path / "tls.crt")
+    assert config.tls.must_show
     assert set(config.users) == {"a"}
 
 

@@ -80,7 +80,10 @@ def test_relative_paths_start_at_the_file_that_holds_them(tmp_path: Path) -> Non
             user={"client-certificate": "pki/me.crt", "client-key": "pki/me.key"},
         )
     )
-    assert found.tls == Tls("AUTHORITY", str(tmp_path / "pki" / "ca.crt"), server_name="y")
+    assert found.tls == Tls("AUTHORITY", server_name="y")
+    assert found.files == tuple(
+        str(tmp_path / each) for each in ("config", "pki/ca.crt", "pki/me.crt", "pki/me.key")
+    )
     assert found.credentials.current() == Secret(certificate="CERTIFICATE", key="KEY")
 
 

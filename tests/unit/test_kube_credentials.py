@@ -16,15 +16,17 @@ from tests.unit.kube_wire import VirtualTime
 V1 = "client.authentication.k8s.io/v1"
 
 
-def test_a_rotated_token_is_read_after_a_minute(tmp_path: Path) -> None:
+def test_a_rotated_token_is_used_once_it_is_written(tmp_path: Path) -> None:
     time, path = VirtualTime(), tmp_path / "token"
     path.write_text("first\n")
     credentials = TokenFile(str(path), clock=time.clock)
     assert credentials.current().token == "first"
-    path.write_text("second")
-    time.now_s += 59
-    assert credentials.current().token == "first"
-    time.now_s += 1
+    for half in ("", "sec", "second"):
+        path.write_text(half)
+        assert credentials.current().token == "first"
+        time.now_s += 0.9
+        assert credentials.current().token == "first"
+    time.now_s += 0.2
     assert credentials.current().token == "second"
 
 
@@ -40,11 +42,18 @@ def test_a_refused_token_is_read_at_once(tmp_path: Path) -> None:
 
 def test_a_token_that_vanishes_for_a_moment_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "token"
+    time = VirtualTime()
     path.write_text("first")
-    credentials = TokenFile(str(path), reread_s=0)
+    credentials = TokenFile(str(path), clock=time.clock)
     credentials.current()
     path.unlink()
-    assert credentials.current().token == "first"
+    for _ in range(2):
+        assert credentials.current().token == "first"
+        time.now_s += 100
+    path.write_text("")
+    for _ in range(2):
+        assert credentials.current().token == "first"
+        time.now_s += 100
 
 
 @pytest.mark.parametrize(

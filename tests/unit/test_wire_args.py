@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuslice.adapters.wire.errors import MalformedError
-from gpuslice.adapters.wire.extender import ExtenderArgs, Questions
+from gpuslice.adapters.wire.extender import MOST_NODES, ExtenderArgs, Questions, decode_preemption
 from gpuslice.adapters.wire.names import name_list
 
 NAMES = st.lists(st.text(max_size=12), max_size=6)
@@ -91,3 +91,30 @@ def test_after_a_question_that_cannot_be_read_the_next_is_read_as_ever() -> None
         with pytest.raises(MalformedError):
             questions.decode(WHOLE.replace(b'"name":"a"', b'"name":7'))
         assert names_of(questions.decode(WHOLE)) == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '{"Pod":{},"NodeNames":%s}',
+        '{"NodeNames":%s,"Pod":{}}',
+        '{"pod":{},"nodenames":%s}',
+        '{"Pod":{}, "NodeNames": %s }',
+        '{"Pod":{},"NodeNames":[],"NodeNames":%s}',
+    ],
+)
+def test_a_question_of_too_many_nodes_is_refused_however_it_is_written(written: str) -> None:
+    names = json.dumps([f"n{number}" for number in range(MOST_NODES + 1)], separators=(",", ":"))
+    body = (written % names).encode()
+    with pytest.raises(MalformedError, match="more than 100000 names"):
+        Questions().decode(body)
+
+
+def test_a_question_of_too_many_nodes_or_victims_is_refused_in_its_other_forms() -> None:
+    nodes = json.dumps([{"metadata": {"name": f"n{number}"}} for number in range(MOST_NODES + 1)])
+    with pytest.raises(MalformedError, match="Nodes has more than 100000"):
+        Questions().decode(f'{{"Pod":{{}},"Nodes":{{"items":{nodes}}}}}'.encode())
+    for key in ("NodeNameToMetaVictims", "NodeNameToVictims", "nodenametometavictims"):
+        victims = json.dumps({f"n{number}": {} for number in range(MOST_NODES + 1)})
+        with pytest.raises(MalformedError, match="more than 100000"):
+            decode_preemption(f'{{"Pod":{{}},"{key}":{victims}}}'.encode())

@@ -129,10 +129,6 @@ subjects:
 ['aliyun.com/gpu-count', 'gpuslice.io/cards', 'gpuslice.io/min-tier', 'pod-group.scheduling.sigs.k8s.io/name', 'pod-group.scheduling.sigs.k8s.io/min-available']
 {{- end }}
 
-{{- define "gpuslice.webhookAnnotations" -}}
-['ALIYUN_COM_GPU_MEM_IDX', 'ALIYUN_COM_GPU_MEM_POD', 'ALIYUN_COM_GPU_MEM_DEV', 'ALIYUN_COM_GPU_MEM_ASSUME_TIME', 'ALIYUN_COM_GPU_MEM_ASSIGNED', 'scheduler.framework.gpushare.allocation', 'gpushare.alibabacloud.com/core-percentage', 'gpuslice.io/visible-devices', 'gpuslice.io/meant-for', 'gpuslice.io/tiers', 'gpuslice.io/traceparent']
-{{- end }}
-
 {{- define "gpuslice.webhookNames" -}}
 {{- $names := list "aliyun.com/gpu-mem" "aliyun.com/gpu-core.percentage" "gpuslice.io/memory" "gpuslice.io/compute" }}
 {{- if .Values.webhook.hami.enabled }}

@@ -53,7 +53,11 @@ void gs_rest_begins(struct gs_accounts *accounts, uint32_t card)
     uint32_t era = atomic_load(&accounts->era);
     const _Atomic uint64_t *flights = holding->in_flight[era % GS_ERAS];
     atomic_fetch_add(&holding->rests, 1);
-    if (!flights_here && !(AWAIT(has_ended(&flights[GS_GIVING]), LONGEST_FREE_NS) && AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS)))
+    if (flights_here)
+        return;
+    bool given = AWAIT(has_ended(&flights[GS_GIVING]), LONGEST_FREE_NS);
+    bool taken = given && AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
+    if (!taken)
         atomic_compare_exchange_strong(&accounts->era, &era, era + 1);
 }
 

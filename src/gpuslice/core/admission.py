@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from gpuslice.core.annotations import WRITTEN_ANNOTATIONS, check_room
+from gpuslice.core.annotations import check_room
 from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
@@ -39,6 +39,7 @@ from gpuslice.core.contract import (
     LABEL_GROUP_MIN,
     LABEL_GROUP_NAME,
     LABEL_MIN_TIER,
+    POD_ANNOTATION_WRITERS,
     VENDOR_NAMES,
     ResourceNames,
 )
@@ -96,6 +97,9 @@ class User:
         return not rules.writers or self.name in rules.writers or MASTERS in self.groups
 
 
+NOBODY = User()
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer about one pod: `denial` is why not, "" if it is allowed; `warnings` go to its author."""
@@ -110,6 +114,7 @@ class Verdict:
 
 def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     """What a new pod should be; a denial only if its request can never be given."""
+    pod = replace(pod, annotations=without(pod.annotations, POD_ANNOTATION_WRITERS))
     if not pod.concerns_us:
         return Verdict(pod=pod)
     try:
@@ -123,7 +128,6 @@ def mutate(pod: PodForm, rules: AdmissionRules) -> Verdict:
     changed = replace(
         pod,
         containers=tuple(_container(each, request, rules) for each in pod.containers),
-        annotations=without(pod.annotations, WRITTEN_ANNOTATIONS),
         scheduler=scheduler,
         runtime_class=pod.runtime_class or rules.runtime_class,
         tolerations=_tolerating_gpu_nodes(pod.tolerations),
@@ -155,8 +159,10 @@ def mutate_ephemeral(old: PodForm, new: PodForm, rules: AdmissionRules) -> PodFo
     return replace(new, ephemeral=ephemeral)
 
 
-def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
+def validate(pod: PodForm, rules: AdmissionRules, user: User = NOBODY) -> Verdict:
     """Whether a new pod is allowed as it is after all mutation."""
+    if denial := _denied_annotation({}, pod.annotations, user, rules):
+        return Verdict(denial=denial)
     if not pod.concerns_us:
         return Verdict(pod=pod)
     try:
@@ -177,6 +183,8 @@ def validate(pod: PodForm, rules: AdmissionRules) -> Verdict:
 
 def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRules) -> Verdict:
     """Whether this change of a pod is allowed. Only changes are examined: old pods can be cleaned up."""
+    if denial := _denied_annotation(old.annotations, new.annotations, user, rules):
+        return Verdict(denial=denial)
     if new.terminating or not old.concerns_us:
         return Verdict(pod=new)
     for label in (each for each in CARDS_NAMES if old.labels.get(each) != new.labels.get(each)):
@@ -190,14 +198,19 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
             pod_group(new.labels)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
-    changed = [n for n in WRITTEN_ANNOTATIONS if old.annotations.get(n) != new.annotations.get(n)]
-    if changed and not user.may_write(rules):
-        return Verdict(
-            denial=f'metadata.annotations["{changed[0]}"] may be changed only by '
-            f"{', '.join(sorted(rules.writers))}, not by {user.name or 'an unnamed user'}: it says "
-            "what the pod was given"
-        )
     return Verdict(pod=new)
+
+
+def _denied_annotation(
+    old: Mapping[str, str], new: Mapping[str, str], user: User, rules: AdmissionRules
+) -> str:
+    changed = [name for name in POD_ANNOTATION_WRITERS if old.get(name) != new.get(name)]
+    if not changed or user.may_write(rules):
+        return ""
+    return (
+        f'metadata.annotations["{changed[0]}"] may be changed only by {", ".join(sorted(rules.writers))}, '
+        f"not by {user.name or 'an unnamed user'}: it is gpuslice's own record of the pod"
+    )
 
 
 def _tolerating_gpu_nodes(given: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:

@@ -26,9 +26,9 @@ from gpuslice.core.contract import (
     ANN_MEANT,
     ANN_POD_UNITS,
     ANN_TIERS,
-    ANN_TRACEPARENT,
     ANN_VISIBLE,
     NODE_GPUS,
+    POD_ANNOTATION_WRITERS,
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
@@ -59,9 +59,6 @@ PLACEMENT_ANNOTATIONS = (
     ANN_MEANT,
 )
 """Every pod annotation that a placement writes and that a withdrawn one removes."""
-
-WRITTEN_ANNOTATIONS = (*PLACEMENT_ANNOTATIONS, ANN_TIERS, ANN_TRACEPARENT)
-"""Every pod annotation that is the extender's and the agent's to write."""
 
 LARGEST_BYTES = 256 << 10
 """Of all annotations of an object, names and values together. A Binding may pass it, and then kubelet can
@@ -129,7 +126,7 @@ def placement_annotations(placement: Placement, request: Request, node: Node, no
 
 def check_room(annotations: Mapping[str, str], request: Request) -> None:
     """Raises `InvalidRequestError` if a pod's own annotations leave no room for those that it is to get."""
-    own = [text for pair in annotations.items() if pair[0] not in WRITTEN_ANNOTATIONS for text in pair]
+    own = [text for pair in annotations.items() if pair[0] not in POD_ANNOTATION_WRITERS for text in pair]
     containers, cards = len(request.containers), request.card_count
     # a card's uuid and index, a container's name with its tier, and its amounts on each card
     needed = 1024 + 96 * cards + containers * (128 + 20 * cards)

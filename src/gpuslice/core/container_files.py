@@ -25,7 +25,7 @@ _BY_LINKS = ("/lib/gpuslice", "/var/run/gpuslice")
 """The same folders in nearly every image of today: /lib is a link to /usr/lib there, /var/run one to /run."""
 _BY_PROCESSES = re.compile(r"/proc/(self|thread-self|\d+)(/|$)")
 """runc 1.1 follows such links where it mounts something: ``/proc/self/root`` is the container's own root."""
-_ALL = (*PRELOAD_FILES, LIBRARY_FOLDER, LIMITS_FOLDER, REGION_FOLDER, NEIGHBOURS_FOLDER, *_BY_LINKS)
+OUR_PATHS = (*PRELOAD_FILES, LIBRARY_FOLDER, LIMITS_FOLDER, REGION_FOLDER, NEIGHBOURS_FOLDER, *_BY_LINKS)
 
 Mounts = Iterable[Mapping[str, Any]] | None
 
@@ -45,7 +45,7 @@ def hiding_mount(container: str, mounts: Mounts, devices: Mounts, message_path: 
     for field, path in (*paths, ("terminationMessagePath", message_path)):
         cleaned = posixpath.normpath("/" + str(path or "").lstrip("/"))
         unclear = ".." in str(path or "").split("/") or _BY_PROCESSES.match(cleaned) is not None
-        if unclear or any(cleaned == ours or cleaned.startswith(f"{ours}/") for ours in _ALL):
+        if unclear or any(cleaned == ours or cleaned.startswith(f"{ours}/") for ours in OUR_PATHS):
             what = "what enforces the container's GPU limits"
             clear = f'a path without links or "..", which could lead to {what}'
             must_be = clear if unclear else f"another path: {what} is mounted there"

@@ -72,6 +72,29 @@ ANN_MIGRATION = "gpuslice.io/migration"  # of a node or workload: how `gpuslice 
 LABEL_ZONE = "topology.kubernetes.io/zone"
 LABEL_SCHEDULE = "ack.node.gpu.schedule"  # the vendor's newer switch: cgpu, share, core_mem, default
 
+# -- who writes them ------------------------------------------------------------------------------------
+EXTENDER, AGENT = "extender", "agent"
+POD_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys((ANN_INDEX, ANN_POD_UNITS, ANN_CARD_UNITS, ANN_ASSUME_TIME), (EXTENDER, AGENT)),
+        **dict.fromkeys((ANN_ASSIGNED, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE, ANN_MEANT), (EXTENDER, AGENT)),
+        ANN_TIERS: (AGENT,),
+        ANN_TRACEPARENT: (EXTENDER,),
+    }
+)
+"""What is said of a pod and not by its author: at no time of its life, and in no way in which it is written.
+
+The chart's policies and the webhook are held to this list. The author's own are latency class, minimum tier,
+group and (at creation alone) number of cards.
+"""
+NODE_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys((NODE_GPUS, NODE_TIER, NODE_LINKS, NODE_KUBELET_AWAY), (AGENT,)),
+        NODE_OUT_OF_USE: (EXTENDER,),
+    }
+)
+"""The agent writes those of its own node. Nodes are written by nobody else without rights to the cluster."""
+
 # -- claims of dynamic resource allocation ------------------------------------------------------------
 CLAIM_DRIVER = "gpu.gpuslice.io"  # of ResourceSlices and allocated claims
 CLAIM_CLASS = "gpuslice.io"  # the DeviceClass of shared cards

@@ -9,8 +9,9 @@ import base64
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One API server and us. `source` says where this came from, for messages."""
+    """One API server and us. `source` says where this came from, for messages.
+
+    `files` are those that were read for it; `reread` makes it of what they say now, or raises ConfigError.
+    """
 
     server: str
     namespace: str = "default"
@@ -46,7 +50,10 @@ class Connection:
     credentials: Credentials = field(default_factory=Fixed)
     proxy_url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    context: str = ""
     source: str = ""
+    files: tuple[str, ...] = ()
+    reread: Callable[[], Connection] | None = field(default=None, compare=False)
 
 
 def connect(
@@ -71,8 +78,21 @@ def connect(
         found = in_cluster(environ, service_account)
     else:
         found = _connection(merge(paths), context, interactive)
-    found = replace(found, proxy_url=found.proxy_url or proxy_for(found.server, environ))
-    return replace(found, namespace=namespace) if namespace else found
+    again = partial(
+        connect,
+        dict(environ),
+        kubeconfig=kubeconfig,
+        context=found.context,  # not another one that becomes the current one
+        namespace=namespace,
+        interactive=interactive,
+        service_account=service_account,
+    )
+    return replace(
+        found,
+        proxy_url=found.proxy_url or proxy_for(found.server, environ),
+        namespace=namespace or found.namespace,
+        reread=again,
+    )
 
 
 def context_names(environ: Mapping[str, str], kubeconfig: str = "") -> list[str]:
@@ -96,9 +116,11 @@ def in_cluster(environ: Mapping[str, str], folder: str = SERVICE_ACCOUNT) -> Con
     return Connection(
         server=f"https://{bracketed(host)}:{port}",
         namespace=namespace.read_text().strip() if namespace.exists() else "default",
-        tls=Tls(_read(authority, "certificate authority"), str(authority)),
+        tls=Tls(_read(authority, "certificate authority")),
         credentials=TokenFile(str(Path(folder, "token"))),
         source=folder,
+        files=(str(authority),),
+        reread=partial(in_cluster, environ, folder),
     )
 
 
@@ -125,12 +147,20 @@ def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
     inline, file = cluster.certificate_authority_data, cluster.certificate_authority
     tls = Tls(
         authority=_data_or_file(inline, file, cluster_folder, "certificate-authority"),
-        authority_file=str(cluster_folder / file) if file and not inline else "",
         server_name=cluster.tls_server_name,
         insecure=cluster.insecure_skip_tls_verify,
     )
     if not cluster.server:
         raise ConfigError(f'cluster "{context.cluster}" has no server')
+    named = [
+        str(folder / path)
+        for folder, path, instead in (
+            (cluster_folder, file, inline),
+            (user_folder, user.client_certificate, user.client_certificate_data),
+            (user_folder, user.client_key, user.client_key_data),
+        )
+        if path and not instead
+    ]
     server = cluster.server if "://" in cluster.server else f"http://{cluster.server}"
     return Connection(
         server=_checked_url(server, f'cluster "{context.cluster}": server').rstrip("/"),
@@ -139,7 +169,9 @@ def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
         credentials=_credentials(user, user_folder, cluster, tls, interactive),
         proxy_url=_checked_url(cluster.proxy_url, "proxy-url") if cluster.proxy_url else "",
         headers=_impersonation(user),
+        context=name,
         source=merged.source,
+        files=(*merged.source.split(os.pathsep), *named),
     )
 
 

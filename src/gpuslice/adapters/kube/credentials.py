@@ -1,13 +1,12 @@
 """Who we are to the API server: tokens, client certificates and the plugins that fetch them.
 
-All are asked before every request and keep what they gave until it expires, so a rotated token or certificate
-is used without a restart. Nothing here needs an event loop: the command line uses it too.
+All are asked before every request, so a rotated token or certificate is used without a restart. Nothing here
+needs an event loop: the command line uses it too.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import shutil
 import ssl
@@ -17,11 +16,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from gpuslice.adapters.files import FollowedFile, in_memory
 from gpuslice.adapters.kube.errors import UNREADABLE, ConfigError
 from gpuslice.core.errors import words_of
 
@@ -39,13 +38,9 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How to trust the API server. Without `authority` (PEM) the system's authorities are used.
-
-    `authority_file`: where it came from. It is read again when the API server's certificate is not trusted.
-    """
+    """How to trust the API server. Without `authority` (PEM) the system's authorities are used."""
 
     authority: str = ""
-    authority_file: str = ""
     server_name: str = ""
     insecure: bool = False
 
@@ -79,31 +74,30 @@ class Fixed:
 
 @dataclass(slots=True)
 class TokenFile:
-    """A token in a file that somebody else rotates (kubelet does, hourly); read again every `reread_s`."""
+    """A token in a file that somebody else rotates (kubelet does, hourly)."""
 
     path: str
     secret: Secret = Secret()
     clock: Callable[[], float] = time.monotonic
-    reread_s: float = 60.0
-    _read_at: float | None = None
-    _token: str = ""
+    _file: FollowedFile | None = field(default=None, compare=False)
+    _token: str = field(default="", compare=False)
 
     def current(self) -> Secret:
-        now = self.clock()
-        if self._read_at is None or now - self._read_at >= self.reread_s:
-            try:
-                token = Path(self.path).read_text().strip()
-            except (OSError, UnicodeDecodeError) as error:
-                if not self._token:
-                    raise ConfigError(f"token file {self.path} cannot be read: {words_of(error)}") from error
-                token = self._token  # a rotation is a moment without the file: the old one is still good
-            if not token:
+        if self._file is None:
+            self._file = FollowedFile(self.path, clock=self.clock)
+        try:
+            token = self._file.read().decode().strip()
+            if not token and not self._token:
                 raise ConfigError(f"token file {self.path} is empty")
-            self._token, self._read_at = token, now
+            self._token = token or self._token
+        except (OSError, UnicodeDecodeError) as error:
+            if not self._token:
+                raise ConfigError(f"token file {self.path} cannot be read: {words_of(error)}") from error
+            # a rotation is a moment without the file: the old one is still good
         return Secret(token=self._token, certificate=self.secret.certificate, key=self.secret.key)
 
     def forget(self) -> None:
-        self._read_at = None
+        self._file = None  # what it says now counts at once
 
     def blocks(self) -> bool:
         return False
@@ -148,9 +142,9 @@ class Exec:
     plugin: ExecPlugin
     secret: Secret = Secret()
     interactive: bool = False
-    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC), compare=False)
     timeout_s: float = 60.0
-    _answer: _ExecStatus | None = None
+    _answer: _ExecStatus | None = field(default=None, compare=False)
 
     def current(self) -> Secret:
         if self._answer is None or self._expired(self._answer):
@@ -248,12 +242,8 @@ def checked_header(value: str, what: str) -> str:
 
 def tls_context(tls: Tls, secret: Secret) -> ssl.SSLContext:
     """The TLS settings for the API server; ConfigError when a certificate or key cannot be used."""
-    authority = tls.authority
-    if tls.authority_file:
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # kubelet replaces it when it changes
-            authority = Path(tls.authority_file).read_text() or authority
     try:
-        context = ssl.create_default_context(cadata=authority or None)
+        context = ssl.create_default_context(cadata=tls.authority or None)
     except ssl.SSLError as error:
         raise ConfigError(f"the cluster's certificate-authority is not a PEM certificate: {error}") from error
     # many clusters' own authorities lack the key usage that it wants
@@ -262,12 +252,9 @@ def tls_context(tls: Tls, secret: Secret) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if secret.certificate:
-        # in memory, since it must be a file: a private key never touches a disk
-        with open(os.memfd_create("gpuslice"), "w") as file:
-            file.write(secret.certificate + "\n" + secret.key)
-            file.flush()
+        with in_memory(f"{secret.certificate}\n{secret.key}".encode()) as path:
             try:
-                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+                context.load_cert_chain(path)
             except (ssl.SSLError, OSError) as error:
                 raise ConfigError(
                     f"the client certificate and key cannot be used together: {error}"

@@ -57,6 +57,11 @@ class HttpConnection(asyncio.Protocol):
         open_still = self._transport is not None and not self._transport.is_closing()
         return open_still and not (self._busy or self._broken)
 
+    @property
+    def streaming(self) -> bool:
+        """Whether an answer without an end is coming, as a watch is."""
+        return self._busy and self._streaming
+
     # -- what the transport does with it ---------------------------------------------------------------------
 
     def send(self, head: bytes, body: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -10,17 +9,53 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.errors import KubeError, UnavailableError
 from gpuslice.adapters.kube.resources import ACCESS_REVIEWS, DICT, Resource
+from gpuslice.adapters.turns import NewestFirst, TooManyError
 
 TOKEN_REVIEWS = Resource("authentication.k8s.io/v1", "tokenreviews", "TokenReview", DICT, namespaced=False)
-LASTS_S = 60.0
+LASTS_S = 10.0
 """So long an answer of the API server holds: a right that was taken away is gone after it."""
 MOST_ANSWERS = 1000
 AT_ONCE = 2
-"""Reviews in progress: a stranger with many made-up tokens delays himself, not the API server."""
+"""Reviews of unknown tokens in progress: who has many made-up ones delays himself, not the API server."""
 MOST_WAITING = 32
-"""For those: who comes then is refused at once, since each that waits is held in memory."""
+"""For those and with them: each is held in memory. The oldest is refused, the newest is next."""
+
+
+class TokenReviews:
+    """Whose a token is; remembered for a while, also that it is nobody's."""
+
+    def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._clock = clock
+        self._turns = NewestFirst(AT_ONCE, MOST_WAITING)
+        self._answers: OrderedDict[str, tuple[dict[str, Any] | None, float]] = OrderedDict()
+
+    async def user_of(self, token: str) -> dict[str, Any] | None:
+        """As an access review wants to hear it; None for nobody's. Raises `KubeError`."""
+        key = digest_of(token)
+        user, since_s = self._answers.get(key, (None, float("-inf")))
+        if self._clock() - since_s <= LASTS_S:
+            return user
+        if user is not None:  # it was known a moment ago: no stranger
+            user = await user_of(self._client, token)
+        else:
+            try:
+                async with self._turns:
+                    user = await user_of(self._client, token)
+            except TooManyError as error:
+                raise UnavailableError(str(error), outcome_unknown=False) from error
+        self._answers[key] = user, self._clock()
+        self._answers.move_to_end(key)
+        if len(self._answers) > MOST_ANSWERS:
+            self._answers.popitem(last=False)
+        return user
+
+
+def digest_of(token: str) -> str:
+    """What is remembered of a token: not itself."""
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 async def user_of(client: KubeClient, token: str) -> dict[str, Any] | None:
@@ -44,33 +79,26 @@ class PathReviews:
     def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
-        self._asking = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+        self._tokens = TokenReviews(client, clock)
         self._answers: OrderedDict[tuple[str, str], tuple[bool, float]] = OrderedDict()
 
     async def allows(self, token: str, path: str) -> bool:
         """No, where the API server does not answer, or too many ask."""
-        key = hashlib.sha256(token.encode()).hexdigest(), path  # tokens themselves are not kept
+        key = digest_of(token), path
         answer, since_s = self._answers.get(key, (False, float("-inf")))
         if self._clock() - since_s <= LASTS_S:
             return answer
-        if self._waiting >= MOST_WAITING:
-            return False
-        self._waiting += 1
         try:
-            async with self._asking:
-                user = await user_of(self._client, token)
-                answer = False
-                if user is not None:
-                    attributes = {"path": path, "verb": "get"}
-                    review = await self._client.create(
-                        ACCESS_REVIEWS, {"spec": {**user, "nonResourceAttributes": attributes}}
-                    )
-                    answer = bool((review.get("status") or {}).get("allowed"))
+            user = await self._tokens.user_of(token)
+            if user is None:
+                return False
+            attributes = {"path": path, "verb": "get"}
+            review = await self._client.create(
+                ACCESS_REVIEWS, {"spec": {**user, "nonResourceAttributes": attributes}}
+            )
         except KubeError:
             return False
-        finally:
-            self._waiting -= 1
+        answer = bool((review.get("status") or {}).get("allowed"))
         self._answers[key] = answer, self._clock()
         self._answers.move_to_end(key)
         if len(self._answers) > MOST_ANSWERS:

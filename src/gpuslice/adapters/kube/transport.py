@@ -22,6 +22,7 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
 from gpuslice.adapters.kube.dial import Route, dial
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
+from gpuslice.adapters.kube.followed_config import FollowedConfig
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse
 from gpuslice.adapters.kube.http_connection import BrokenConnectionError, HttpConnection
 from gpuslice.core.errors import without_login
@@ -31,6 +32,8 @@ _log = logging.getLogger(__name__)
 _GRACE_S = 15.0  # a watch that outlives its own timeout by this much hangs on a dead connection
 _FOREVER_S = 1e9
 _IDLE_S = 30.0  # longer than this a connection is not trusted to be open still
+FOLLOW_EVERY_S = 1.0
+LAST_ANSWERS_S = 5.0  # for requests in progress when the way to the server changes
 _AWAY_S = 3.0  # shorter failures are not worth a log line
 _HEADER = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -46,23 +49,37 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """HTTP(S) with connection reuse. Credentials are checked for every request, so they may rotate.
+    """HTTP(S) with connection reuse. Credentials are checked for every request, so they may rotate; the files
+    of the connection are followed while it is open.
 
     `timeout_s` limits one request, up to the end of its answer; streams end by their own ``timeoutSeconds``.
     Answers are requested uncompressed: near the API server, compression costs more than the network.
     """
 
-    def __init__(self, connection: Connection, *, timeout_s: float = 30, connections: int = 20) -> None:
-        self._config = connection
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        timeout_s: float = 30,
+        connections: int = 20,
+        follow_every_s: float = FOLLOW_EVERY_S,
+    ) -> None:
         self._timeout_s = timeout_s
-        self._route = Route(connection.server, connection.proxy_url, connection.tls.server_name)
+        self._follow_every_s = follow_every_s
+        self._followed = FollowedConfig(connection, follow_every_s)
+        self._configure()
+        self._following: asyncio.TimerHandle | None = None
         self._free = asyncio.Semaphore(connections)
         self._open: set[HttpConnection] = set()
         self._idle: list[HttpConnection] = []  # the last one used is used next
-        self._tls: tuple[Secret, ssl.SSLContext] | None = None
-        self._same: tuple[Secret, str] | None = None  # the headers of all requests with one secret
         self._failing_since: float | None = None  # each request since then failed
         self._is_away = False  # and that has been logged
+
+    def _configure(self) -> None:
+        self._config = config = self._followed.current
+        self._route = Route(config.server, config.proxy_url, config.tls.server_name)
+        self._tls: tuple[Secret, ssl.SSLContext] | None = None
+        self._same: tuple[Secret, str] | None = None  # the headers of all requests with one secret
 
     async def __aenter__(self) -> HttpTransport:
         return self
@@ -72,6 +89,9 @@ class HttpTransport:
 
     async def close(self) -> None:
         """Close all connections; the transport can be used again afterwards."""
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
         self._idle.clear()
         await asyncio.gather(*(connection.close() for connection in self._open))
         self._open.clear()
@@ -192,13 +212,19 @@ class HttpTransport:
             if connection.usable and now - connection.idle_since < _IDLE_S:
                 return connection
             self._discard(connection)
+        config = self._config
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await dial(self._route, context)
         except ssl.SSLError:
-            self._tls = None  # next time with what the authority's file has then: it may have been rotated
+            if self._follow(at_once=True):  # the server's authority has been rotated
+                return await self._connect(secret)
             raise
+        if self._config is not config:
+            connection.abandon()
+            return await self._connect(secret)
         self._open.add(connection)
+        self._keep_following()
         return connection
 
     def _put_back(self, connection: HttpConnection) -> None:
@@ -214,6 +240,31 @@ class HttpTransport:
     def _drop_idle(self) -> None:
         while self._idle:
             self._discard(self._idle.pop())
+
+    # -- the files that say where and who --------------------------------------------------------------------
+
+    def _keep_following(self) -> None:
+        if self._following is None and self._open and self._followed.may_change:
+            self._following = asyncio.get_running_loop().call_later(self._follow_every_s, self._follow)
+
+    def _follow(self, *, at_once: bool = False) -> bool:
+        """Do as the files say now; whether that is something else. Connections by what they said before end:
+        idle ones and watches at once, requests in progress soon."""
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+        if not self._followed.refresh(at_once=at_once):
+            self._keep_following()
+            return False
+        self._configure()
+        self._drop_idle()
+        for connection in self._open:
+            if connection.streaming:
+                connection.abandon("how to reach the API server has changed")
+            else:
+                asyncio.get_running_loop().call_later(LAST_ANSWERS_S, connection.abandon)
+        self._open.clear()
+        return True
 
     # -- whether it answers ----------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from abc import ABCMeta, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ class Clients:
 
     `body_limit_bytes` applies to one request, unless `admit` allows less; `most_bytes` to all together,
     including unread answers. `names`: a client is known if its certificate has one of these; without any,
-    every certificate will do.
+    every certificate will do. `trusts`: whether who was admitted by a TLS context still would be.
     """
 
     app: App
@@ -55,6 +56,7 @@ class Clients:
     names: frozenset[str] = frozenset()
     admit: Admit | None = None
     most_bytes: int = 64 << 20
+    trusts: Callable[[ssl.SSLContext | None], bool] = lambda _: True
     draining: bool = False
     connections: set[Client] = field(default_factory=set)
     answering: set[asyncio.Task[None]] = field(default_factory=set)
@@ -121,6 +123,19 @@ class Clients:
         for connection in list(self.connections):
             connection.end_when_idle()
 
+    def end_untrusted(self, now: float, grace_s: float) -> None:
+        """End connections of clients who would not be admitted any more: after their answers, or at most
+        after `grace_s`."""
+        for connection in list(self.connections):
+            if self.trusts(connection.context):
+                continue
+            if connection.untrusted_since is None:
+                connection.untrusted_since = now
+            if now - connection.untrusted_since >= grace_s:
+                connection.abort()
+            else:
+                connection.end_when_idle()
+
     def sweep(self, now: float) -> None:
         """Cut off those that take too long. Done now and then: a timer for each request costs more."""
         for connection in list(self.connections):
@@ -156,15 +171,21 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None  # None before and after the connection
         self.known = self.local = self._tls = False
+        self.context: ssl.SSLContext | None = None
+        self.untrusted_since: float | None = None
         self._since = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by type, only by its methods
-        self._tls = transport.get_extra_info("ssl_object") is not None
+        session = transport.get_extra_info("ssl_object")
+        self._tls = session is not None
+        self.context = session.context if session is not None else None
         shown = transport.get_extra_info("peercert")  # it has been verified
         self.known = bool(shown) and (not self._clients.names or bool(self._clients.names & names_of(shown)))
         self.local = is_local(transport.get_extra_info("peername"))
         self._clients.welcome(self, self._loop.time())
+        if not self._clients.trusts(self.context):  # the files have changed during its handshake
+            self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,17 +18,17 @@ from typing import Any
 
 from gpuslice.adapters.web.clients import Admit, App, Client, Clients
 from gpuslice.adapters.web.connection import Connection
+from gpuslice.adapters.web.server_tls import HTTP2, CertificateError, ServerTls, TlsFiles
 from gpuslice.core.errors import GpusliceError, words_of
 from gpuslice.core.hosts import bracketed
 
 _log = logging.getLogger(__name__)
-RELOAD_EVERY_S = 10.0
+RELOAD_EVERY_S = 1.0
 HANDSHAKE_S = 10.0
 BACKLOG = 1024
 MOST_HANDSHAKES = 64  # at a time: each takes some 50 KiB before anything is known about the client
 ACCEPT_AGAIN_S = 0.1  # after an error for too many open files
 SWEEP_EVERY_S = 1.0
-HTTP2 = "h2"  # in the TLS handshake (ALPN)
 FIRST_INHERITED = 3  # the first socket from systemd
 EVERYWHERE = "::"
 """All addresses of this machine, including IPv4; only IPv4 if the kernel has no IPv6."""
@@ -48,12 +47,11 @@ class CannotServeError(GpusliceError):
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen. `certificate` and `key` are PEM files; without them it is plain HTTP.
+    """Where to listen. `certificate`, `key` and `client_ca` are as in `TlsFiles`.
 
-    `client_ca` verifies clients' certificates; with `must_show` a client without one is refused.
-    `client_names`: as `Clients.names`. `http2`: offered to clients over TLS; HTTP/1.1 is always served.
-    `oldest_tls`: the oldest accepted version. `inherited`: a listening socket opened by somebody else,
-    instead of host and port. `body_limit_bytes`, `most_bytes`, `admit`: as in `Clients`.
+    `tls_files`: instead of them, what a configuration file says now. `client_names`: as `Clients.names`.
+    `http2`: offered to clients over TLS; HTTP/1.1 is always served. `inherited`: a listening socket opened by
+    somebody else, instead of host and port. `body_limit_bytes`, `most_bytes`, `admit`: as in `Clients`.
     """
 
     port: int
@@ -61,12 +59,11 @@ class Listen:
     certificate: str = ""
     key: str = ""
     client_ca: str = ""
-    must_show: bool = False
+    tls_files: Callable[[], TlsFiles] | None = None
     client_names: frozenset[str] = frozenset()
-    oldest_tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
     http2: bool = False
     drain_s: float = 5.0  # how long a request in progress gets to finish
-    reload_every_s: float = RELOAD_EVERY_S  # how often the certificate's files are checked
+    reload_every_s: float = RELOAD_EVERY_S  # how often the files are checked, besides at each connection
     inherited: socket.socket | None = None
     body_limit_bytes: int = 1 << 20
     most_bytes: int = 64 << 20
@@ -85,6 +82,10 @@ async def serving(
 
     `met` is called with the clients, for code that must disconnect them. Raises `CannotServeError`.
     """
+    try:
+        tls = _server_tls(listen)
+    except CertificateError as error:
+        raise CannotServeError(str(error)) from error
     clients = Clients(
         app,
         listen.body_limit_bytes,
@@ -92,28 +93,30 @@ async def serving(
         admit=listen.admit,
         most_bytes=listen.most_bytes,
     )
+    if tls is not None:
+        clients.trusts = tls.trusts
     met(clients)
-    context = _tls_context(listen) if listen.tls else None
     try:
-        server = await _listening(clients, listen, context)
+        server = await _listening(clients, listen, accepting=tls is None)
     except (OSError, UnicodeError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         why = "another program uses it" if in_use else words_of(error)
         place = f"{bracketed(listen.host)}:{listen.port}"
         raise CannotServeError(f"cannot listen on {place}: {why}", in_use=in_use) from error
     beside = [asyncio.create_task(_sweep(clients), name="cut off slow clients")]
-    if context is not None:
-        beside.append(asyncio.create_task(_reload(context, listen), name="reload certificate"))
+    if tls is not None:
+        beside.append(asyncio.create_task(_reload(tls, clients, listen), name="reload certificates"))
         for each in server.sockets:
             listening = socket.socket(fileno=os.dup(each.fileno()))
             listening.setblocking(False)
             listening.listen(BACKLOG)
-            accepting = _accept(listening, _protocols(clients, listen), context)
+            accepting = _accept(listening, _protocols(clients, listen), tls)
             beside.append(asyncio.create_task(accepting, name="accept"))
     try:
         address = server.sockets[0].getsockname()
         port = int(address[1]) if isinstance(address, tuple) else 0  # a unix socket has none
-        _log.info("serving", extra={"host": listen.host, "port": port, "tls": listen.tls})
+        encrypted = tls is not None and tls.context is not None
+        _log.info("serving", extra={"host": listen.host, "port": port, "tls": encrypted})
         yield port
     finally:
         server.close()
@@ -126,9 +129,18 @@ async def serving(
         await server.wait_closed()
 
 
-async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext | None) -> asyncio.Server:
-    """Bound; without TLS it also accepts."""
-    loop, plain = asyncio.get_running_loop(), context is None
+def _server_tls(listen: Listen) -> ServerTls | None:
+    """None where it is plain HTTP and stays so."""
+    files = TlsFiles(listen.certificate, listen.key, listen.client_ca)
+    wanted = listen.tls_files or (lambda: files)
+    if wanted is not listen.tls_files and not listen.certificate:
+        return None
+    return ServerTls(wanted, http2=listen.http2, settled_s=listen.reload_every_s)
+
+
+async def _listening(clients: Clients, listen: Listen, *, accepting: bool) -> asyncio.Server:
+    """Bound, and `accepting` by itself where nothing about TLS has to be known first."""
+    loop, start = asyncio.get_running_loop(), accepting
     protocols = partial(Connection, clients)
     bound = listen.inherited
     if bound is None and listen.host == EVERYWHERE and socket.has_dualstack_ipv6():
@@ -136,10 +148,10 @@ async def _listening(clients: Clients, listen: Listen, context: ssl.SSLContext |
         bound = socket.create_server((EVERYWHERE, listen.port), family=socket.AF_INET6, dualstack_ipv6=True)
     if bound is None:
         host = "0.0.0.0" if listen.host == EVERYWHERE else listen.host
-        return await loop.create_server(protocols, host, listen.port, backlog=BACKLOG, start_serving=plain)
+        return await loop.create_server(protocols, host, listen.port, backlog=BACKLOG, start_serving=start)
     if bound.family == socket.AF_UNIX:
-        return await loop.create_unix_server(protocols, sock=bound, backlog=BACKLOG, start_serving=plain)
-    return await loop.create_server(protocols, sock=bound, backlog=BACKLOG, start_serving=plain)
+        return await loop.create_unix_server(protocols, sock=bound, backlog=BACKLOG, start_serving=start)
+    return await loop.create_server(protocols, sock=bound, backlog=BACKLOG, start_serving=start)
 
 
 def _protocols(clients: Clients, listen: Listen) -> Callable[[], asyncio.BaseProtocol]:
@@ -160,16 +172,17 @@ class _ByAlpn(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         session = transport.get_extra_info("ssl_object")
-        kind = self._http2 if session.selected_alpn_protocol() == HTTP2 else Connection
+        chosen = session.selected_alpn_protocol() if session is not None else None
+        kind = self._http2 if chosen == HTTP2 else Connection
         connection = kind(self._clients)
         transport.set_protocol(connection)
         connection.connection_made(transport)
 
 
 async def _accept(
-    listening: socket.socket, protocols: Callable[[], asyncio.BaseProtocol], context: ssl.SSLContext
+    listening: socket.socket, protocols: Callable[[], asyncio.BaseProtocol], tls: ServerTls
 ) -> None:
-    """Accept TLS connections, for ever.
+    """Accept connections for ever, each by what the files of certificates say at that moment.
 
     An asyncio server would begin any number of handshakes at once, each with its own buffers; here the oldest
     ends if there are too many.
@@ -178,9 +191,11 @@ async def _accept(
     shaking: dict[asyncio.Task[None], None] = {}
 
     async def shake(connection: socket.socket) -> None:
+        tls.refresh()
+        timeout_s = HANDSHAKE_S if tls.context is not None else None
         with contextlib.suppress(OSError):  # the client's problem, even if it does not speak TLS
             await loop.connect_accepted_socket(
-                protocols, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_S
+                protocols, connection, ssl=tls.context, ssl_handshake_timeout=timeout_s
             )
 
     with contextlib.closing(listening):
@@ -301,56 +316,10 @@ async def work_until(stopped: Awaitable[object], tasks: Mapping[str, Coroutine[A
             work.close()  # if it was cancelled before it began
 
 
-def _tls_context(listen: Listen) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = listen.oldest_tls
-    if listen.http2:
-        context.set_alpn_protocols([HTTP2, "http/1.1"])
-    context.num_tickets = 0  # nobody resumes sessions: a write less per handshake
-    try:
-        context.load_cert_chain(listen.certificate, listen.key or None)
-    except OSError as error:  # includes ssl's errors
-        files = " and ".join(filter(None, (listen.certificate, listen.key)))
-        raise CannotServeError(f"certificate and key {files} cannot be used: {words_of(error)}") from error
-    if listen.client_ca:
-        try:
-            context.load_verify_locations(listen.client_ca)
-        except OSError as error:
-            raise CannotServeError(f"CA file {listen.client_ca} cannot be used: {words_of(error)}") from error
-        # on by default since Python 3.13, and more than many clusters' own authorities satisfy
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-        context.verify_mode = ssl.CERT_REQUIRED if listen.must_show else ssl.CERT_OPTIONAL
-    return context
-
-
-async def _reload(context: ssl.SSLContext, listen: Listen) -> None:
-    """Load a renewed certificate into the live context: the next handshake uses it, no connection is cut.
-
-    The files are polled: a Secret volume is renewed by renaming a link, which many watchers miss. A new CA
-    for clients is trusted from then on; a removed one until the next start.
-    """
-    seen = _stamp(listen)
+async def _reload(tls: ServerTls, clients: Clients, listen: Listen) -> None:
+    """Follow the files also while nobody connects, and end connections of those who are trusted no more."""
+    loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(listen.reload_every_s)
-        now = _stamp(listen)
-        if now == seen:
-            continue
-        try:
-            context.load_cert_chain(listen.certificate, listen.key or None)
-            if listen.client_ca:
-                context.load_verify_locations(listen.client_ca)
-        except (OSError, ssl.SSLError) as error:  # half written: check again later
-            _log.warning("certificate not reloaded", extra={"file": listen.certificate, "error": str(error)})
-            continue
-        seen = now
-        _log.info("certificate reloaded", extra={"file": listen.certificate})
-
-
-def _stamp(listen: Listen) -> list[tuple[int, int]]:
-    """Distinguishes renewed files from the previous ones; a file may be missing during the renewal."""
-    stamps = []
-    for file in filter(None, (listen.certificate, listen.key, listen.client_ca)):
-        with contextlib.suppress(FileNotFoundError):
-            stat = Path(file).stat()
-            stamps.append((stat.st_mtime_ns, stat.st_ino))
-    return stamps
+        tls.refresh()
+        clients.end_untrusted(loop.time(), listen.drain_s)

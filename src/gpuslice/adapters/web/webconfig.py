@@ -9,27 +9,33 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hashlib
 import hmac
+import logging
+import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from gpuslice.adapters.files import SETTLED_S, FollowedFile
+from gpuslice.adapters.turns import NewestFirst, TooManyError
 from gpuslice.adapters.web.clients import App
-from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
+from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
+from gpuslice.adapters.web.server_tls import TlsFiles
 from gpuslice.core.errors import GpusliceError, words_of
 from gpuslice.core.nesting import checked_depth
 
+_log = logging.getLogger(__name__)
 ClientAuth = Literal[
     "", "NoClientCert", "RequestClientCert", "RequireAnyClientCert", "VerifyClientCertIfGiven",
     "RequireAndVerifyClientCert",
 ]  # fmt: skip
 _TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _REMEMBERED = 100
+_MOST_WAITING = 32  # passwords that are being compared, one at a time
 LARGEST_FILE_BYTES = 1 << 20
 
 
@@ -59,31 +65,57 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What a server does to be safe. `users`: name → bcrypt hash. `must_show`: a client certificate.
+    """What a server does to be safe. `users`: name → bcrypt hash."""
 
-    `oldest_tls`: what a client must speak at least.
-    """
-
-    certificate: str = ""
-    key: str = ""
-    client_ca: str = ""
-    must_show: bool = False
-    oldest_tls: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    tls: TlsFiles = field(default_factory=TlsFiles)
     users: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_web_config(path: Path) -> WebConfig:
-    """The file at `path`; names in it are relative to its folder. Raises `WebConfigError`."""
+class WebConfigFile:
+    """The file at `path`, which may change; what cannot be honoured leaves the last in force."""
+
+    def __init__(self, path: Path, settled_s: float = SETTLED_S) -> None:
+        """Raises `WebConfigError`."""
+        self._path = path
+        self._file = FollowedFile(str(path), settled_s)
+        self._content = self._read()
+        self._current = _parsed(path, self._content)
+        self._problem = ""
+
+    def current(self) -> WebConfig:
+        """What it says now."""
+        try:
+            content = self._read()
+            if content != self._content:
+                if not content.strip():  # a disk that is full ends a rewrite in the middle
+                    raise WebConfigError(f"web config file {self._path} has become empty")
+                self._current, self._content = _parsed(self._path, content), content
+            self._problem = ""
+        except WebConfigError as error:
+            if str(error) != self._problem:
+                _log.warning("web config not reloaded, the last one stays", extra={"error": str(error)})
+            self._problem = str(error)
+        return self._current
+
+    def _read(self) -> bytes:
+        path = self._path
+        try:
+            if path.exists() and not path.is_file():
+                raise WebConfigError(f"web config file {path} must be a plain file")
+            if path.stat().st_size > LARGEST_FILE_BYTES:
+                limit = f"{LARGEST_FILE_BYTES >> 20} MiB"
+                raise WebConfigError(f"web config file {path} must not be larger than {limit}")
+            return self._file.read()
+        except OSError as error:
+            raise WebConfigError(f"web config file {path} cannot be read: {words_of(error)}") from error
+
+
+def _parsed(path: Path, content: bytes) -> WebConfig:
+    """Names of files in it are relative to its folder. Raises `WebConfigError`."""
     try:
-        if path.exists() and not path.is_file():
-            raise WebConfigError(f"web config file {path} must be a plain file")
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise WebConfigError(
-                f"web config file {path} must not be larger than {LARGEST_FILE_BYTES >> 20} MiB"
-            )
-        file = msgspec.yaml.decode(checked_depth(path.read_bytes()), type=_File | None) or _File()
-    except (OSError, ValueError) as error:
+        file = msgspec.yaml.decode(checked_depth(content), type=_File | None) or _File()
+    except ValueError as error:
         raise WebConfigError(f"web config file {path} cannot be read: {words_of(error)}") from error
     tls = file.tls_server_config or _Tls()
     if bool(tls.cert_file) != bool(tls.key_file):
@@ -105,55 +137,64 @@ def read_web_config(path: Path) -> WebConfig:
             raise WebConfigError(f"web config file {path}: the password of {name} is no bcrypt hash")
     place = path.parent
     return WebConfig(
-        certificate=str(place / tls.cert_file) if tls.cert_file else "",
-        key=str(place / tls.key_file) if tls.key_file else "",
-        client_ca=str(place / tls.client_ca_file) if tls.client_ca_file else "",
-        must_show=tls.client_auth_type == "RequireAndVerifyClientCert",
-        oldest_tls=_TLS_VERSIONS[tls.min_version],
+        TlsFiles(
+            certificate=str(place / tls.cert_file) if tls.cert_file else "",
+            key=str(place / tls.key_file) if tls.key_file else "",
+            client_ca=str(place / tls.client_ca_file) if tls.client_ca_file else "",
+            must_show=tls.client_auth_type == "RequireAndVerifyClientCert",
+            oldest=_TLS_VERSIONS[tls.min_version],
+        ),
         users=file.basic_auth_users,
         headers=(file.http_server_config or _Http()).headers,
     )
 
 
-def guard(app: App, config: WebConfig) -> App:
-    """`app` behind basic authentication and with the extra headers that `config` asks for."""
-    if not (config.users or config.headers):
-        return app
-    users = Users(config.users) if config.users else None
+def guard(app: App, config: Callable[[], WebConfig]) -> App:
+    """`app` behind the basic authentication and with the extra headers that `config` wants now."""
+    users = Users({})
 
-    async def guarded(request: HttpRequest) -> HttpResponse:
+    async def guarded(request: HttpRequest, wanted: WebConfig) -> HttpResponse:
+        nonlocal users
+        if users.hashes != wanted.users:
+            users = Users(wanted.users)
         given = _credentials(request.headers.get("authorization", ""))
-        if users is None or (given is not None and await users.accepts(*given)):
-            coming = app(request)
-            answer = coming if isinstance(coming, HttpResponse) else await coming
-        else:
-            refusal = {"WWW-Authenticate": 'Basic realm="metrics"'}
-            answer = HttpResponse(b"Unauthorized\n", 401, headers=refusal)
-        answer.headers = {**answer.headers, **config.headers}
+        try:
+            if not wanted.users or (given is not None and await users.accepts(*given)):
+                coming = app(request)
+                answer = coming if isinstance(coming, HttpResponse) else await coming
+            else:
+                refusal = {"WWW-Authenticate": 'Basic realm="metrics"'}
+                answer = HttpResponse(b"Unauthorized\n", 401, headers=refusal)
+        except TooManyError as error:
+            answer = text_answer(str(error), 503)
+        answer.headers = {**answer.headers, **wanted.headers}
         return answer
 
-    return guarded
+    def handle(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
+        wanted = config()
+        return guarded(request, wanted) if wanted.users or wanted.headers else app(request)
+
+    return handle
 
 
 class Users:
     """Checks passwords; bcrypt takes 50 ms and more, so what was right is remembered by a keyed digest."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
-        import bcrypt
-
-        self._bcrypt = bcrypt
-        self._hashes = {name: hashed.encode() for name, hashed in hashes.items()}
-        # compared for a name that does not exist, so that time does not tell which names do
-        self._nobody = bcrypt.hashpw(b"", bcrypt.gensalt(rounds=10))
-        self._key = hashlib.sha256(self._nobody).digest()
+        self.hashes = hashes
+        self._key = os.urandom(32)
         self._right: dict[bytes, None] = {}
+        self._turns = NewestFirst(1, _MOST_WAITING)
 
     async def accepts(self, name: str, password: str) -> bool:
+        """Raises `TooManyError`."""
         digest = hmac.digest(self._key, f"{name}\0{password}".encode(), "sha256")
         if digest in self._right:
             return True
-        hashed = self._hashes.get(name)
-        same = await asyncio.to_thread(self._same, password, hashed or self._nobody)
+        hashed = self.hashes.get(name)
+        # compared for a name that does not exist, too, so that time does not tell which names do
+        async with self._turns:
+            same = await asyncio.to_thread(_same, password, hashed or next(iter(self.hashes.values())))
         if not same or hashed is None:
             return False
         if len(self._right) >= _REMEMBERED:
@@ -161,11 +202,14 @@ class Users:
         self._right[digest] = None
         return True
 
-    def _same(self, password: str, hashed: bytes) -> bool:
-        try:
-            return bool(self._bcrypt.checkpw(password.encode()[:72], hashed))  # bcrypt knows no more
-        except ValueError:
-            return False
+
+def _same(password: str, hashed: str) -> bool:
+    import bcrypt  # only where passwords are wanted
+
+    try:
+        return bool(bcrypt.checkpw(password.encode()[:72], hashed.encode()))  # bcrypt knows no more
+    except ValueError:
+        return False
 
 
 def _credentials(header: str) -> tuple[str, str] | None:

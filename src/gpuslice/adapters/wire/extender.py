@@ -251,8 +251,7 @@ class Questions:
             self._before = before
         if self._last.pod is None:
             return self._decode_whole(body)
-        if body.count(b",", names_at) >= MOST_NODES:
-            raise MalformedError(f"NodeNames has more than {MOST_NODES} names")
+        _check_nodes("NodeNames", body.count(b",", names_at) + 1)
         return ExtenderArgs(self._last.pod, self._last.nodes, memoryview(body)[names_at:-1])
 
     def _decode_whole(self, body: bytes) -> ExtenderArgs:
@@ -260,7 +259,15 @@ class Questions:
         if args.incomplete:
             args = _in_any_case(_ARGS, body)
         names = bytes(args.node_names)
+        _check_nodes("NodeNames", names.count(b",") + 1)
+        _check_nodes("Nodes", len(args.nodes.items or ()) if args.nodes is not None else 0)
         return ExtenderArgs(args.pod, args.nodes, None if names == _NULL else names)
+
+
+def _check_nodes(field: str, count: int) -> None:
+    """Whatever a list of names holds, it has a comma for each but the first. Raises `MalformedError`."""
+    if count > MOST_NODES:
+        raise MalformedError(f"{field} has more than {MOST_NODES} names")
 
 
 def check_size(body: bytes) -> None:
@@ -297,7 +304,9 @@ def decode_preemption(body: bytes) -> PreemptionArgs:
     check_size(body)
     args = _decode(_PREEMPTION, body)
     if args.pod is None or (args.node_name_to_victims is None and args.node_name_to_meta_victims is None):
-        return _in_any_case(_PREEMPTION, body)
+        args = _in_any_case(_PREEMPTION, body)
+    _check_nodes("NodeNameToMetaVictims", len(args.node_name_to_meta_victims or ()))
+    _check_nodes("NodeNameToVictims", len(args.node_name_to_victims or ()))
     return args
 
 

@@ -86,8 +86,11 @@ class _Resource(_Wire):
     resource: str = ""
 
 
+POD_PARTS = frozenset({"", "status", "ephemeralcontainers", "resize"})
+
+
 class AdmissionRequest(_Wire):
-    """One write under review. `object` and `old_object` are pods only if `is_pod`."""
+    """One write under review. `object` and `old_object` are pods only if `has_pod`."""
 
     uid: str
     operation: str = ""
@@ -101,7 +104,15 @@ class AdmissionRequest(_Wire):
 
     @property
     def is_pod(self) -> bool:
-        return (self.resource.group, self.resource.resource, self.sub_resource) == ("", "pods", "")
+        return self.has_pod and not self.sub_resource
+
+    @property
+    def has_pod(self) -> bool:
+        """Also a part of one that is written for itself. A Binding is none."""
+        return (self.resource.group, self.resource.resource) == (
+            "",
+            "pods",
+        ) and self.sub_resource in POD_PARTS
 
     @property
     def adds_containers(self) -> bool:

@@ -12,23 +12,26 @@ from typing import Any, Protocol
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import ACCESS_REVIEWS
-from gpuslice.adapters.kube.reviews import LASTS_S, user_of
+from gpuslice.adapters.kube.reviews import LASTS_S, TokenReviews, digest_of
 from gpuslice.adapters.web.messages import HttpRequest
 
 MOST_TOKENS = 1000
-AT_ONCE = 20
+MOST_NAMESPACES = 16
+"""Of so many a request has the API server asked; the next request goes on."""
+NAMESPACE_LASTS_S = 60.0
 
 
 @dataclass(slots=True)
 class Viewer:
     """The user who is looking. `everything`: pods of all namespaces; `nodes`: may list nodes; else by
-    namespace.
+    namespace. `complete`: no namespace is left of which it is not known.
     """
 
     name: str
     everything: bool = True
     nodes: bool = True
     namespaces: dict[str, bool] = field(default_factory=dict)
+    complete: bool = True
 
     def sees(self, namespace: str) -> bool:
         """Whether it may see pods of a namespace; the empty one stands for the cluster's own rows."""
@@ -68,14 +71,20 @@ class _Known:
     viewer: Viewer
     user: dict[str, Any]
     since_s: float
+    asked_s: dict[str, float] = field(default_factory=dict)
+    """When of each namespace."""
 
 
 class TokenAccess:
-    """Asks TokenReview who it is, and SubjectAccessReview what that user may list."""
+    """Asks TokenReview who it is, and SubjectAccessReview what that user may list.
+
+    A request has it ask a few questions at most, however many namespaces there are.
+    """
 
     def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
+        self._tokens = TokenReviews(client, clock)
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def viewer(self, request: HttpRequest, namespaces: Iterable[str]) -> Viewer | None:
@@ -83,30 +92,48 @@ class TokenAccess:
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             return None
-        key = hashlib.sha256(token.encode()).hexdigest()  # tokens themselves are not stored
+        key = digest_of(token)
+        user = await self._tokens.user_of(token)
         known = self._known.get(key)
-        if known is None or self._clock() - known.since_s > LASTS_S:
-            user = await user_of(self._client, token)
-            if user is None:
-                self._known.pop(key, None)
-                return None
-            everything, nodes = await asyncio.gather(
-                self._may_list(user, "pods"), self._may_list(user, "nodes")
-            )
-            known = _Known(Viewer(user["user"], everything, nodes), user, self._clock())
-            self._known[key] = known
-            self._known.move_to_end(key)
+        if user is None or (known is not None and known.user != user):
+            self._known.pop(key, None)
+            known = None
+        if user is None:
+            return None
+        if known is None:
+            known = self._known[key] = _Known(Viewer(user["user"]), user, float("-inf"))
             while len(self._known) > MOST_TOKENS:
                 self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        if self._clock() - known.since_s > LASTS_S:
+            known.viewer.everything, known.viewer.nodes = await asyncio.gather(
+                self._may_list(user, "pods"), self._may_list(user, "nodes")
+            )
+            known.since_s = self._clock()
         if not known.viewer.everything:
-            slots, user, allowed = asyncio.Semaphore(AT_ONCE), known.user, known.viewer.namespaces
-
-            async def ask(namespace: str) -> None:
-                async with slots:
-                    allowed[namespace] = await self._may_list(user, "pods", namespace)
-
-            await asyncio.gather(*(ask(each) for each in sorted(set(namespaces) - allowed.keys())))
+            await self._ask_of_some(known, request.query.get("namespace", ""), set(namespaces))
         return known.viewer
+
+    async def _ask_of_some(self, known: _Known, first: str, namespaces: set[str]) -> None:
+        """First of the namespace in question, then of those that are seen, of new ones, and of those that are
+        not seen."""
+        viewer, now_s = known.viewer, self._clock()
+        for gone in viewer.namespaces.keys() - namespaces:
+            del viewer.namespaces[gone], known.asked_s[gone]
+        due = [
+            each for each in namespaces if now_s - known.asked_s.get(each, float("-inf")) > NAMESPACE_LASTS_S
+        ]
+        due.sort(key=lambda each: (each != first, -viewer.namespaces.get(each, 0.5), each))
+
+        async def ask(namespace: str) -> None:
+            viewer.namespaces[namespace] = await self._may_list(known.user, "pods", namespace)
+            known.asked_s[namespace] = now_s
+
+        await asyncio.gather(*map(ask, due[:MOST_NAMESPACES]))
+        for late in due[MOST_NAMESPACES:]:  # its last answer does not hold any more
+            viewer.namespaces.pop(late, None)
+            known.asked_s.pop(late, None)
+        viewer.complete = len(due) <= MOST_NAMESPACES
 
     async def _may_list(self, user: dict[str, Any], resource: str, namespace: str = "") -> bool:
         attributes = {"verb": "list", "resource": resource, "version": "v1"}

@@ -109,7 +109,7 @@ class Console:
         tasks = {"cluster": self.state.run(), "waiting pods": self._waiting.run(), "memory": self._settle()}
         if settings.exporters != "off":
             tasks["usage"] = self.usage.run()
-        app = make_app(probes, pages.routes(answers))
+        app = pages.guarded(make_app(probes, pages.routes(answers)))
         async with probes.process.measured(), serving(app, listen) as port:
             scheme = "https" if listen.tls else "http"
             listening(f"{scheme}://{bracketed(settings.host)}:{port}{self.base_path}/")
@@ -137,7 +137,7 @@ class Console:
         known, problems = self._documents.known(since, viewer), self._client.problems
         self._viewers += 1
         try:
-            if known.figures:
+            if known.figures and viewer.complete:
                 await self._news(known.rows, problems)
             elif known == NOTHING and not self.state.synced:
                 await self._first_list()

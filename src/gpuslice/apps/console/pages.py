@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.web.app import Handler, Route, get
+from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import JSON, HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip
 from gpuslice.apps.console.access import Access, Viewer
@@ -62,6 +63,18 @@ class Pages:
         ]
         return routes
 
+    def guarded(self, app: App) -> App:
+        """`app`; on one's own machine nothing but the secret path, and by the machine's own name."""
+
+        def handle(request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
+            if refusal := self._refusal(request):
+                return refusal
+            if request.path != self._base and not request.path.startswith(f"{self._base}/"):
+                return text_answer("404: this page is served under a path that was printed", 404)
+            return app(request)
+
+        return handle if self._local else app
+
     def _file(self, content: bytes, kind: str, *, cached: bool = True) -> Handler:
         packed = gzip.compress(content, mtime=0)
         headers = {
@@ -71,8 +84,6 @@ class Pages:
         }
 
         def handle(request: HttpRequest) -> HttpResponse:
-            if refusal := self._refusal(request):
-                return refusal
             if not accepts_gzip(request.headers.get("accept-encoding", "")):
                 return HttpResponse(content, 200, TYPES[kind], headers)
             return HttpResponse(packed, 200, TYPES[kind], {**headers, "Content-Encoding": "gzip"})
@@ -81,12 +92,10 @@ class Pages:
 
     def _with_slash(self, request: HttpRequest) -> HttpResponse:
         """What the page requests is relative to its folder."""
-        return self._refusal(request) or HttpResponse(b"", 308, headers={"Location": f"{self._base}/"})
+        return HttpResponse(b"", 308, headers={"Location": f"{self._base}/"})
 
     def _known(self, answer: ViewerHandler) -> Handler:
         async def handle(request: HttpRequest) -> HttpResponse:
-            if refusal := self._refusal(request):
-                return refusal
             try:
                 viewer = await self._access.viewer(request, self._rows.namespaces())
                 if viewer is None:
@@ -101,7 +110,8 @@ class Pages:
 
         return handle
 
-    def _refusal(self, request: HttpRequest) -> HttpResponse | None:
+    @staticmethod
+    def _refusal(request: HttpRequest) -> HttpResponse | None:
         """Refuses names of other hosts: a foreign page may have pointed its name at this address (DNS
         rebinding).
         """
@@ -109,7 +119,7 @@ class Pages:
             host = urlsplit(f"//{request.headers.get('host', '')}").hostname
         except ValueError:  # of brackets that are no address
             host = None
-        if self._local and host not in LOCAL_HOSTS:
+        if host not in LOCAL_HOSTS:
             return text_answer("421: this page is served on this machine alone", 421)
         return None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, TypeVar
 
 from gpuslice.adapters.kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
@@ -29,7 +30,7 @@ from gpuslice.adapters.kube.resources import (
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
-from gpuslice.apps.diagnosis.rights import Right, missing_rights
+from gpuslice.apps.diagnosis.rights import Right, excess_rights, missing_rights
 from gpuslice.apps.diagnosis.usage import ClusterUsage, ContainerUsage, Source
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
@@ -44,6 +45,7 @@ EXTENDER, EXPORTER = "gpushare-schd-extender", "gpuslice-exporter"
 PLUGIN_LABELS = "name=gpushare-device-plugin-ds"
 SCHEDULER_LABELS = "component=kube-scheduler"
 MANAGER_LABELS = "component=kube-controller-manager"
+TOKENS_SHOWN = "component in (gpuslice-console, gpushare-schd-extender)"
 WEBHOOK_DOMAIN = ".gpuslice.io"
 
 _GROUP = "admissionregistration.k8s.io/v1"
@@ -52,9 +54,10 @@ HOOKS = (
     Resource(_GROUP, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", DICT, False),
     Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
 )
-_POLICY = "ValidatingAdmissionPolicy"
-POLICIES = Resource(_GROUP, "validatingadmissionpolicies", _POLICY, DICT, False)
-POLICY_BINDINGS = Resource(_GROUP, "validatingadmissionpolicybindings", f"{_POLICY}Binding", DICT, False)
+POLICIES = (
+    Resource(_GROUP, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", DICT, False),
+    Resource(_GROUP, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", DICT, False),
+)
 DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", DICT, namespaced=False)
 
 
@@ -83,6 +86,10 @@ class Facts:
     plugins: Sequence[Pod] = ()  # pods of the device plugin
     missing_rights: Mapping[tuple[str, str], Sequence[Right]] = field(default_factory=dict)
     """Of the device plugin's accounts, by their namespace and name."""
+    excess_rights: Mapping[tuple[str, str], Sequence[Right]] = field(default_factory=dict)
+    """Of all accounts of ours."""
+    policies: Sequence[Object] | None = ()  # for admission, and their bindings; None: it knows no such thing
+    own_pods: Sequence[Object] = ()  # of console and extender
     schedulers: Sequence[Object] = ()  # pods of the cluster's own kube-scheduler
     config_maps: Sequence[ConfigMap] = ()
     services: Sequence[Object] = ()  # the extender's
@@ -95,8 +102,6 @@ class Facts:
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
     quotas: Sequence[Object] = ()  # ResourceQuotas and LimitRanges
     components: Sequence[Object] = ()  # services of all parts of gpuslice
-    policies: Sequence[Object] = ()
-    policy_bindings: Sequence[Object] = ()
     failed: Sequence[Pod] = ()
     usage: Sequence[ContainerUsage] = ()  # as the exporters measure it
     unreadable: Sequence[str] = ()
@@ -245,9 +250,7 @@ def read_facts(
         nodes=nodes,
         pods=pods,
         plugins=plugins,
-        missing_rights=reader.asked(
-            ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins, claiming), {}
-        ),
+        **_about_rights(reader, client, pods, plugins, claiming),
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
         config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
         services=services,
@@ -264,8 +267,6 @@ def read_facts(
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
         quotas=_with_kinds(reader, (QUOTAS, LIMIT_RANGES)),
         components=reader.list(SERVICES, labels="app=gpushare"),
-        policies=reader.list(POLICIES),
-        policy_bindings=reader.list(POLICY_BINDINGS),
         failed=reader.list(PODS, fields="status.phase=Failed"),
         usage=_usage(reader, source, pods).containers,
         unreadable=tuple(reader.unreadable),
@@ -295,6 +296,25 @@ def _usage(reader: _Reader, source: Source | None, pods: Sequence[Pod]) -> Clust
     if usage.problems and not usage.cards and any(is_exporter(pod) for pod in pods):
         reader.unreadable.append("exporters")
     return usage
+
+
+def _about_rights(
+    reader: _Reader, client: SyncClient, pods: Sequence[Pod], plugins: Sequence[Pod], claiming: Set[str]
+) -> dict[str, Any]:
+    reviews = ACCESS_REVIEWS.plural
+    none: Mapping[tuple[str, str], Sequence[Right]] = {}
+    found = [reader.asked(kind.plural, partial(client.list, kind), None) for kind in POLICIES]
+    policies = [
+        each | {"kind": kind.kind}
+        for kind, listed in zip(POLICIES, found, strict=True)
+        for each in listed or ()
+    ]
+    return {
+        "missing_rights": reader.asked(reviews, lambda: missing_rights(client, plugins, claiming), none),
+        "excess_rights": reader.asked(reviews, lambda: excess_rights(client, pods), none),
+        "policies": None if None in found else policies,
+        "own_pods": reader.list(PODS.as_dict(), labels=TOKENS_SHOWN),
+    }
 
 
 def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices: Sequence[Object]) -> Claims:

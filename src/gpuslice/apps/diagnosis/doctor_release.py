@@ -11,8 +11,6 @@ from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.doctor_facts import (
     EXPORTER,
     HOOKS,
-    POLICIES,
-    POLICY_BINDINGS,
     Facts,
     Finding,
     Level,
@@ -24,7 +22,6 @@ from gpuslice.core.errors import printable
 from gpuslice.core.words import counted
 
 WEBHOOK, CONSOLE = "gpuslice-webhook", "gpuslice-console"
-OWN_NODE = "agent-own-node"  # the end of its name, whatever the release is called
 UPGRADE = (
     "helm upgrade RELEASE CHART --reset-then-reuse-values makes it again (helm list -A names the release)"
 )
@@ -50,22 +47,6 @@ def webhook_configurations(facts: Facts) -> Iterator[Finding]:
                     "scheduler, and get no card",
                     UPGRADE,
                 )
-
-
-def agent_policy(facts: Facts) -> Iterator[Finding]:
-    """Without its policy an agent's token may write about every node; without a binding it has no effect."""
-    if not facts.plugins or not facts.knows(POLICIES) or not facts.knows(POLICY_BINDINGS):
-        return
-    policies, bindings = (
-        {name for each in found if (name := each["metadata"]["name"]).endswith(OWN_NODE)}
-        for found in (facts.policies, facts.policy_bindings)
-    )
-    if policies and not bindings:
-        where, what = f"ValidatingAdmissionPolicy {min(policies)}", "has no binding, and so no effect"
-        yield Finding(Level.ERROR, where, f"{what}: an agent's token may write about every node", UPGRADE)
-    elif bindings and not policies:
-        where = f"ValidatingAdmissionPolicyBinding {min(bindings)}"
-        yield Finding(Level.ERROR, where, "binds a policy that does not exist", UPGRADE)
 
 
 def exporters(facts: Facts) -> Iterator[Finding]:

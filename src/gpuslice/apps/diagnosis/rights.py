@@ -66,6 +66,37 @@ def missing_rights(
     }
 
 
+EXCESS_RIGHTS = (
+    Right("secrets", "get"),
+    Right("pods", "create"),
+    Right("pods/exec", "create"),
+    Right("serviceaccounts/token", "create"),
+    Right("nodes", "delete"),
+    Right("clusterrolebindings", "create", group="rbac.authorization.k8s.io"),
+)
+"""None of our processes uses one; who has one has, or soon gets, the whole cluster."""
+_OF_NOTHING = Right("nothing", "get", group="gpuslice.io")
+
+
+def excess_rights(client: SyncClient, pods: Iterable[Pod]) -> Mapping[tuple[str, str], list[Right]]:
+    """Of the accounts of our pods; of an API server that allows everything to everybody none is said.
+
+    Raises `KubeError`.
+    """
+    accounts = {
+        (pod.metadata.namespace, pod.spec.service_account_name)
+        for pod in pods
+        if (pod.metadata.labels or {}).get("app") == "gpushare" and pod.spec.service_account_name
+    }
+    found: dict[tuple[str, str], list[Right]] = {}
+    for account in sorted(accounts):
+        if _may(client, *account, _OF_NOTHING):
+            return {}
+        if rights := [each for each in EXCESS_RIGHTS if _may(client, *account, each)]:
+            found[account] = rights
+    return found
+
+
 def _may(client: SyncClient, namespace: str, account: str, right: Right) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {

@@ -28,7 +28,7 @@ from gpuslice.adapters.malloc import share_one_arena
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import tell_stacks_on_signal, until_stopped, work_until
-from gpuslice.adapters.web.webconfig import read_web_config
+from gpuslice.adapters.web.webconfig import WebConfigFile
 from gpuslice.apps.exporter.activity import KEEP_EVERY_S
 from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.device_grants import (
@@ -206,7 +206,7 @@ def start(settings: ExporterSettings) -> None:
     """Run the process until it is told to end."""
     configure_logs("debug" if settings.debug else "info")
     if settings.web_config_file:
-        read_web_config(Path(settings.web_config_file))  # reports errors before anything starts
+        WebConfigFile(Path(settings.web_config_file))  # reports errors before anything starts
     share_one_arena()
     sys.setswitchinterval(SWITCH_EVERY_S)
     tell_stacks_on_signal()

@@ -14,7 +14,8 @@ from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, inherited_socket, serving
-from gpuslice.adapters.web.webconfig import WebConfig, guard, read_web_config
+from gpuslice.adapters.web.server_tls import TlsFiles
+from gpuslice.adapters.web.webconfig import WebConfig, WebConfigFile, guard
 from gpuslice.apps.exporter.page import MetricsPage
 from gpuslice.apps.exporter.settings import ExporterSettings, parse_address
 from gpuslice.apps.settings import SettingsError
@@ -57,10 +58,20 @@ async def serve_all(
 
     `process` learns which certificates the web-config file names.
     """
-    config = read_web_config(Path(settings.web_config_file)) if settings.web_config_file else WebConfig()
-    process.certificates = (config.certificate, config.client_ca)
+    file = WebConfigFile(Path(settings.web_config_file)) if settings.web_config_file else None
+    config = file.current if file is not None else WebConfig
+
+    def tls_files() -> TlsFiles:
+        found = config().tls
+        process.certificates = (found.certificate, found.client_ca)
+        return found
+
+    def listen_on(address: str) -> Listen:
+        host, port = parse_address(address)
+        return Listen(port, host, tls_files=tls_files if file is not None else None)
+
     async with contextlib.AsyncExitStack() as stack:
-        listen = _listen(settings.address, config)
+        listen = listen_on(settings.address)
         if settings.web_systemd_socket:
             passed = inherited_socket()
             if passed is None:
@@ -69,19 +80,6 @@ async def serve_all(
             listen = replace(listen, inherited=passed)
         port = await stack.enter_async_context(serving(guard(app, config), listen))
         if settings.legacy_address:
-            listen = _listen(settings.legacy_address, config)
+            listen = listen_on(settings.legacy_address)
             await stack.enter_async_context(serving(guard(legacy, config), listen))
         yield port
-
-
-def _listen(address: str, config: WebConfig) -> Listen:
-    host, port = parse_address(address)
-    return Listen(
-        port,
-        host,
-        certificate=config.certificate,
-        key=config.key,
-        client_ca=config.client_ca,
-        must_show=config.must_show,
-        oldest_tls=config.oldest_tls,
-    )

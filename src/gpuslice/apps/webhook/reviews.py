@@ -75,15 +75,15 @@ class Reviewer:
 
     def validate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review to return, yes or no. Raises `MalformedError`."""
-        if not request.is_pod:
+        if not request.has_pod:
             return answer(request.uid)
         verdict = Verdict()
+        user = User(request.user_info.username, request.user_info.groups or ())
         try:
             if request.operation == "CREATE":
-                verdict = validate(pod_form(request.object), self.rules)
+                verdict = validate(pod_form(request.object), self.rules, user)
             elif request.operation == "UPDATE":
                 old, new = pod_form(request.old_object), pod_form(request.object)
-                user = User(request.user_info.username, request.user_info.groups or ())
                 verdict = validate_update(old, new, user, self.rules)
         except InvalidRequestError as error:
             return answer(request.uid, denial=str(error))

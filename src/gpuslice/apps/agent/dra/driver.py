@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -28,7 +28,7 @@ from gpuslice.apps.agent.dra.prepared import (
     folder_name,
     valid_uid,
 )
-from gpuslice.apps.agent.dra.users import User, users_of
+from gpuslice.apps.agent.dra.users import ClaimUser, users_of
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.owner import Owner
@@ -147,6 +147,8 @@ class ClaimDriver(DraService):
         found = await self._client.get(RESOURCE_CLAIMS, claim.name, claim.namespace)
         allocation = self._allocation(claim, found)
         uuids = self._uuids
+        users = await self._users(found)
+        self._check_users(allocation, users)
         if self.prepared.in_place(allocation):
             record = self.prepared.get(allocation.uid)
             for index, uuid in record.uuids.items() if record else ():
@@ -159,29 +161,34 @@ class ClaimDriver(DraService):
         if obstacle := self._obstacle():
             raise UnpreparedError(obstacle)
         self._check_room(allocation)
-        users = await self._users(found)
-        # a container has the limits of one request of one claim: of two, the last would be in force for both
-        own = folder_name(allocation.uid, "")
-        owners = [self._folders.owner(name) for name in self._folders.of_claims() if not name.startswith(own)]
+        edits = [self._edits(allocation, name, users) for name in allocation.by_request()]
+        self.prepared.write(allocation, edits, uuids)
+        self.changed.set()
+        _log.info("claim prepared", extra={"claim": allocation.key, "slices": len(allocation.slices)})
+        return allocation
+
+    def _check_users(self, allocation: ClaimAllocation, users: Iterable[ClaimUser]) -> None:
+        """Also of a claim that is in place: pods may come to share it."""
+        claims = {
+            record.name
+            for record in self.prepared.all()
+            if record.namespace == allocation.namespace and record.uid != allocation.uid
+        }
         for user in users:
             if user.hiding:
                 raise UnpreparedError(f"pod {user.namespace}/{user.pod}: {user.hiding}")
+            # a container has the limits of one request of one claim: of two, the last would hold for both
             about = f"container {user.container} of pod {user.namespace}/{user.pod} uses"
             if len(user.requests) > 1:
                 raise UnpreparedError(
                     f"{about} the requests {', '.join(sorted(user.requests))} of shared cards at once, and "
                     f"has limits for one only: let it name one request; one with count: 2 is of two cards"
                 )
-            if any((owner.uid, owner.container) == (user.uid, user.container) for owner in owners):
+            if user.other_claims & claims:
                 raise UnpreparedError(
                     f"{about} a second claim of shared cards, and has limits for one only: let one claim ask "
                     f"for all that it needs"
                 )
-        edits = [self._edits(allocation, name, users) for name in allocation.by_request()]
-        self.prepared.write(allocation, edits, uuids)
-        self.changed.set()
-        _log.info("claim prepared", extra={"claim": allocation.key, "slices": len(allocation.slices)})
-        return allocation
 
     def _check_room(self, allocation: ClaimAllocation) -> None:
         """The allocator counts by itself; this check catches cards or units that changed since."""
@@ -221,9 +228,9 @@ class ClaimDriver(DraService):
             )
         return ClaimAllocation(claim.uid, claim.namespace, claim.name, slices)
 
-    async def _users(self, found: ResourceClaim) -> list[User]:
+    async def _users(self, found: ResourceClaim) -> list[ClaimUser]:
         """The containers of this node's pods that use the claim, or also another one of ours."""
-        users: list[User] = []
+        users: list[ClaimUser] = []
         for consumer in found.status.reserved_for or ():
             if consumer.resource != "pods":
                 continue
@@ -235,7 +242,7 @@ class ClaimDriver(DraService):
                 users += users_of(pod, found)
         return users
 
-    def _edits(self, allocation: ClaimAllocation, request: str, users: list[User]) -> CdiEdits:
+    def _edits(self, allocation: ClaimAllocation, request: str, users: list[ClaimUser]) -> CdiEdits:
         """What a container gets for one request; its folder is ready for the first instruction."""
         slices = allocation.by_request()[request]
         if slices[0].admin:

@@ -10,7 +10,7 @@ from gpuslice.core.contract import CLAIM_DRIVER
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class ClaimUser:
     """A container that uses requests of a claim."""
 
     namespace: str
@@ -18,10 +18,11 @@ class User:
     uid: str
     container: str
     requests: frozenset[str]
+    other_claims: frozenset[str]
     hiding: str  # what is wrong about its mounts
 
 
-def users_of(pod: AgentPod, claim: ResourceClaim) -> list[User]:
+def users_of(pod: AgentPod, claim: ResourceClaim) -> list[ClaimUser]:
     """The pod's containers that use `claim`, with the requests of it that each uses.
 
     A container that names no request uses all of the claim's that are ours.
@@ -29,13 +30,13 @@ def users_of(pod: AgentPod, claim: ResourceClaim) -> list[User]:
     meta, spec = pod.metadata, pod.spec
     results = (claim.status.allocation.devices.results if claim.status.allocation else None) or ()
     every = {each.request for each in results if each.driver == CLAIM_DRIVER}
-    uses = [each for each in pod.used_requests if each.claim == claim.metadata.name]
     users = []
     for container in [*(spec.init_containers or ()), *spec.containers]:
-        wanted = {each.request for each in uses if each.container == container.name}
+        own = [each for each in pod.used_requests if each.container == container.name]
+        wanted = {each.request for each in own if each.claim == claim.metadata.name}
+        others = frozenset(each.claim for each in own if each.claim != claim.metadata.name)
         used = frozenset(one for one in every if wanted & {"", one, one.partition("/")[0]})
         if used:
-            users.append(
-                User(meta.namespace, meta.name, meta.uid, container.name, used, hiding_in(container))
-            )
+            hiding = hiding_in(container)
+            users.append(ClaimUser(meta.namespace, meta.name, meta.uid, container.name, used, others, hiding))
     return users

@@ -1,0 +1,72 @@
+"""``gpuslice doctor`` about what a stolen token is worth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpuslice.adapters.kube.objects import Pod
+from gpuslice.apps.diagnosis.claims import Claims
+from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
+from gpuslice.apps.diagnosis.doctor_rights import excess, in_the_clear, policies
+from gpuslice.apps.diagnosis.rights import EXCESS_RIGHTS
+from tests.chart import render
+
+ACCOUNT = ("kube-system", "gpushare-device-plugin")
+WHOLE = Facts(plugins=[Pod()])
+
+
+def of_chart(helm: str, *values: str) -> list[dict[str, Any]]:
+    objects = render(helm, "--kube-version=1.34.0", *values)
+    return [each for (kind, _), each in objects.items() if kind.startswith("ValidatingAdmissionPolicy")]
+
+
+def test_the_charts_own_policies_are_all_that_is_wanted(helm: str) -> None:
+    assert not list(policies(replace(WHOLE, policies=of_chart(helm))))
+    claims = of_chart(helm, "--set=dra.enabled=true")
+    assert not list(policies(replace(WHOLE, policies=claims, claims=Claims())))
+    named = of_chart(helm, "--set=fullnameOverride=own")
+    assert not list(policies(replace(WHOLE, policies=named)))
+
+
+def test_a_policy_that_is_missing_or_not_enforced_is_named_with_its_risk(helm: str) -> None:
+    found = list(policies(replace(WHOLE, policies=[])))
+    assert [each.where.rpartition(" ")[2] for each in found] == [
+        "gpuslice-agent-own-node",
+        "gpuslice-annotations",
+    ]
+    assert "all nodes and their pods" in found[0].what
+    assert len(list(policies(replace(WHOLE, policies=[], claims=Claims())))) == 4
+    unbound = [each for each in of_chart(helm) if not each["kind"].endswith("Binding")]
+    assert all("is not enforced" in each.what for each in policies(replace(WHOLE, policies=unbound)))
+
+
+def test_where_policies_are_unknown_or_nothing_is_installed_nothing_is_said() -> None:
+    assert not list(policies(replace(WHOLE, policies=None)))
+    assert not list(policies(Facts(policies=[])))
+
+
+def test_rights_beyond_the_charts_are_named() -> None:
+    (found,) = excess(Facts(excess_rights={ACCOUNT: EXCESS_RIGHTS[:2]}))
+    assert found.level is Level.WARNING
+    assert found.where == "account kube-system/gpushare-device-plugin"
+    assert "may also get secrets, create pods: more than the chart grants" in found.what
+    assert not list(excess(Facts()))
+
+
+def pod(component: str, *arguments: str) -> dict[str, Any]:
+    metadata = {"namespace": "kube-system", "name": "p", "labels": {"component": component}}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "c", "args": list(arguments)}]}}
+
+
+def test_tokens_without_tls_are_told_once_a_deployment() -> None:
+    plain = pod("gpuslice-console", "console", "--access=token")
+    (found,) = in_the_clear(Facts(own_pods=[plain, plain]))
+    assert found.where == "deployment kube-system/gpuslice-console"
+    assert list(in_the_clear(Facts(own_pods=[pod("gpushare-schd-extender", "--debug-tokens")])))
+    for safe in (
+        pod("gpuslice-console", "--access=token", "--tls-certificate=/a"),
+        pod("gpushare-schd-extender", "--debug-tokens", "--tls-certificate=/a"),
+        pod("gpushare-schd-extender", "extender"),
+    ):
+        assert not list(in_the_clear(Facts(own_pods=[safe])))
