@@ -254,8 +254,8 @@ class Reflector(Generic[T]):
         """Ends the watch once it turns out to have missed something: what swallows lines may keep it open."""
         asked_s = self._clock()
         while True:
-            silent_s = self._clock() - max(asked_s, self._heard_s or 0.0)
-            rest_s = self._pace.quiet_s * self._uniform(0.8, 1) - silent_s
+            quiet_s = self._pace.quiet_s * self._uniform(0.8, 1)
+            rest_s = quiet_s - (self._clock() - max(asked_s, self._heard_s or 0.0))
             self._hurried.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest_s):
