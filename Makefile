@@ -12,7 +12,14 @@ VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) $(VERSION_OF)))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TOOLS := .tools/.fetched
 export PATH := $(CURDIR)/$(BIN):$(PATH)
+# Of what pip prints, how many packages it has got to: one line that counts up, or one for each ten where nobody watches.
+SAY_HOW_FAR := awk -v all=$$(grep -c '^[^ ]*==' requirements.lock) -v watched=$$(test -t 1 && echo 1 || echo 0) ' \
+  function say(text, ends) { if (watched) printf "\r\033[K  %s%s", text, ends; else if (ends || found % 10 == 1) print "  " text; fflush() } \
+  /^Collecting/ { found++; say(found " of at most " all ": " $$2, "") } \
+  /^Installing/ { say("unpacking " found " packages", "\n") } \
+  /^Successfully/ { say("done", "\n") }'
 # Hundreds of tests start a process of ours: none of them is to compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -21,15 +28,19 @@ help: ## this text
 	@echo
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14 | sed 's/^/  make /'
 
-setup: $(STAMP) native ## make .venv and the native library; the other targets do it themselves
+setup: $(STAMP) native $(TOOLS) ## make .venv and the native library; the other targets do it themselves
 
 $(STAMP): requirements.lock pyproject.toml simulator/pyproject.toml demo/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "gpuslice needs Python 3.11 or later; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian and Ubuntu install the package python3-venv"; exit 1; }
-	@echo "installing the locked dependencies into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --require-hashes -r requirements.lock
+	@echo "installing the locked dependencies into $(VENV): one to six minutes, by the network"
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-warn-script-location --progress-bar off --require-hashes -r requirements.lock | $(SAY_HOW_FAR)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable simulator --editable demo
 	@touch $@
+
+$(TOOLS): tests/tools.py | $(STAMP)
+	@echo "fetching helm, Prometheus and etcd into .tools, for the tests"
+	@$(BIN)/python -m tests.tools && touch $@
 
 native: ## build libgpuslice.so and the simulated driver into native/build
 	@$(MAKE) -C native
@@ -50,11 +61,12 @@ check: $(STAMP) ## format, lint, types, layers, house rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(MAKE) -C native lint
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest tests/test_tidy.py tests/test_glossary.py
 
-fix: $(STAMP) ## repair what ruff can repair
-	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+fix: $(STAMP) ## repair what ruff and clang-format can repair
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(MAKE) -C native format
 
 docs: .venv-docs/.installed ## the documentation as a site with search, in build/site; broken links fail
 	@rm -rf build/site-source && mkdir -p build/site-source
@@ -85,7 +97,7 @@ test-gpu: ## what only a real NVIDIA card can show; wants a C compiler, uses PyT
 release: setup ## say what a release would consist of; ARGS="--build --base ROOTFS" makes it in dist/
 	@$(BIN)/python -m release.build $(ARGS)
 
-tools: $(STAMP) ## fetch helm into .tools and, as root on Debian, install Prometheus: some tests need them; ARGS=browser: a browser
+tools: $(STAMP) ## fetch again what some tests need into .tools, as make setup does; ARGS=browser: a browser, installed as root
 	@$(BIN)/python -m tests.tools $(ARGS)
 
 proto: $(STAMP) ## generate the protobuf messages again

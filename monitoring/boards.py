@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuslice.apps.diagnosis.prometheus import CARD_LABELS, one
 from gpuslice.apps.exporter import catalogue as c
 from monitoring.cluster_boards import scheduling, teams
 from monitoring.panels import Dashboard, Panel, Query, Variable, gauge, series, stat
@@ -13,36 +14,39 @@ from monitoring.selectors import (
     CLUSTER,
     CLUSTERS,
     DCGM,
+    IN_CLUSTER,
     NAMESPACES,
     NODES,
+    RATE,
     TEAM,
     TO_APP,
     TO_NODE,
     WHERE,
     WHO,
     most,
+    of_cards,
+    of_containers,
 )
 
 
-def _of_app(metric: c.Metric) -> str:
-    return f"{metric.name}{APP}"
+def _of_app(metric: c.Metric, of: str = "{}") -> str:
+    return of_containers(metric, APP, of)
 
 
-def _of_card(metric: c.Metric) -> str:
-    return f"{metric.name}{CARD}"
+def _of_card(metric: c.Metric, of: str = "{}") -> str:
+    return of_cards(metric, CARD, of)
 
 
 def _at_card_of_app(metric: c.Metric) -> str:
     """A card's value for each container on it."""
     # counted once, however often it was restarted: each start has another container_id
-    joined = f"group by (namespace, pod, container, node, gpu_uuid) ({c.CONTAINER_INFO.name}{APP})"
-    return f"{joined} * on (node, gpu_uuid) group_left () {metric.name}"
+    of_card = one(metric.name + IN_CLUSTER, labels=CARD_LABELS)
+    return f"{_of_app(c.CONTAINER_INFO)} * on ({CARD_LABELS}) group_left () {of_card}"
 
 
 def _neighbours() -> str:
     """Memory of every container on the cards of the chosen pods."""
-    cards = f"group by (node, gpu_uuid) ({c.CONTAINER_INFO.name}{APP})"
-    return f"{c.MEMORY_USED.name} and on (node, gpu_uuid) {cards}"
+    return f"{of_containers(c.MEMORY_USED, IN_CLUSTER)} and on ({CARD_LABELS}) {c.CONTAINER_INFO.name}{APP}"
 
 
 def app() -> Dashboard:
@@ -108,7 +112,7 @@ def app() -> Dashboard:
             series(
                 "GPU time per second",
                 "percentunit",
-                Query(most(f"rate({_of_app(c.SM_SECONDS)}[5m])"), WHO),
+                Query(most(_of_app(c.SM_SECONDS, RATE)), WHO),
                 about="The same from a counter: exact over any range.",
             ),
             series(
@@ -138,7 +142,7 @@ def app() -> Dashboard:
 def node() -> Dashboard:
     used, total = _of_card(c.GPU_MEMORY_USED), _of_card(c.GPU_MEMORY_TOTAL)
     given = _of_card(c.GPU_MEMORY_ALLOCATED)
-    mode, of_app = _of_card(c.GPU_ALLOCATE_MODE), _of_card(c.MEMORY_USED)
+    mode, of_app = _of_card(c.GPU_ALLOCATE_MODE), of_containers(c.MEMORY_USED, CARD)
     return Dashboard(
         "gpuslice-node",
         "GPU Node",
@@ -207,13 +211,13 @@ def node() -> Dashboard:
             series(
                 "PCIe traffic",
                 "Bps",
-                Query(most(f"rate({_of_card(c.GPU_PCIE)}[5m])"), WHERE + " {{direction}}"),
+                Query(most(_of_card(c.GPU_PCIE, RATE)), WHERE + " {{direction}}"),
                 about="Sent and received by the card.",
             ),
             series(
                 "Clocks held down",
                 "percentunit",
-                Query(most(f"rate({_of_card(c.GPU_THROTTLED)}[5m])"), WHERE + " {{reason}}"),
+                Query(most(_of_card(c.GPU_THROTTLED, RATE)), WHERE + " {{reason}}"),
                 about="Part of the time in which the driver held the clocks down, by reason.",
             ),
             series(
@@ -241,8 +245,9 @@ def node() -> Dashboard:
 
 
 def sharing() -> Dashboard:
-    def at(metric: c.Metric) -> str:
-        return f'{metric.name}{{{CLUSTER},node=~"$node"}}'
+    def at(metric: c.Metric, of: str = "{}") -> str:
+        make = of_containers if "container" in metric.labels else of_cards
+        return make(metric, f'{{{CLUSTER},node=~"$node"}}', of)
 
     used, given, total = (
         f"sum({at(metric)})" for metric in (c.MEMORY_USED, c.GPU_MEMORY_ALLOCATED, c.GPU_MEMORY_TOTAL)
@@ -310,14 +315,14 @@ def sharing() -> Dashboard:
             series(
                 "Launches held back",
                 "percentunit",
-                Query(most(f"rate({at(c.THROTTLED)}[5m])"), WHO),
+                Query(most(at(c.THROTTLED, RATE)), WHO),
                 about="Seconds per second that launches waited for the share. No data for whole cards.",
                 link=TO_APP,
             ),
             series(
                 "Refused allocations",
                 "short",
-                Query(most(f"increase({at(c.MEMORY_REFUSED)}[5m])"), WHO),
+                Query(most(at(c.MEMORY_REFUSED, "increase({}[5m])")), WHO),
                 about="Allocations beyond the limit refused in five minutes. No data for whole cards.",
             ),
         ),

@@ -23,6 +23,7 @@ from monitoring.rules import (
     WATCH_DELAY,
     WATCH_LATE,
 )
+from monitoring.scaling import busy_percent
 
 Series = dict[str, str]  # selector → one value per minute
 
@@ -55,6 +56,8 @@ def _delays(quick: float, slow: float) -> Series:
 
 
 _UP = 'up{job="monitoring/gpuslice-exporter",instance="10.0.0.1:9400"}'
+_EXPORTER_ON_NODE = _UP.replace("}", ',node="n1"}')
+_NODE_INFO = 'kube_node_info{node="n1",instance="10.0.9.9:8080"}'
 _AGENT = '{job="gpuslice-agents",instance="10.0.0.1:12346",node="n1"}'
 _AGENT_CARD = _AGENT.replace("}", ',gpu="0",gpu_uuid="GPU-a"}')
 _AGENT_POD = _AGENT.replace("}", ',namespace="default",pod="app-0"}')
@@ -67,8 +70,8 @@ _POD_RESOURCES = _COLLECTOR.replace("driver", "pod_resources")
 _AT_NODE = '{node="n1"}'
 _EXTENDER = EXTENDER_READY + '{pod="'
 _NO_ROOM = '{node="n1",reason="no room"}'
-_LATE = "_x175 10500x5"  # a fault at 2 h 55 min, seen at 3 h
-_EARLY = "60x180"
+_LATE = "0x174 1x5"  # a fault at 2 h 55 min, seen at 3 h
+_EARLY = "0x60 1x120"
 
 _FULL = _always(_card(c.GPU_MEMORY_USED), "97") | _always(_card(c.GPU_MEMORY_TOTAL), "100")
 
@@ -88,8 +91,11 @@ CASES: dict[str, tuple[Series, Series]] = {
         _always(c.DEVICES.name + _AT_NODE, "7") | _always(c.DEVICES_EXPECTED.name + _AT_NODE, "8"),
         _always(c.DEVICES.name + _AT_NODE, "8") | _always(c.DEVICES_EXPECTED.name + _AT_NODE, "8"),
     ),
-    "GpuXidCritical": ({_card(c.XID_LAST, ',xid="79"'): _LATE}, {_card(c.XID_LAST, ',xid="79"'): _EARLY}),
-    "GpuXidContained": ({_card(c.XID_LAST, ',xid="94"'): _LATE}, {_card(c.XID_LAST, ',xid="94"'): _EARLY}),
+    "GpuXidCritical": ({_card(c.XID_ERRORS, ',xid="79"'): _LATE}, {_card(c.XID_ERRORS, ',xid="79"'): _EARLY}),
+    "GpuXidContained": (
+        {_card(c.XID_ERRORS, ',xid="94"'): _LATE},
+        {_card(c.XID_ERRORS, ',xid="94"'): _EARLY},
+    ),
     "GpuXidByApplication": (
         {_card(c.XID_ERRORS, ',xid="31"'): "0+1x180"},
         {_card(c.XID_ERRORS, ',xid="31"'): "0x170 1x10"},
@@ -126,6 +132,12 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuContainerPastMemoryLimit": (
         _always(_app(c.MEMORY_USED), "104") | _always(_app(c.MEMORY_LIMIT), "100"),
         _always(_app(c.MEMORY_USED), "103") | _always(_app(c.MEMORY_LIMIT), "100"),
+    ),
+    "GpuContainerPastMemoryRequest": (
+        _always(_app(c.MEMORY_USED), "104") | _always(_app(c.MEMORY_ALLOCATED), "100"),
+        _always(_app(c.MEMORY_USED), "104")
+        | _always(_app(c.MEMORY_ALLOCATED), "100")
+        | _always(_app(c.MEMORY_LIMIT), "105"),  # which is a little more than 100 units are
     ),
     "GpuContainerPastComputeShare": (
         _always(_app(c.SM_UTILIZATION), "0.5") | _always(_app(c.COMPUTE_SHARE), "0.3"),
@@ -244,6 +256,36 @@ FURTHER: tuple[tuple[str, Series, int], ...] = (
     # An extender without requests has counted nothing, and no pod waits.
     ("GpuSchedulerSilent", {WAITING + '{pod="a"}': "1x180"}, 1),
     ("GpuSchedulerSilent", {WAITING + '{pod="a"}': "0x180"}, 0),
+    # Whichever of two exporters scraped, or both: a container is one.
+    (
+        "GpuContainerPastMemoryLimit",
+        _always(_seen(c.MEMORY_USED, "a"), "104")
+        | _always(_seen(c.MEMORY_USED, "b"), "104")
+        | _always(_seen(c.MEMORY_LIMIT, "b"), "100"),
+        1,
+    ),
+    # An exporter's target is gone: an agent's too. Not if the node is gone, or another pod took its place.
+    ("GpuExporterDown", {_EXPORTER_ON_NODE: "1x100 _x80"}, 1),
+    ("GpuExporterDown", {_EXPORTER_ON_NODE: "1x100 _x80", _NODE_INFO: "1x180"}, 1),
+    ("GpuExporterDown", {_EXPORTER_ON_NODE: "1x100 _x80", _NODE_INFO: "1x100 _x80"}, 0),
+    ("GpuExporterDown", {_EXPORTER_ON_NODE: "1x100 _x80", _NODE_INFO: "1x100 _x40 1x40"}, 1),  # rejoined
+    (
+        "GpuExporterDown",
+        {_EXPORTER_ON_NODE: "1x100 _x80", _EXPORTER_ON_NODE.replace("0.1", "0.2"): "_x101 1x80"},
+        0,
+    ),
+    ("GpuAgentNotRegistered", {"up" + _AGENT: "1x100 _x80", REGISTERED + _AGENT: "1x100 _x80"}, 1),
+    # The clocks of the nodes are an hour ahead or behind: an Xid counts from when it is seen.
+    (
+        "GpuXidCritical",
+        {_card(c.XID_LAST, ',xid="79"'): "14000x180", _card(c.XID_ERRORS, ',xid="79"'): "1x180"},
+        0,
+    ),
+    (
+        "GpuXidCritical",
+        {_card(c.XID_LAST, ',xid="79"'): "_x175 60x5", _card(c.XID_ERRORS, ',xid="79"'): _LATE},
+        1,
+    ),
     # Before the alert, for a pod that is younger than two hours.
     ("GpuHeldIdle", {_app(c.SM_UTILIZATION): "_x250 0x50", _app(c.MEMORY_ALLOCATED): "_x250 5x50"}, 0),
     # An agent that restarts again and again reports nothing about itself.
@@ -260,6 +302,7 @@ def rule_tests() -> dict[str, Any]:
         tests += [_test(alert.name, fires, 1), _test(alert.name, quiet, 0)]
     tests += [_test(*case) for case in FURTHER]
     tests.append(_balance())
+    tests += [_case(*case) for case in _one_container()]
     # each test evaluates all rules: every minute, as in Prometheus, takes 37 s instead of 9
     return {"rule_files": ["gpuslice.rules.yaml"], "evaluation_interval": "10m", "tests": tests}
 
@@ -288,3 +331,37 @@ def _balance() -> dict[str, Any]:
         | _always(_card(c.GPU_MEMORY_USED), "70")
     )
     return _case("a card adds up", series, "sum(gpu:gpuslice_memory_balance:bytes)", 0)
+
+
+def _one_container() -> list[tuple[str, Series, str, float]]:
+    """What autoscalers and records say of one container, whichever exporters have reported it."""
+    pod = 'namespace="default",pod="app-0"'
+    node = {'node="n1"': 'node="n2"', "GPU-a": "GPU-b"}
+    other_node = _seen(c.SM_UTILIZATION, "b")
+    for before, after in node.items():
+        other_node = other_node.replace(before, after)
+    renumbered = _seen(c.SM_UTILIZATION, "b").replace('gpu="0"', 'gpu="1"')
+    ways = {
+        "its exporter was replaced": (_seen(c.SM_UTILIZATION, "b"), "0.4x179 _", "_x179 0.4x2"),
+        "two exporters report it": (_seen(c.SM_UTILIZATION, "b"), "0.4x180", "0.4x180"),
+        "its pod was restarted": (_seen(c.SM_UTILIZATION, "b"), "0.4x170 _x5 0.4x10", "_"),
+        "its node came back with other numbers of its cards": (renumbered, "0.4x179 _", "_x179 0.4x2"),
+        "its pod moved to another node": (other_node, "0.4x179 _", "_x179 0.4x2"),
+    }
+    queries = {
+        "the adapter": (busy_percent(f"{{{pod}}}", "pod"), 40),
+        "a record": ("namespace_pod:gpuslice_sm_utilization:ratio", 0.4),
+    }
+    cases = [
+        (f"{name} where {way}", {_seen(c.SM_UTILIZATION, "a"): first, series: second}, f"sum({query})", value)
+        for way, (series, first, second) in ways.items()
+        for name, (query, value) in queries.items()
+    ]
+    both = _always(_app(c.SM_UTILIZATION), "0.25") | _always(
+        _app(c.SM_UTILIZATION).replace('"main"', '"side"'), "0.5"
+    )
+    cases += [
+        (f"{name} of two containers", both, f"sum({query})", 1.875 * value)
+        for name, (query, value) in queries.items()
+    ]
+    return cases

@@ -11,10 +11,12 @@ from monitoring.selectors import (
     EXTENDER,
     GIB,
     NAMESPACES,
+    RATE,
     TEAM,
     TO_APP,
     TO_TEAM,
     most,
+    of_containers,
 )
 
 
@@ -22,7 +24,7 @@ def teams() -> Dashboard:
     """What each namespace holds, uses and leaves idle, now and over the chosen time range."""
 
     def by_team(metric: c.Metric) -> str:
-        return f"sum by (namespace) ({metric.name}{TEAM})"
+        return f"sum by (namespace) ({of_containers(metric, TEAM)})"
 
     def hours(recorded: str) -> str:
         """Hours over the chosen time range, from one value per minute of a recorded series: others are too
@@ -32,8 +34,10 @@ def teams() -> Dashboard:
 
     held, used = by_team(c.MEMORY_ALLOCATED), by_team(c.MEMORY_USED)
     held_hours, used_hours = (f"{hours(f'memory_{each}:bytes')} / {GIB}" for each in ("allocated", "used"))
-    idle = f"{c.MEMORY_ALLOCATED.name}{TEAM} - {c.MEMORY_USED.name}{TEAM}"
+    idle = f"{of_containers(c.MEMORY_ALLOCATED, TEAM)} - {of_containers(c.MEMORY_USED, TEAM)}"
     all_hours = f"sum({held_hours})"
+    clock = f"max by (cluster, node) ({c.TIME.name}{{{CLUSTER}}})"  # the node's, as the timestamp is
+    since_active = f"{clock} - on (cluster, node) group_right () {of_containers(c.LAST_ACTIVE, TEAM)}"
     return Dashboard(
         "gpuslice-teams",
         "GPU Teams and Cost",
@@ -93,17 +97,24 @@ def teams() -> Dashboard:
             series(
                 "GPU time by namespace",
                 "short",
-                Query(most(f"sum by (namespace) (rate({c.SM_SECONDS.name}{TEAM}[5m]))"), "{{namespace}}"),
+                Query(
+                    most(f"sum by (namespace) ({of_containers(c.SM_SECONDS, TEAM, RATE)})"), "{{namespace}}"
+                ),
                 about="Cards that each namespace keeps busy: 1 is one card all the time.",
                 width=8,
                 link=TO_TEAM,
             ),
             table(
-                "Idle holdings",
-                Query(most(idle), "idle now"),
-                Query(f"{c.MEMORY_PEAK.name}{TEAM} and {most(idle)}", "peak"),
-                about="The 20 containers that hold most without using it, and the most since their start.",
-                units={"idle now": "bytes", "peak": "bytes"},
+                "Who wastes most",
+                Query(most(idle), "held, not used"),
+                *(
+                    Query(f"{of_containers(metric, TEAM)} and {most(idle)}", heading)
+                    for metric, heading in ((c.MEMORY_USED, "used"), (c.MEMORY_PEAK, "peak"))
+                ),
+                Query(f"{since_active} and {most(idle)}", "idle for"),
+                about="The 20 containers that hold most without using it, the most that each used since its "
+                "start, and how long it has not computed. `gpuslice waste` says who waits for it.",
+                units={"held, not used": "bytes", "used": "bytes", "peak": "bytes", "idle for": "s"},
                 link=TO_APP,
             ),
         ),

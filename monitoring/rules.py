@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
+from monitoring.alert import Alert
+from monitoring.conditions import best_of, silent, slowed, xids
 from monitoring.records import RECORDED
+from monitoring.selectors import of_cards, of_containers
 
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
-_USED, _LIMIT = c.MEMORY_USED.name, c.MEMORY_LIMIT.name
+_NOT_THE_DRIVERS = '{reason!="driver"}'
+UNSEEN = 1.03
+"""What drivers load beside what is counted is less than 3 %."""
 REGISTERED = "gpuslice_agent_registered"
 BARE_POD = "gpuslice_agent_pod_without_devices"
 FORGOTTEN = "gpuslice_agent_container_forgotten"
@@ -29,38 +33,6 @@ WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 _OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
 OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
-RUNBOOK = "docs/operate/alerts.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """`summary` and `action` may name labels: {{ $labels.pod }}."""
-
-    name: str
-    expression: str
-    severity: str
-    summary: str
-    action: str
-    lasting: str = "0s"
-
-    def rule(self) -> dict[str, Any]:
-        return {
-            "alert": self.name,
-            "expr": self.expression,
-            "for": self.lasting,
-            "labels": {"severity": self.severity},
-            "annotations": {
-                "summary": self.summary,
-                "description": self.action,
-                "runbook_url": self.runbook,
-            },
-        }
-
-    @property
-    def runbook(self) -> str:
-        """Its section on the runbook page; the chart puts the address before it."""
-        return f"{RUNBOOK}#{self.name.lower()}"
-
 
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
@@ -78,23 +50,12 @@ def _on_node(component: str) -> str:
     )
 
 
-_WHOSE = f"cluster, {', '.join(c.CONTAINER)}"
-
-
-def _whose(expression: str) -> str:
-    """One series for each container: an update of the exporter changes its `instance`."""
-    return f"max by ({_WHOSE}) ({expression})"
-
-
-def _best_of(series: str) -> str:
-    """The maximum over all replicas; 0 for those that existed within a day and no longer do."""
-    return f"max({series} or 0 * last_over_time({series}[1d]))"
-
+_USED, _LIMIT, _HELD = (of_containers(each) for each in (c.MEMORY_USED, c.MEMORY_LIMIT, c.MEMORY_ALLOCATED))
 
 ALERTS = (
     Alert(
         "GpuExporterDown",
-        'up{job=~".*gpuslice-exporter"} == 0',
+        silent("gpuslice-exporter"),
         "critical",
         f"The GPU exporter of {_NODE} does not answer.",
         "Programs keep running, but this node's cards have no metrics, and no other alert covers them. "
@@ -103,7 +64,7 @@ ALERTS = (
     ),
     Alert(
         "GpuExporterCollectorFailing",
-        f"{c.COLLECTOR_SUCCESS.name} == 0",
+        f"max by (cluster, node, collector) ({c.COLLECTOR_SUCCESS.name}) == 0",
         "warning",
         "The exporter of {{ $labels.node }} cannot read {{ $labels.collector }}.",
         f"The reason is in its log and under /debug/state: {_on_node('gpuslice-exporter')}.",
@@ -111,7 +72,7 @@ ALERTS = (
     ),
     Alert(
         "GpuSamplesStale",
-        f"{c.SAMPLE_AGE.name} > 60",
+        f"min by (cluster, node) ({c.SAMPLE_AGE.name}) > 60",
         "warning",
         "The driver of {{ $labels.node }} has not answered for {{ $value | humanizeDuration }}.",
         "On the node: timeout 10 nvidia-smi; dmesg | grep -i xid. If nvidia-smi hangs too, drain the node "
@@ -119,7 +80,7 @@ ALERTS = (
     ),
     Alert(
         "GpuAttributionUnavailable",
-        f"{c.ATTRIBUTION.name} == 0",
+        f"max by (cluster, node) ({c.ATTRIBUTION.name}) == 0",
         "warning",
         "Processes on {{ $labels.node }} cannot be assigned to containers.",
         f'{c.UNAVAILABLE.name}{{node="{{{{ $labels.node }}}}"}} names the reason; mostly hostPID or the '
@@ -128,7 +89,7 @@ ALERTS = (
     ),
     Alert(
         "GpuLost",
-        f"{c.GPU_UP.name} == 0",
+        f"{of_cards(c.GPU_UP)} == 0",
         "critical",
         f"{_CARD} does not answer.",
         f"Nothing new is placed on it. Delete the pods that are on it ({_PODS_THERE}), then drain "
@@ -148,15 +109,15 @@ ALERTS = (
     ),
     Alert(
         "GpuXidCritical",
-        f'time() - {c.XID_LAST.name}{{xid=~"{CRITICAL_XIDS}"}} < 600',
+        xids(CRITICAL_XIDS, "10m"),
         "critical",
-        f"{_CARD} reported Xid {{{{ $labels.xid }}}}, {{{{ $value | humanizeDuration }}}} ago.",
+        f"{_CARD} reported Xid {{{{ $labels.xid }}}} within the last ten minutes.",
         "The agent has taken the card out of use. Look the code up in NVIDIA's Xid catalogue; 79 and 95 need "
         f"a reset or restart: {_DRAIN}.",
     ),
     Alert(
         "GpuXidContained",
-        f'time() - {c.XID_LAST.name}{{xid="94"}} < 600',
+        xids("94", "10m"),
         "warning",
         f"{_CARD} had a contained memory error (Xid 94).",
         "One program was terminated, the others keep running. Reset the card when it is free: "
@@ -164,7 +125,7 @@ ALERTS = (
     ),
     Alert(
         "GpuXidByApplication",
-        f'increase({c.XID_ERRORS.name}{{xid=~"13|31|43|45"}}[15m]) > 3',
+        xids("13|31|43|45", "15m", 3),
         "info",
         f"Programs on {_CARD} keep failing with Xid {{{{ $labels.xid }}}}.",
         f"{_PODS_THERE}: find the one that restarts or logs CUDA errors and tell its owner.",
@@ -180,7 +141,7 @@ ALERTS = (
     ),
     Alert(
         "GpuRecoveryNeeded",
-        f"{c.GPU_RECOVERY.name} > 0",
+        f"{of_cards(c.GPU_RECOVERY)} > 0",
         "critical",
         f"The driver asks for action {{{{ $value }}}} to recover {_CARD}.",
         "1 is to reset the card, 2 to restart the node, 3 to drain peers, 4 to drain and reset. "
@@ -188,7 +149,7 @@ ALERTS = (
     ),
     Alert(
         "GpuUncorrectableMemoryErrors",
-        f"{c.GPU_UNCORRECTED.name} > 0",
+        f"{of_cards(c.GPU_UNCORRECTED)} > 0",
         "critical",
         f"{_CARD} had memory errors that could not be corrected: {{{{ $value }}}}.",
         "Results of programs on it may be wrong. Drain the node and reset the card (nvidia-smi -r); replace "
@@ -196,7 +157,7 @@ ALERTS = (
     ),
     Alert(
         "GpuRowRemapFailed",
-        f"{c.GPU_REMAP_FAILED.name} == 1",
+        f"{of_cards(c.GPU_REMAP_FAILED)} == 1",
         "critical",
         f"{_CARD} has no spare memory rows left.",
         "The next bad row stays bad. Take the card out of use (ConfigMap unhealthy-gpu-{{ $labels.node }} "
@@ -204,7 +165,7 @@ ALERTS = (
     ),
     Alert(
         "GpuThermalSlowdown",
-        f'rate({c.GPU_THROTTLED.name}{{reason="hw_thermal"}}[5m]) > 0.1',
+        f"{slowed('hw_thermal')} > 0.1",
         "warning",
         f"{_CARD} is too hot and slows down.",
         "All programs on it run slower. Check fans, airflow and the room's temperature.",
@@ -212,7 +173,7 @@ ALERTS = (
     ),
     Alert(
         "GpuPowerBrake",
-        f'rate({c.GPU_THROTTLED.name}{{reason="hw_power_brake"}}[5m]) > 0.1',
+        f"{slowed('hw_power_brake')} > 0.1",
         "warning",
         f"{_CARD} is slowed down by the power supply.",
         "All programs on it run slower. Check the node's power supplies and what feeds them.",
@@ -220,7 +181,7 @@ ALERTS = (
     ),
     Alert(
         "GpuNearSlowdownTemperature",
-        f"{c.GPU_TEMPERATURE_MARGIN.name} < 3",
+        f"{of_cards(c.GPU_TEMPERATURE_MARGIN)} < 3",
         "warning",
         f"{_CARD} is {{{{ $value }}}} degrees from slowing down.",
         "Nothing is slowed down yet. Check fans, airflow and the room's temperature.",
@@ -228,8 +189,8 @@ ALERTS = (
     ),
     Alert(
         "GpuMemoryNearlyFull",
-        f"{c.GPU_MEMORY_USED.name} / {c.GPU_MEMORY_TOTAL.name} > 0.95 and on (node, gpu_uuid) ({_USED} "
-        f"unless {_LIMIT})",
+        f"{of_cards(c.GPU_MEMORY_USED)} / {of_cards(c.GPU_MEMORY_TOTAL)} > 0.95 "
+        f"and on (cluster, node, gpu_uuid) ({_USED} unless {_LIMIT})",
         "warning",
         f"{{{{ $value | humanizePercentage }}}} of the memory of {_CARD} is in use, by containers "
         "without a limit.",
@@ -239,7 +200,7 @@ ALERTS = (
     ),
     Alert(
         "GpuContainerPastMemoryLimit",
-        f"{_USED} > 1.03 * {_LIMIT}",  # what drivers load unseen is less than 3 %
+        f"{_USED} > {UNSEEN} * {_LIMIT}",
         "critical",
         f"{_WHO} holds {{{{ $value | humanize1024 }}}}B, more GPU memory than its limit.",
         "libgpuslice does not control a program in it: linked statically, or evading it deliberately. Its "
@@ -247,8 +208,19 @@ ALERTS = (
         "1m",
     ),
     Alert(
+        "GpuContainerPastMemoryRequest",
+        f"{_USED} > {UNSEEN} * {_HELD} unless {_LIMIT}",
+        "warning",
+        f"{_WHO} holds {{{{ $value | humanize1024 }}}}B of GPU memory, more than it asked for.",
+        "Its node has no isolation, so nothing stops it, and its neighbours fail when they ask for what they "
+        "were promised. Raise its request, have the program limit itself, or enable isolation. "
+        f"To stop it: {_DELETE}.",
+        "1m",
+    ),
+    Alert(
         "GpuContainerPastComputeShare",
-        f"avg_over_time({c.SM_UTILIZATION.name}[10m]) > 1.25 * {c.COMPUTE_SHARE.name} + 0.05",
+        f"{of_containers(c.SM_UTILIZATION, of='avg_over_time({}[10m])')} "
+        f"> 1.25 * {of_containers(c.COMPUTE_SHARE)} + 0.05",
         "warning",
         f"{_WHO} computes {{{{ $value | humanizePercentage }}}} of the time, more than a quarter "
         "over its share.",
@@ -259,15 +231,16 @@ ALERTS = (
     Alert(
         "GpuContainerMemoryRefused",
         # a series that starts with its first refusal has no increase
-        f"{_whose(f'increase({c.MEMORY_REFUSED.name}[5m])')} > 0 or ({_whose(c.MEMORY_REFUSED.name)} > 0 "
-        f"unless {_whose(f'last_over_time({c.MEMORY_REFUSED.name}[1h] offset 5m)')})",
+        f"{of_containers(c.MEMORY_REFUSED, of='increase({}[5m])')} > 0 "
+        f"or ({of_containers(c.MEMORY_REFUSED)} > 0 "
+        f"unless {of_containers(c.MEMORY_REFUSED, of='last_over_time({}[1h] offset 5m)')})",
         "warning",
         f"{_WHO} asked for more GPU memory than its limit.",
         "If its program fails, raise the pod's request; its neighbours are not affected.",
     ),
     Alert(
         "GpuOverCommitted",
-        f"{c.GPU_MEMORY_ALLOCATED.name} > {c.GPU_MEMORY_TOTAL.name}",
+        f"{of_cards(c.GPU_MEMORY_ALLOCATED)} > {of_cards(c.GPU_MEMORY_TOTAL)}",
         "critical",
         f"More memory of {_CARD} is given out than it has: {{{{ $value | humanize1024 }}}}B.",
         "gpuslice top names the containers on the card; gpuslice doctor says if another device plugin gives "
@@ -276,9 +249,9 @@ ALERTS = (
     ),
     Alert(
         "GpuHeldIdle",
-        f"{_whose(f'max_over_time({c.SM_UTILIZATION.name}[2h])')} == 0 and {_whose(c.MEMORY_ALLOCATED.name)} "
-        f"> 0 "
-        f"and {_whose(f'last_over_time({c.SM_UTILIZATION.name}[10m] offset 2h)')}",  # it is as old as that
+        f"{of_containers(c.SM_UTILIZATION, of='max_over_time({}[2h])')} == 0 and {_HELD} > 0 "
+        # it is as old as that
+        f"and {of_containers(c.SM_UTILIZATION, of='last_over_time({}[10m] offset 2h)')}",
         "info",
         f"{_WHO} has not computed for two hours.",
         "Ask its owner whether it is still needed: others may wait for the room.",
@@ -286,7 +259,7 @@ ALERTS = (
     ),
     Alert(
         "GpuMemoryNotRequested",
-        f"({_USED} > 500e6 unless {c.MEMORY_ALLOCATED.name}) and on (cluster, node) "
+        f"({_USED} > 500e6 unless {_HELD}) and on (cluster, node) "
         f'{c.COLLECTOR_SUCCESS.name}{{collector="pod_resources"}} == 1',  # else nobody's grant is known
         "critical",
         f"{_WHO} holds {{{{ $value | humanize1024 }}}}B of GPU memory and was given none.",
@@ -295,7 +268,8 @@ ALERTS = (
     ),
     Alert(
         "GpuMemoryOfNobody",
-        f'sum by (node, gpu, gpu_uuid) ({c.UNATTRIBUTED_MEMORY.name}{{reason!="driver"}}) > 500e6',
+        f"sum by (cluster, node, gpu, gpu_uuid) "
+        f"({of_cards(c.UNATTRIBUTED_MEMORY, _NOT_THE_DRIVERS)}) > 500e6",
         "warning",
         f"{{{{ $value | humanize1024 }}}}B of {_CARD} are held by processes outside any allocation.",
         f'{c.UNATTRIBUTED_MEMORY.name}{{node="{{{{ $labels.node }}}}"}} says of what kind they '
@@ -304,7 +278,7 @@ ALERTS = (
     ),
     Alert(
         "GpuAgentNotRegistered",
-        f'{REGISTERED} == 0 or up{{job=~".*gpuslice-agents"}} == 0',
+        f"{REGISTERED} == 0 or {silent('gpuslice-agents')}",
         "critical",
         f"{_NODE} gives out no GPU memory: its agent is not registered with kubelet, or does not answer.",
         "Running pods are not affected. What it waits for: curl http://{{ $labels.instance }}/readyz; why it "
@@ -331,7 +305,7 @@ ALERTS = (
     ),
     Alert(
         "GpuGrantsRefused",
-        f"sum by (node, reason) (increase({REFUSALS}[15m])) > 3",
+        f"max by (cluster, node, reason) (increase({REFUSALS}[15m])) > 3",
         "warning",
         'The agent of {{ $labels.node }} refused {{ printf "%.0f" $value }} requests of kubelet: '
         "{{ $labels.reason }}.",
@@ -340,7 +314,7 @@ ALERTS = (
     ),
     Alert(
         "GpuExtenderSilent",
-        f"{_best_of(EXTENDER_READY)} == 0",
+        f"{best_of(EXTENDER_READY)} == 0",
         "critical",
         "No extender answers: pods that request part of a card wait.",
         "Running pods are not affected. kubectl -n kube-system get pod -l component=gpushare-schd-extender "
@@ -349,7 +323,7 @@ ALERTS = (
     ),
     Alert(
         "GpuWebhookSilent",
-        f"{_best_of(WEBHOOK_UP)} == 0",
+        f"{best_of(WEBHOOK_UP)} == 0",
         "critical",
         "No webhook answers: GPU pods are stored as they were written, or refused (failurePolicy Fail).",
         "Pods that name no scheduler wait or get no card. Look at its events and log: kubectl -n "

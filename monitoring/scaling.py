@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuslice.apps.diagnosis.prometheus import one
 from gpuslice.apps.exporter import catalogue as c
 
 PROMETHEUS = "http://kube-prometheus-stack-prometheus.monitoring.svc"
@@ -11,12 +12,14 @@ MEMORY = ("pod_gpu_memory_used_bytes", "memory_used_bytes_current")  # our name,
 _LABELS = "{<<.LabelMatchers>>}"
 
 
-def busy_percent(chosen: str, pod: str = "pod") -> str:
-    """For each pod: the fraction of time in which its containers computed on its card; the mean over several
-    cards.
-    """
-    of_card = f"sum by ({pod}, node, gpu_uuid) (avg_over_time({c.SM_UTILIZATION.name}{chosen}[1m]))"
-    return f"avg by ({pod}) ({of_card}) * 100"
+def of_pod(containers: str, pod: str = "cluster, namespace, pod") -> str:
+    """For each pod, what its containers have together of a card; the mean over several cards."""
+    return f"avg by ({pod}) (sum by ({pod}, node, gpu_uuid) ({containers}))"
+
+
+def busy_percent(chosen: str, pod: str = "namespace, pod") -> str:
+    """For each pod: the percentage of the last minute in which its containers computed on its card."""
+    return f"{of_pod(one(f'avg_over_time({c.SM_UTILIZATION.name}{chosen}[1m])'), pod)} * 100"
 
 
 def adapter_values() -> dict[str, Any]:
@@ -26,7 +29,7 @@ def adapter_values() -> dict[str, Any]:
     rules = [
         _rule(sm, "pod_gpu_utilization", percent),
         _rule(sm, "duty_cycle_current", percent),  # the vendor's name of the same value
-        *(_rule(memory, name, f"sum by (<<.GroupBy>>) ({memory}{_LABELS})") for name in MEMORY),
+        *(_rule(memory, name, f"sum by (<<.GroupBy>>) ({one(memory + _LABELS)})") for name in MEMORY),
         *(_of_cards(name) for name in ("temperature_celsius", "power_usage_milliwatts")),
     ]
     return {"prometheus": {"url": PROMETHEUS, "port": 9090}, "rules": {"default": False, "custom": rules}}
@@ -78,10 +81,12 @@ def scaled_object() -> dict[str, Any]:
     The threshold is compared with the mean of the known pods (`metricType: Value`). KEDA would divide a sum
     by all replicas; each missing value would then lower it, and with it the number of replicas.
     """
-    of_deployment = '{namespace="default",pod=~"infer-[a-z0-9]+-[a-z0-9]{5}"}'
+    there = 'namespace="default"'
+    of_deployment = f'{c.CONTAINER_INFO.name}{{{there},workload_kind="Deployment",workload="infer"}}'
+    busy = f"{busy_percent(f'{{{there}}}')} and on (namespace, pod) last_over_time({of_deployment}[1m])"
     trigger = {
         "serverAddress": f"{PROMETHEUS}:9090",
-        "query": f"avg({busy_percent(of_deployment)})",
+        "query": f"avg({busy})",
         "threshold": "60",
         "activationThreshold": "5",
         "ignoreNullValues": "false",  # no values, no change; else KEDA takes none for 0

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from gpuslice.apps.diagnosis.prometheus import CARD_LABELS, one
 from gpuslice.apps.exporter import catalogue as c
 from monitoring.panels import Variable
 
@@ -19,6 +20,20 @@ WHO = "{{namespace}}/{{pod}} {{container}}"
 WHERE = "{{node}} GPU {{gpu}}"
 GIB = 1 << 30
 MOST = 20
+
+
+RATE = "rate({}[5m])"
+
+
+def of_containers(metric: c.Metric, chosen: str = "", of: str = "{}") -> str:
+    """One series for each container on a card, whichever exporters report it; `of`: what is made of each."""
+    return one(of.format(metric.name + chosen), "gpu")
+
+
+def of_cards(metric: c.Metric, chosen: str = "", of: str = "{}") -> str:
+    """The same for each card, and what else the metric distinguishes of it."""
+    more = [label for label in metric.labels if label not in {"node", "gpu_uuid"}]
+    return one(of.format(metric.name + chosen), *more, labels=CARD_LABELS)
 
 
 def most(expression: str) -> str:

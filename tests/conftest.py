@@ -6,10 +6,12 @@ import os
 import random
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
 # What stands between a change and its landing depends neither on luck nor on what else the machine does.
@@ -43,6 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first: at the end no worker is alone with one, and the others idle."""
     last = len(LONGEST)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else last)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """What was skipped, a line for each reason."""
+    reasons = Counter(str(each.longrepr[2]) for each in terminalreporter.getreports("skipped"))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.fixture(autouse=True)

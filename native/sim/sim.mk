@@ -15,7 +15,8 @@ SIM_FUTURE := $(filter-out %/symbols.o,$(SIM_CUDA)) $(SIM_OBJECTS)/libcuda/futur
 SIM_NVML := $(SIM_STATE) $(call sim_objects,libnvml/*.c)
 SIM_TARGETS := $(addprefix $(SIM_BUILD)/,libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ml.so nvidia-smi \
   cuda_malloc storm layout cudart.o cudart_per_thread.o \
-  future/libcuda.so.1)
+  future/libcuda.so.1 $(foreach folder,stubs compat older second,$(folder)/libcuda.so.1) \
+  $(foreach folder,stubs older second,$(folder)/libnvidia-ml.so.1))
 
 all: sim
 sim: $(SIM_TARGETS)
@@ -39,6 +40,37 @@ $(SIM_BUILD)/future/libcuda.so.1: $(SIM_FUTURE)
 $(SIM_BUILD)/libnvidia-ml.so.1: $(SIM_NVML)
 	@mkdir -p $(@D)
 	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libnvidia-ml.so.1 $^ -o $@ -lpthread
+
+# What else a program may find by these names: the toolkit's stubs, copies that do not fit the kernel module, and the
+# driver once more by another path.
+$(SIM_OBJECTS)/misfit/compat.o: SIM_CFLAGS += -DSIM_MISFIT=803 -DSIM_MISFIT_VERSION=13050
+$(SIM_OBJECTS)/misfit/older.o: SIM_CFLAGS += -DSIM_MISFIT=803 -DSIM_MISFIT_VERSION=11040
+$(SIM_OBJECTS)/misfit/compat.o $(SIM_OBJECTS)/misfit/older.o: $(SIM_DIR)libcuda/init.c
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_CFLAGS) -MMD -MP -c $< -o $@
+
+$(SIM_OBJECTS)/misfit/older_nvml.o: $(SIM_DIR)libnvml/system.c
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_CFLAGS) -DSIM_NVML_VERSION='"470.57.02"' -MMD -MP -c $< -o $@
+
+$(SIM_BUILD)/compat/libcuda.so.1 $(SIM_BUILD)/older/libcuda.so.1: $(SIM_BUILD)/%/libcuda.so.1: \
+  $(filter-out %/libcuda/init.o,$(SIM_CUDA)) $(SIM_OBJECTS)/misfit/%.o
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread
+
+$(SIM_BUILD)/older/libnvidia-ml.so.1: $(filter-out %/libnvml/system.o,$(SIM_NVML)) $(SIM_OBJECTS)/misfit/older_nvml.o
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libnvidia-ml.so.1 $^ -o $@ -lpthread
+
+$(SIM_BUILD)/stubs/libcuda.so.1: $(SIM_OBJECTS)/candidates/cuda_stub.o
+$(SIM_BUILD)/stubs/libnvidia-ml.so.1: $(SIM_OBJECTS)/candidates/nvml_stub.o
+$(SIM_BUILD)/stubs/%:
+	@mkdir -p $(@D)
+	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,$* $^ -o $@
+
+$(SIM_BUILD)/second/%: $(SIM_BUILD)/%
+	@mkdir -p $(@D)
+	@cp $< $@
 
 $(SIM_BUILD)/lib%.so: $(SIM_BUILD)/lib%.so.1
 	@ln -sf $(<F) $@

@@ -33,7 +33,7 @@ $(BUILD)/obj/exports.ld: src/driver/hooks.def src/src.mk
 
 # In the way of every dlsym: a sanitizer's runtime, say, looks up its symbols before it is ready to watch anybody, and
 # stands in front of strcmp.
-$(addprefix $(BUILD)/obj/src/,system/elf.o system/elf_objects.o entry/hook_table.o entry/symbol_lookup.o entry/variables.o): SLICE_CFLAGS += -fno-sanitize=all -fno-builtin $(NO_PATTERNS)
+$(addprefix $(BUILD)/obj/src/,system/elf.o system/elf_objects.o entry/entries.o entry/hook_table.o entry/symbol_lookup.o entry/references.o): SLICE_CFLAGS += -fno-sanitize=all -fno-builtin $(NO_PATTERNS)
 
 $(BUILD)/obj/src/%.o: src/%.c src/src.mk $(SLICE_HEADERS)
 	@mkdir -p $(@D)

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "accounts/accounts.h"
 #include "accounts/in_flight.h"
 #include "system/table.h"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +15,6 @@ from gpuslice.apps.agent.command import keep_off as keep_off_command
 from gpuslice.apps.agent.command import switch as switch_command
 from gpuslice.apps.webhook.command import command as webhook_command
 from gpuslice.core import hami
-from gpuslice.core.mode import wants_agent
 from tests.chart import CHART, KUBE_SCHEDULER, NAMED, WEBHOOKS, render
 
 
@@ -166,117 +164,6 @@ def test_beside_the_way_back_to_whole_cards_an_agent_serves_who_still_holds_part
 def test_whole_cards_may_be_left_to_somebody_else(helm: str) -> None:
     kinds = {name for kind, name in render(helm, "--set", "wholeCards.enabled=false") if kind == "DaemonSet"}
     assert kinds == {"gpushare-device-plugin-ds", "gpushare-device-plugin-ack-ds"}
-
-
-LABELS = [{}, *({"cgpu": value} for value in ("true", "false", "yes"))]
-SCHEDULES = [
-    {},
-    *({"ack.node.gpu.schedule": value} for value in ("cgpu", "share", "core_mem", "default", "x")),
-]
-
-
-def chooses(spec: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether a pod of this spec may run on a node with these labels."""
-    affinity = spec.get("affinity", {}).get("nodeAffinity", {})
-    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
-
-    def holds(key: str, operator: str, values: tuple[str, ...] | list[str] = ()) -> bool:
-        if operator == "Exists":
-            return key in labels
-        return (labels.get(key) in values) == (operator == "In")
-
-    fits = terms is None or any(all(holds(**each) for each in term["matchExpressions"]) for term in terms)
-    return fits and spec.get("nodeSelector", {}).items() <= {"kubernetes.io/os": "linux", **labels}.items()
-
-
-def test_no_pod_that_is_not_sent_to_cards_by_a_label_may_go_to_a_windows_node(helm: str) -> None:
-    """Their image is for Linux alone, and many providers give their Windows nodes no taint."""
-    windows = {"kubernetes.io/os": "windows", "nvidia.com/gpu.present": "true"}
-    values = (
-        "exporter.enabled=true,exporter.nodes=all,console.enabled=true,webhook.enabled=true,dra.enabled=true"
-    )
-    for (kind, name), each in render(helm, "--set", values).items():
-        if kind in {"Deployment", "DaemonSet", "Job", "Pod"}:
-            spec = each["spec"] if kind == "Pod" else each["spec"]["template"]["spec"]
-            assert not chooses(spec, windows), name
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
-@pytest.mark.parametrize("label", LABELS, ids=str)
-def test_each_of_the_two_labels_acts_by_itself_and_no_program_runs_twice(
-    helm: str, every_daemon_set: dict[str, dict[str, Any]], label: dict[str, str], schedule: dict[str, str]
-) -> None:
-    labels = {**label, **schedule}
-    by_schedule = schedule.get("ack.node.gpu.schedule", "")
-    shares = wants_agent(labels, "cgpu")
-    whole = labels.get("cgpu") == "false" or ("cgpu" not in label and by_schedule == "default")
-    whole |= labels.get("cgpu") == "yes" and by_schedule == "default"
-    for start, wanted in (
-        ("gpushare-device-plugin", shares),
-        ("device-plugin-evict", shares),
-        ("device-plugin-recover", whole),
-        ("gpuslice-exporter", shares),
-    ):
-        there = [
-            name
-            for name, spec in every_daemon_set.items()
-            if name.startswith(start) and chooses(spec, labels)
-        ]
-        assert len(there) == wanted, there
-
-
-@pytest.fixture(scope="module")
-def every_daemon_set(helm: str) -> dict[str, dict[str, Any]]:
-    objects = render(helm, "--set", "exporter.enabled=true")
-    return {name: o["spec"]["template"]["spec"] for (kind, name), o in objects.items() if kind == "DaemonSet"}
-
-
-def test_agents_are_found_by_one_label_whichever_of_the_nodes_brought_them(helm: str) -> None:
-    objects = render(helm)
-    for name in ("gpushare-device-plugin-ds", "gpushare-device-plugin-ack-ds"):
-        labels = objects["DaemonSet", name]["spec"]["template"]["metadata"]["labels"]
-        assert labels["name"] == "gpushare-device-plugin-ds"
-
-
-def test_without_acks_label_there_is_a_daemon_set_less(helm: str) -> None:
-    names = {name for _, name in render(helm, "--set", "ackNodeLabel=false")}
-    assert not [name for name in names if "-ack" in name]
-
-
-@pytest.mark.parametrize(
-    ("labels", "shared", "all_cards"),
-    [
-        ({"cgpu": "true"}, True, True),
-        ({"cgpu": "false"}, False, True),
-        ({"ack.node.gpu.schedule": "share"}, True, True),
-        ({"nvidia.com/gpu.present": "true"}, False, True),
-        ({"feature.node.kubernetes.io/pci-10de.present": "true"}, False, True),
-        ({"kubernetes.io/os": "linux"}, False, False),
-    ],
-)
-def test_cards_that_are_given_out_whole_are_watched_too_by_one_value(
-    helm: str, labels: dict[str, str], shared: bool, all_cards: bool
-) -> None:
-    for nodes, wanted in (("shared", shared), ("all", all_cards)):
-        objects = render(helm, "--set", f"exporter.enabled=true,exporter.nodes={nodes}")
-        spec = objects["DaemonSet", "gpuslice-exporter"]["spec"]["template"]["spec"]
-        assert chooses(spec, labels) is wanted
-
-
-def test_an_affinity_of_ones_own_narrows_the_nodes_and_never_widens_them(helm: str, tmp_path: Path) -> None:
-    zone = {"key": "zone", "operator": "In", "values": ["a"]}
-    required = {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    values = {"devicePlugin": {"affinity": affinity}}
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    objects = render(helm, "-f", str(tmp_path / "values.yaml"))
-    spec = objects["DaemonSet", "gpushare-device-plugin-ack-ds"]["spec"]["template"]["spec"]
-    shared = {"ack.node.gpu.schedule": "share"}
-    assert [chooses(spec, labels) for labels in ({**shared, "zone": "a"}, shared, {"zone": "a"})] == [
-        True,
-        False,
-        False,
-    ]
 
 
 def test_nvidias_plugin_is_kept_off_by_two_jobs_that_may_change_it_alone(helm: str) -> None:

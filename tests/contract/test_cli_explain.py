@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -129,7 +130,7 @@ async def test_a_pod_that_sits_is_told_its_card_and_its_neighbours(shell: Shell)
         "Pod default/b is Running on n1.\n"
         "It asks for 3 units of one card.\n"
         "It holds 3 of 15 units of card 0, limit 3226 MiB.\n"
-        "Other pods on its card: default/a (4).\n"
+        "Other pods on its card: default/a (4301 MiB).\n"
         "\n"
         "The node's agent has not confirmed the card yet: see that it runs on that node.\n"
     )
@@ -197,7 +198,7 @@ async def test_events_are_shown_and_a_wrong_request_is_named(shell: Shell) -> No
     await create_event(shell, event)
     told = (await shell("gpuslice", "explain", "p")).out
     assert 'Problem: container "main": limits["aliyun.com/gpu-mem"] is "7", must be a multiple of 2' in told
-    assert "  2026-01-01T00:00:00Z  Warning  FailedScheduling (x3)  0/1 nodes are available" in told
+    assert re.search(r"  \d+ d( \d+ h)? ago  Warning  FailedScheduling \(x3\)  0/1 nodes are available", told)
 
 
 async def create_event(shell: Shell, event: dict[str, Any]) -> None:
@@ -278,10 +279,10 @@ def crashed(name: str) -> dict[str, Any]:
 async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None:
     await shell.has([node("n1", 15)], [crashed("p")])
     told = (await shell("gpuslice", "explain", "p")).out
-    assert (
-        "Container main restarted 3 times, last ended with exit code 1 (Error) at "
-        "2026-01-01T00:00:00Z, is waiting: CrashLoopBackOff: back-off 5m.\n" in told
+    assert re.search(
+        r"restarted 3 times, last ended with exit code 1 \(Error\) \d+ d( \d+ h)? ago, is waiting", told
     )
+    assert "is waiting: CrashLoopBackOff: back-off 5m.\n" in told
     assert told.endswith("Its previous log: kubectl -n default logs p --previous\n")
 
 
@@ -328,9 +329,9 @@ async def test_a_deployment_is_told_pod_by_pod_and_what_waits_at_length(shell: S
     assert told.code == 0, told.err
     assert told.out.startswith("2 pods of deployment default/serve.\n")
     lines = told.out.splitlines()
-    assert lines[2].split() == ["POD", "STATUS", "NODE", "CARD", "UNITS", "WHY"]
-    assert lines[3].split() == ["serve-a", "Running", "n1", "0", "4", "-"]
-    assert lines[4].startswith("serve-b  Pending  -     -     16     It will never fit here")
+    assert lines[2].split() == ["POD", "STATUS", "NODE", "CARD", "MEMORY", "WHY"]
+    assert lines[3].split() == ["serve-a", "Running", "n1", "0", "4301", "MiB", "-"]
+    assert lines[4].startswith("serve-b  Pending  -     -     asks 16 units  It will never fit here")
     assert "Pod default/serve-b is Pending." in told.out
     assert "other" not in told.out
     for written in (

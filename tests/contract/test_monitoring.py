@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from monitoring.alert import RUNBOOK
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES, files
 from monitoring.cases import CASES, FURTHER
 from monitoring.panels import WIDTH, document
 from monitoring.records import RECORDED
-from monitoring.rules import ALERTS, OF_OTHERS, RUNBOOK, rule_groups
+from monitoring.rules import ALERTS, OF_OTHERS, rule_groups
 from monitoring.scaling import adapter_values, autoscaler, scaled_object
 from monitoring.selectors import MOST
 
 from gpuslice.apps.exporter.ack import LEGACY
-from gpuslice.apps.exporter.catalogue import METRICS, SM_UTILIZATION, groups
+from gpuslice.apps.exporter.catalogue import CONTAINER_INFO, METRICS, SM_UTILIZATION, groups
 from tests.tools import find
 
 _OURS = re.compile(r"\bgpuslice_[a-z_]+")
@@ -298,7 +299,10 @@ def test_a_panels_unit_is_its_metrics_unit(name: str) -> None:
     of_name = {"bytes": "bytes", "celsius": "celsius", "watts": "watt", "ratio": "percentunit"}
     for panel in dashboards()[name].panels:
         for each in panel.queries:
-            plain = re.match(r"(?:(?:sum|avg|topk)\((?:\d+, )?)?(gpuslice_\w+)\{[^}]*\}\)?$", each.expression)
+            plain = re.match(
+                r"(?:(?:sum|avg|topk)\((?:\d+, )?)?(?:max by \([^)]*\) \()?(gpuslice_\w+)\{[^}]*\}\)*$",
+                each.expression,
+            )
             unit = of_name.get(plain[1].rpartition("_")[2]) if plain else None
             assert unit in {None, panel.unit}, panel.title
 
@@ -332,9 +336,17 @@ def test_a_pod_is_as_busy_as_its_containers_together(
         }
         for name, card in held
     ]
+    # another owner's pods may have names that begin alike: only this one's are counted
+    other = labels.replace("infer-6d4cf56db6-x2x7k", "infer-batch-x2x7k") + ',container="a",gpu_uuid="9"'
+    series.append({"series": f"{SM_UTILIZATION.name}{{{other}}}", "values": "0x10"})
+    for where, kind, name in ((labels, "Deployment", "infer"), (other, "Job", "infer-batch")):
+        owned = f'{CONTAINER_INFO.name}{{{where},workload_kind="{kind}",workload="{name}"}}'
+        series.append({"series": owned, "values": "1x10"})
     (trigger,) = scaled_object()["spec"]["triggers"]
     rule = adapter_values()["rules"]["custom"][0]["metricsQuery"]
-    asked = rule.replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'namespace="default"')
+    asked = rule.replace("<<.GroupBy>>", "pod").replace(
+        "<<.LabelMatchers>>", 'namespace="default",pod="infer-6d4cf56db6-x2x7k"'
+    )
     of_pod = [{"labels": '{pod="infer-6d4cf56db6-x2x7k"}', "value": percent}]
     of_all = [{"labels": "{}", "value": percent}]
     cases = [(asked, of_pod), (trigger["metadata"]["query"], of_all)]

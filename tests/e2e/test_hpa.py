@@ -7,6 +7,7 @@ Prometheus are the rules that are shipped for Prometheus Adapter. The pods' kube
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import ssl
 import threading
@@ -27,8 +28,9 @@ from gpuslice_demo.ports import free_port
 from tests.e2e import control_plane
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api, until
+from tests.tools import TOOLS
 
-PROMETHEUS = shutil.which("prometheus") or ""
+PROMETHEUS = shutil.which("prometheus", path=f"{TOOLS}:{os.environ['PATH']}") or ""
 pytestmark = [*ON_A_CONTROL_PLANE, pytest.mark.skipif(not PROMETHEUS, reason="Prometheus is not on PATH")]
 
 GIB = 1 << 30

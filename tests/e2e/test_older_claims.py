@@ -75,7 +75,9 @@ async def published(
     cards = tuple(make_card(index, each, node=NODE) for index, each in enumerate(units))
     pool = Pool(NODE, cards, unhealthy=sick or {})
     uid = (await client.get(NODES, NODE)).metadata.uid
-    publisher = SlicePublisher(client, NODE, lambda: pool.devices(held, spread=spread), lambda: uid)
+    publisher = SlicePublisher(
+        client, NODE, lambda: pool.devices(held, spread=spread), lambda: uid, pytest.fail
+    )
     task = asyncio.create_task(publisher.run())
     try:
         yield publisher

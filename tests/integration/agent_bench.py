@@ -34,11 +34,11 @@ from gpuslice.core.model import Card, CardSlice, Node, Placement
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from simcluster.kubelet import checkpoint
-from simcluster.kubelet.devices import ContainerDemand, DeviceAssignment, DeviceAssignments
-from simcluster.kubelet.node import device_limits
+from simcluster.kubelet.admission import demands_of
+from simcluster.kubelet.devices import DeviceAssignment, DeviceAssignments
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.podresources import PodResources
-from simcluster.kubelet.worker import containers_of
+from simcluster.kubelet.topology import TopologyManager
 from tests import HANG_S
 from tests.builders import api_container, api_pod
 
@@ -70,12 +70,13 @@ class NodeKubelet:
         self.pod_resources = folder / "pod-resources" / "kubelet.sock"
         self.pods: dict[str, Pod] = {}
         self._rng = random.Random(seed)
+        self.topology = TopologyManager()
         self.device_manager = DeviceAssignments(self._rng)
 
     async def start(self) -> None:
         self.plugin_folder.mkdir(parents=True, exist_ok=True)
         checkpoint.remove_sockets(self.plugin_folder)
-        self.device_manager = DeviceAssignments(self._rng)
+        self.device_manager = DeviceAssignments(self._rng, self.topology)
         saved = checkpoint.read(self.plugin_folder)
         if saved is not None:
             self.device_manager.restore(saved.assignments, saved.registered, 0.0)
@@ -111,8 +112,9 @@ class NodeKubelet:
         uid = pod["metadata"]["uid"]
         self.pods[uid] = pod
         try:
-            for spec, kind in containers_of(pod):
-                demand = ContainerDemand(spec["name"], device_limits(spec), kind)
+            demands = demands_of(pod)
+            self.device_manager.align_pod(uid, demands, set(self.pods))
+            for demand in demands:
                 await self._endpoints.answer(self.device_manager.allocate(uid, demand, set(self.pods)))
         except BaseException:
             self.pods.pop(uid)

@@ -13,7 +13,7 @@ from gpuslice.adapters.kubelet.deviceplugin import socket_identity
 from gpuslice.adapters.kubelet.draplugin import DraAddress
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.kubelet.rpc import unix_channel
-from gpuslice.core.contract import CLAIM_DRIVER, LABEL_MODE
+from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_MODE
 from simcluster.kubelet.rpc import DraClient, DriverRegistrationClient
 from tests import HANG_S
 from tests.builders import api_pod
@@ -110,6 +110,32 @@ class ClaimBench:
             for each, request in uses
         ]
         return await self.node.client.create(PODS.as_dict(), document)
+
+    async def pod_of_extended_resource(
+        self, name: str, claim: str, *containers: str, kind: str = "containers", **fields: Any
+    ) -> dict[str, Any]:
+        """A pod as kube-scheduler leaves it after it made a claim of the containers' extended resources."""
+        document = api_pod(name, "0", node=NODE)
+        del document["metadata"]["uid"]
+        resource = f"deviceclass.resource.kubernetes.io/{CLAIM_CLASS}"
+        document["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
+        document["spec"][kind] = [
+            {
+                "name": each,
+                "image": "i",
+                "resources": {"limits": {resource: "1"}, "requests": {resource: "1"}},
+            }
+            | fields
+            for each in containers
+        ]
+        await self.node.client.create(PODS.as_dict(), document)
+        mappings = [
+            {"containerName": each, "resourceName": resource, "requestName": f"container-{place}-request-0"}
+            for place, each in enumerate(containers)
+        ]
+        status = {"resourceClaimName": claim, "requestMappings": mappings}
+        patch = {"extendedResourceClaimStatus": status}
+        return await self.node.client.patch_status(PODS.as_dict(), name, patch, "default")
 
 
 def _request(name: str) -> dict[str, str]:

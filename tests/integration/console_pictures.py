@@ -31,7 +31,7 @@ MORE = {
     "card": ("#/cards/gpu-a3/0", "text=over-its-limit"),
     "node": ("#/cards/gpu-b1", "canvas"),
 }
-EMPTY = ("cards", "waiting", "teams", "health")
+EMPTY = ("cards", "waiting", "teams", "waste", "health")
 THEMES = ("light", "dark")
 SETTLES_MS = 700
 Shot = tuple[str, str, tuple[str, str]]
@@ -78,7 +78,7 @@ async def everything(rig: Rig, folder: Path) -> None:
     await shots(rig, folder, views, **tall)
     chinese = [(name, "dark", (path, "h1")) for name, (path, _) in VIEWS.items()]
     await shots(rig, folder, chinese, "-zh", locale="zh-CN", **tall)
-    await shots(rig, folder, views[: len(VIEWS)], "-narrow", viewport={"width": 420, "height": 900})
+    await shots(rig, folder, views[: len(VIEWS)], "-narrow", viewport={"width": 360, "height": 900})
 
 
 async def enemies(folder: Path) -> None:

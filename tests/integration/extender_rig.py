@@ -58,6 +58,30 @@ class Api:
         del pod["metadata"]["uid"]
         return self.call("POST", "/api/v1/namespaces/default/pods", pod)
 
+    def owned_by(self, api_version: str, kind: str, name: str, above_kind: str, above: str) -> dict[str, Any]:
+        """An owner reference to an object that something else has made."""
+        container = {"name": "main", "image": "x"}
+        labels = {"app": name}
+        template: dict[str, Any] = {
+            "metadata": {"labels": labels},
+            "spec": {"containers": [container], "restartPolicy": "Never"},
+        }
+        spec: dict[str, Any] = {"template": template}
+        if kind == "ReplicaSet":
+            template["spec"]["restartPolicy"] = "Always"
+            spec |= {"replicas": 0, "selector": {"matchLabels": labels}}
+        owner = {
+            "apiVersion": api_version,
+            "kind": above_kind,
+            "name": above,
+            "uid": above,
+            "controller": True,
+        }
+        metadata = {"name": name, "ownerReferences": [owner]}
+        path = f"/apis/{api_version}/namespaces/default/{kind.lower()}s"
+        made = self.call("POST", path, {"kind": kind, "metadata": metadata, "spec": spec})
+        return {**owner, "kind": kind, "name": name, "uid": made["metadata"]["uid"]}
+
     def pod(self, name: str = "p") -> dict[str, Any]:
         return self.call("GET", f"/api/v1/namespaces/default/pods/{name}")
 

@@ -20,18 +20,8 @@ from gpuslice.core import device_assignment
 from gpuslice.core.contract import GPU_MEM, card_of_device_id
 from gpuslice.core.model import ContainerKind
 from simcluster.kubelet import checkpoint
-from simcluster.kubelet.devices import (
-    AdmissionError,
-    Call,
-    ContainerDemand,
-    Device,
-    DeviceAssignments,
-    Options,
-    PluginError,
-    PreferredCall,
-    Response,
-    carry_out,
-)
+from simcluster.kubelet.devices import AdmissionError, ContainerDemand, Device, DeviceAssignments, Options
+from simcluster.kubelet.plugin_calls import Call, PluginError, PreferredCall, Response, carry_out
 from tests.builders import UNIT_MIB
 from tests.integration.virtual import HeldTransport, Process
 

@@ -147,6 +147,34 @@ async def test_a_container_that_uses_two_claims_is_refused_with_a_sentence(tmp_p
         assert "uses a second claim of shared cards" in (await bench.prepare(second)).error
 
 
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+async def test_claims_that_kube_scheduler_made_have_owners_like_others(tmp_path: Path, kind: str) -> None:
+    """KEP-5004: the pod asks for an extended resource of a device class, and its status names the claim."""
+    async with claim_node(tmp_path, cards={0: 16130, 1: 16130}) as bench:
+        await bench.offered("gpu-0", "gpu-1")
+        pod = await bench.pod_of_extended_resource("p", "made", "first", "second", kind=kind)
+        of_first = result("4Gi", card=1, request="container-0-request-0")
+        of_second = result("15Gi", request="container-1-request-0", share="s2")
+        claim = await bench.claim("made", of_first, of_second, pod=pod)
+        assert not (await bench.prepare(claim)).error
+        uid = pod["metadata"]["uid"]
+        assert bench.node.agent.folders.claim_limits() == {
+            (uid, "first"): {uuid(1): 4301 * MIB},
+            (uid, "second"): {uuid(0): 16130 * MIB},
+        }
+
+
+@pytest.mark.parametrize("hidden", ["/etc/gpuslice", "/etc/ld.so.preload", "/run/gpuslice/x"])
+async def test_claims_that_kube_scheduler_made_need_unhidden_limits(tmp_path: Path, hidden: str) -> None:
+    async with claim_node(tmp_path) as bench:
+        await bench.offered("gpu-0")
+        mounts = [{"name": "v", "mountPath": hidden}]
+        pod = await bench.pod_of_extended_resource("p", "made", "main", volumeMounts=mounts)
+        claim = await bench.claim("made", result(request="container-0-request-0"), pod=pod)
+        answer = await bench.prepare(claim)
+        assert f'pod default/p: container "main": volumeMounts[0].mountPath is "{hidden}"' in answer.error
+
+
 async def test_monitoring_sees_the_card_and_holds_nothing(tmp_path: Path) -> None:
     async with claim_node(tmp_path) as bench:
         await bench.offered("gpu-0")

@@ -16,7 +16,8 @@ from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.apps.agent.main import Agent
 from simcluster.cluster.faults import Fault
-from simcluster.kubelet.devices import AdmissionError, PluginError
+from simcluster.kubelet.devices import AdmissionError
+from simcluster.kubelet.plugin_calls import PluginError
 from tests import HANG_S
 from tests.integration.agent_bench import NODE, Bench, container, eventually, uuid
 
@@ -162,7 +163,7 @@ async def test_kubelets_book_unreadable_does_not_keep_a_container_from_its_limit
 
 async def test_where_compute_is_divided_a_container_waits_until_it_is_told_apart(tmp_path: Path) -> None:
     async with Bench(tmp_path, labels={"ack.node.gpu.schedule": "core_mem"}).running() as node:
-        from simcluster.kubelet.devices import PluginError
+        from simcluster.kubelet.plugin_calls import PluginError
 
         spec = container(4, **{"aliyun.com/gpu-core.percentage": "30"})
         pod = await node.place("p", 0, 0, containers=[spec])

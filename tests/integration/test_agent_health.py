@@ -15,7 +15,8 @@ from gpuslice.adapters.gpu.worker import BlockingWorker
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES
 from gpuslice.core.attribution import ProcessReading
 from simcluster.cluster.faults import Fault
-from simcluster.kubelet.devices import AdmissionError, PluginError
+from simcluster.kubelet.devices import AdmissionError
+from simcluster.kubelet.plugin_calls import PluginError
 from tests.integration.agent_bench import NODE, Bench, eventually, uuid
 
 V100 = 16130

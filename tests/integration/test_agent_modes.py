@@ -14,7 +14,8 @@ from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
 from gpuslice.apps.agent.settings import SwitchSettings
 from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch
 from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
-from simcluster.kubelet.devices import AdmissionError, PluginError
+from simcluster.kubelet.devices import AdmissionError
+from simcluster.kubelet.plugin_calls import PluginError
 from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, container, eventually
 from tests.integration.claims_rig import claim_node, result

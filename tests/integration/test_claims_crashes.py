@@ -96,7 +96,7 @@ class Machine:
             state,
             folders,
             PreparedClaims(self.folder / "root", self.folder / "cdi", folders),
-            unit="GiB",
+            unit=lambda: "GiB",
             cdi_kind="",
             obstacle=lambda: "",
             unhealthy=dict,

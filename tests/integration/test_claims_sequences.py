@@ -127,7 +127,7 @@ class NodeOfClaims(RuleBasedStateMachine):
             state,
             folders,
             PreparedClaims(self.folder / "root", self.folder / "cdi", folders),
-            unit="GiB",
+            unit=lambda: "GiB",
             cdi_kind="",
             obstacle=lambda: self.obstacle,
             unhealthy=dict,

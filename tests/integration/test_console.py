@@ -123,7 +123,7 @@ async def test_each_view_tells_what_the_commands_tell(http: aiohttp.ClientSessio
 
         advice = await read(http, rig, "advice")
         assert advice["resizes"][0]["pod"] == "over-its-limit"
-        assert advice["namespaces"][0] == {"namespace": "notebooks", "units": 20}
+        assert advice["namespaces"][0] == {"namespace": "notebooks", "mib": 21478}
         assert advice["cards"]
 
 

@@ -27,6 +27,7 @@ VIEWS = {
     "pod": ("#/pods/vision/over-its-limit", "text=was refused 14 times"),
     "waiting pod": ("#/pods/research/train-0", "text=Why no node takes it"),
     "teams": ("#/teams", "text=Pods that ask for too much or too little"),
+    "waste": ("#/waste", "text=notebook-omar"),
     "health": ("#/health", "text=XID 79"),
 }
 CHINESE = {
@@ -35,6 +36,7 @@ CHINESE = {
     "pod": "text=被拒绝 14 次",
     "waiting pod": "text=为什么没有节点能放下",
     "teams": "text=申请过多或过少的 Pod",
+    "waste": "text=占而未用",
     "health": "text=已从总线脱落",
 }
 
@@ -160,7 +162,7 @@ async def test_marks_stand_on_slices_that_were_refused_memory_or_throttled_and_a
             pod = {"namespace": "a", "name": name, "units": 8, "node": "n1", "slices": [[card, 8]]}
             rows.put("pods", f"a/{name}", pod, "a")
         await seen.open(rig, "#/cards", "canvas")
-        await seen.until("document.querySelector('.legend').textContent.includes('a16')")
+        await seen.until("document.querySelector('.legend').textContent.includes('a17 GiB')")
         for name in ("refused", "throttled"):
             assert f"was {name}" not in await seen.text(".legend")
         before = [await seen.tab.evaluate(PIXELS_OF, colour) for colour in ("--bad", "--warn")]
@@ -189,11 +191,15 @@ async def test_who_wastes_most_and_why_a_pod_waits_are_two_clicks_away() -> None
     async with sample() as rig, page() as seen:
         await seen.open(rig, "#/cards", "text=Held, not used")
         await seen.tab.click("text=Held, not used")
-        await seen.tab.wait_for_selector("tbody tr:first-child >> text=notebooks")
-        await seen.tab.click("tbody tr:first-child >> text=notebooks")
-        await seen.until(
-            "document.querySelector('input').value === 'notebooks' && location.hash === '#/search/notebooks'"
-        )
+        await seen.tab.wait_for_selector("tbody tr:first-child >> text=notebook-omar")
+        first = await seen.tab.inner_text("tbody tr:first-child")
+        assert "8.6 GiB" in first  # of 10 units of the card, 18 % are used
+        await seen.tab.click("tbody tr:first-child >> text=notebook-omar")
+        await seen.until("location.hash === '#/pods/notebooks/notebook-omar'")
+        await seen.tab.fill("input[type=search]", "llm-serve")
+        await seen.tab.keyboard.press("Enter")
+        await seen.until("location.hash === '#/pods/nlp/llm-serve-0'")
+        await seen.tab.evaluate("document.activeElement.blur()")
         await seen.tab.keyboard.press("1")
         await seen.tab.click("a.figure >> text=Waiting pods")
         await seen.tab.wait_for_selector("text=The free memory is fragmented")

@@ -11,7 +11,8 @@ from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.console.usage_reader import UsageReader
-from gpuslice.apps.diagnosis.usage import PORT, usage_of
+from gpuslice.apps.diagnosis.exporters import PORT
+from gpuslice.apps.diagnosis.usage import usage_of
 
 AT = '{node="n",gpu="0",gpu_uuid="GPU-0",namespace="ns",pod="p",container="%s"}'
 
@@ -40,10 +41,11 @@ class Exporter:
         return ApiResponse(200, body=self.answer.encode())
 
 
-def reader_of(exporter: Exporter, **annotations: str) -> UsageReader:
+def reader_of(exporter: Exporter, *pods: objects.Pod, **annotations: str) -> UsageReader:
     state = ClusterState(ObservedClient(exporter, manager="test"), Rows())  # type: ignore[arg-type]
     metadata = objects.Metadata(name="e", namespace="tenant", annotations=annotations)
     state.exporters = {"n": objects.Pod(metadata=metadata, spec=objects.PodSpec(node_name="n"))}
+    state.pods = {f"{pod.metadata.namespace}/{pod.metadata.name}": pod for pod in pods}
     return UsageReader(state, exporter, direct=False)  # type: ignore[arg-type]
 
 

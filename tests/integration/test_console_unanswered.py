@@ -10,7 +10,7 @@ from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.console.usage_reader import AT_ONCE, PAGE_TIMEOUT_S, UsageReader
-from gpuslice.apps.diagnosis.usage import IN_VAIN_S
+from gpuslice.apps.diagnosis.exporters import IN_VAIN_S
 from tests.integration.virtual import VirtualLoop
 
 EXPORTERS = 1000

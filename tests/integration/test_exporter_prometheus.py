@@ -217,7 +217,12 @@ async def assert_pods_can_be_scaled_on(session: aiohttp.ClientSession, url: str,
         asked = asked.replace("<<.LabelMatchers>>", which)
         assert [each["metric"] for each in await query(session, url, asked)] == [{label_of["pod"]: pod}]
     (trigger,) = scaled_object()["spec"]["triggers"]
-    asked = re.sub(r'pod=~"[^"]+"', 'pod=~".*"', trigger["metadata"]["query"])
+    deployment, itself = (
+        'workload_kind="Deployment",workload="infer"',
+        f'workload_kind="Pod",workload="{pod}"',
+    )
+    asked = trigger["metadata"]["query"].replace(deployment, itself)
+    assert asked != trigger["metadata"]["query"]
     assert len(await query(session, url, asked)) == 1
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from tests.integration.isolation_rig import BUILD
@@ -16,10 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = BUILD / "lib/libgpuslice.so"
 OLDEST_GLIBC = {"x86_64": (2, 2, 5), "aarch64": (2, 17)}
 """The first of each architecture: a loader that lacks a version starts no program with one that wants it."""
-OWN_ENTRIES = {"dlsym", "dlvsym", "dlopen", "__gmon_start__"}
+OWN_ENTRIES = {"dlsym", "dlvsym", "dlopen", "__gmon_start__", "gpuslice_locks_held"}
 VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 HOOK = re.compile(r"^HOOK\((CUDA|NVML), (\w+),", re.MULTILINE)
 DECLARED = re.compile(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(")
+BESIDE = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
 
 
 def hooks() -> dict[str, str]:
@@ -32,8 +34,8 @@ def symbols(*options: str) -> list[str]:
     return [line.split()[-1] for line in done.stdout.splitlines()]
 
 
-def decisions() -> dict[str, str]:
-    lines = (ROOT / "native/tests/driver_api.txt").read_text().splitlines()
+def decisions(name: str = "driver_api.txt") -> dict[str, str]:
+    lines = (ROOT / "native/tests" / name).read_text().splitlines()
     return dict(line.split(": ", 1) for line in lines if not line.startswith("#"))
 
 
@@ -65,15 +67,26 @@ def test_only_libc_is_needed() -> None:
 def test_every_function_of_the_newest_header_has_a_decision(header: Path | None) -> None:
     if header is None:
         pytest.skip("no cuda.h on this machine: `pip install nvidia-cuda-runtime` brings one")
-    text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.DOTALL)
+    read = [path.read_text() for path in (header, *map(header.with_name, BESIDE)) if path.exists()]
+    text = re.sub(r"/\*.*?\*/", "", "".join(read), flags=re.DOTALL)
     declared = {VARIANT.sub("", name) for name in DECLARED.findall(text)}
     assert len(declared) > 300
     assert sorted(declared - set(decisions())) == [], "decide what it is and add it to driver_api.txt"
 
 
-def test_decisions_and_hooks_agree() -> None:
-    hooked = {VARIANT.sub("", symbol) for symbol, library in hooks().items() if library == "CUDA"}
-    assert {name for name, decision in decisions().items() if decision == "hooked"} == hooked
+def test_every_function_of_the_newest_nvml_has_a_decision() -> None:
+    asked = re.findall(r'_nvmlGetFunctionPointer\("(nvml\w+)"\)', Path(pynvml.__file__).read_text())
+    known = {VARIANT.sub("", name) for name in asked}
+    assert len(known) > 300
+    assert sorted(known - set(decisions("nvml_api.txt"))) == [], (
+        "decide what it is and add it to nvml_api.txt"
+    )
+
+
+@pytest.mark.parametrize(("library", "name"), [("CUDA", "driver_api.txt"), ("NVML", "nvml_api.txt")])
+def test_decisions_and_hooks_agree(library: str, name: str) -> None:
+    hooked = {VARIANT.sub("", symbol) for symbol, of in hooks().items() if of == library}
+    assert {function for function, decision in decisions(name).items() if decision == "hooked"} == hooked
 
 
 TYPE = re.compile(r"PFN_(cu\w+?)_v(\d+)(_ptsz|_ptds)?\b")
@@ -85,7 +98,9 @@ def variants(header: Path | None) -> set[tuple[str, str, str]]:
     typedefs = header and header.with_name("cudaTypedefs.h")
     if typedefs is None or not typedefs.exists():
         pytest.skip("no cudaTypedefs.h on this machine: `pip install nvidia-cuda-runtime` brings one")
-    return set(TYPE.findall(typedefs.read_text()))
+    return {
+        found for path in typedefs.parent.glob("cuda*Typedefs.h") for found in TYPE.findall(path.read_text())
+    }
 
 
 def marks(stream: str) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.node_reconciler import EVERY_S, NodeReconciler
+from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.upkeep import LONGEST_RETRY_S
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.contract import NODE_GPUS
 from gpuslice.core.model import Card, Node
@@ -45,7 +46,7 @@ class Upkeep:
         settings, writer = AgentSettings(node_name="n1"), Writer(client, "n1", clock=self.loop.time)
         self.node = NodeReconciler(client, writer, state, settings, lambda: "", clock=self.loop.time)
         self.process.start(self.node.watch(), "watch")
-        self.process.start(self.node.keep(), "keep")
+        self.process.start(self.node.upkeep.run(), "keep")
         self.loop.settle()
 
     def passes(self, seconds: float) -> int:
@@ -74,9 +75,9 @@ def test_a_node_that_cannot_be_written_is_tried_ever_more_rarely(upkeep: Upkeep,
     """An API server in need has thousands of agents."""
     upkeep.api.cluster.add_fault(Fault(method="PATCH", path="/api/v1/nodes/.*", code=code))
     upkeep.passes(60.0)
-    assert upkeep.passes(10 * EVERY_S) <= 10
+    assert upkeep.passes(10 * LONGEST_RETRY_S) <= 10
     upkeep.api.cluster.faults.clear()
-    upkeep.passes(EVERY_S + 1.0)
+    upkeep.passes(LONGEST_RETRY_S + 1.0)
     assert upkeep.says_its_cards()
 
 

@@ -120,6 +120,10 @@ async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grant
     judge(cluster, EXTENDER, grants[EXTENDER])
 
 
+async def _out_of_use(node: Bench, cards: str) -> bool:
+    return await node.unhealthy() == cards
+
+
 async def test_an_agent_uses_all_its_rights_and_needs_no_other(grants: Grants, tmp_path: Path) -> None:
     own = {grant for grant in grants[AGENT] if grant.group != "resource.k8s.io"}
     cluster = GuardedCluster(grants)
@@ -135,6 +139,8 @@ async def test_an_agent_uses_all_its_rights_and_needs_no_other(grants: Grants, t
         await node.annotated("p", ASSIGNED="true")
         node.record({0: 16130, 1: 16130}, events=[{"xid": 79, "uuid": uuid(1)}])
         await eventually(node.unhealthy, "the ConfigMap")
+        (tmp_path / "unhealthyDevices.json").write_text('{"index":[0],"uuid":[]}')
+        await eventually(lambda: _out_of_use(node, "0,1"), "both cards in the ConfigMap")
         writer = Writer(node.agents_client, NODE)
         meta = pod["metadata"]
         view = Pod(meta["uid"], meta["namespace"], meta["name"])
@@ -199,6 +205,12 @@ async def test_the_controller_of_claims_uses_all_its_rights_and_needs_no_other(g
 
 async def test_an_exporter_uses_all_its_rights_and_needs_no_other(grants: Grants) -> None:
     cluster = GuardedCluster(grants)
+    api = Api(cluster)
+    made_by = api.owned_by("apps/v1", "ReplicaSet", "web-5d9c7b8f6", "Deployment", "web")
+    api.add_pod("web-5d9c7b8f6-abcde", node=NODE, owners=[made_by])
+    made_by = api.owned_by("batch/v1", "Job", "night-29", "CronJob", "night")
+    api.add_pod("night-29-x2x2x", node=NODE, owners=[made_by])
+    api.add_pod("orphan", node=NODE, owners=[{**made_by, "name": "gone", "uid": "gone"}])
     async with client_of(EXPORTER, cluster) as client:
         pods = NodePods()
         following = asyncio.create_task(follow_api(client, NODE, pods, CollectorHealth()))
@@ -207,6 +219,12 @@ async def test_an_exporter_uses_all_its_rights_and_needs_no_other(grants: Grants
         )
         watch = Grant("", "pods", "watch")
         await eventually(lambda: pods.known and watch in cluster.used[EXPORTER], "it follows the pods")
+        owners = {"web-5d9c7b8f6-abcde": ("Deployment", "web"), "night-29-x2x2x": ("CronJob", "night")}
+        for name, workload in {**owners, "orphan": ("Job", "gone")}.items():
+            await eventually(
+                lambda: (pod := pods.pod("default", name)) is not None and pod.workload == workload,  # noqa: B023
+                f"{name} is {workload}'s",
+            )
         following.cancel()
     judge(cluster, EXPORTER, grants[EXPORTER])
 

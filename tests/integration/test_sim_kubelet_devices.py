@@ -12,15 +12,12 @@ from simcluster.kubelet import checkpoint
 from simcluster.kubelet.devices import (
     STOP_GRACE_S,
     AdmissionError,
-    AllocateCall,
-    Call,
     ContainerDemand,
     Device,
     DeviceAssignments,
     Options,
-    PluginError,
-    PreferredCall,
 )
+from simcluster.kubelet.plugin_calls import AllocateCall, Call, PluginError, PreferredCall
 
 MEM = "aliyun.com/gpu-mem"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.core.admission import AdmissionRules
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM, NEUTRAL_NAMES
-from gpuslice.core.kai import ANNOTATIONS, KaiRules
+from gpuslice.core.kai import ANNOTATIONS, READ, KaiRules
 from tests.builders import api_container, api_pod
 from tests.unit.admission_rig import Object, mutated, review
 
@@ -138,3 +139,101 @@ def test_any_text_gets_an_answer(text: str, name: str) -> None:
     pod = kai_pod(**{"gpu_memory": "1024", name: text})
     response = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]
     assert response["allowed"] or name in response["status"]["message"]
+
+
+def nvidia_pod(containers: int = 1, /, **annotations: str) -> Object:
+    """`c0_request="4Gi"` for ``nvidia.com/container.c0.gpu-memory.request``."""
+    words = {
+        "request": "gpu-memory.request",
+        "limit": "gpu-memory.limit",
+        "mode": "gpu-compute.mode",
+        "portion": "gpu-compute.portion",
+        "devices": "gpus.devices",
+    }
+    pod = kai_pod(containers)
+    pod["metadata"]["annotations"] = {
+        f"nvidia.com/container.{container}.{words[word]}": value
+        for name, value in annotations.items()
+        for container, _, word in [name.rpartition("_")]
+    }
+    return pod
+
+
+@pytest.mark.parametrize(
+    ("annotations", "units"),
+    [
+        ({"c0_request": "4Gi"}, "4"),
+        ({"c0_limit": "4Gi"}, "4"),
+        ({"c0_request": "4Gi", "c0_limit": "8Gi"}, "8"),
+        ({"c0_request": "2048Mi", "c0_limit": "2048Mi", "c0_mode": "time-slicing"}, "2"),
+        ({"c0_request": "4097Mi"}, "5"),
+        ({"c0_limit": "1024M"}, "1"),
+        ({"c0_request": "1.5Gi", "c0_mode": "sm-sharing", "c0_portion": "0.5"}, "2"),
+    ],
+)
+def test_nvidias_names_become_amounts_too(annotations: dict[str, str], units: str) -> None:
+    """KAI 0.18 and Run:ai 3.0 write them; a pod that kept them would wait for their scheduler for ever."""
+    pod = translated(nvidia_pod(**annotations), kai=KaiRules())
+    assert limits(pod) == {GPU_MEM: units}
+    assert not pod["metadata"].get("annotations")
+    assert pod["spec"]["schedulerName"] == "default-scheduler"
+    assert translated(pod) == pod
+
+
+def test_each_container_has_its_own_amount_in_nvidias_names() -> None:
+    pod = translated(nvidia_pod(3, c0_request="1Gi", c2_limit="3Gi"))
+    assert [limits(pod, index) for index in range(3)] == [{GPU_MEM: "1"}, {}, {GPU_MEM: "3"}]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "limit"),
+    [({"gpu_memory": "1024", "gpu_memory_limit": "3072"}, "3"), ({"gpu_fraction_limit": "0.5"}, "40")],
+)
+def test_run_ais_dynamic_fraction_gets_all_of_its_limit(annotations: dict[str, str], limit: str) -> None:
+    assert limits(translated(kai_pod(**annotations))) == {GPU_MEM: limit}
+
+
+@pytest.mark.parametrize(
+    ("pod", "sentence"),
+    [
+        (nvidia_pod(c7_request="4Gi"), "the name of a container of the pod: c0"),
+        (nvidia_pod(c0_request="4 GB"), "an amount of memory"),
+        (nvidia_pod(c0_limit="0"), "an amount of memory"),
+        (nvidia_pod(c0_request="-4Gi"), "an amount of memory"),
+        (nvidia_pod(c0_request="8Gi", c0_limit="4Gi"), "at most the limit, 4Gi"),
+        (nvidia_pod(c0_request="8Gi", c0_mode="exclusive"), "time-slicing or sm-sharing"),
+    ],
+)
+def test_what_nvidias_names_cannot_mean_is_denied_by_field(pod: Object, sentence: str) -> None:
+    response = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]
+    assert not response["allowed"]
+    assert 'metadata.annotations["nvidia.com/container.' in response["status"]["message"]
+    assert sentence in response["status"]["message"]
+
+
+def test_both_ways_at_once_are_denied() -> None:
+    pod = nvidia_pod(c0_request="4Gi")
+    pod["metadata"]["annotations"]["gpu-memory"] = "4096"
+    response = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]
+    assert "left out beside nvidia.com/container." in response["status"]["message"]
+
+
+def test_the_author_is_told_what_has_no_effect_of_nvidias_names() -> None:
+    pod = nvidia_pod(
+        c0_request="4Gi", c0_limit="8Gi", c0_mode="sm-sharing", c0_portion="0.5", c0_devices="GPU-1"
+    )
+    del pod["spec"]["schedulerName"]
+    told = Reviewer(AdmissionRules(), kai=RULES).mutate(decode_review(review(pod)))["response"]["warnings"]
+    assert [each.split('"')[1].rpartition("c0.")[2] for each in told] == [
+        "gpu-memory.request",
+        "gpu-compute.mode",
+        "gpu-compute.portion",
+        "gpus.devices",
+    ]
+    assert "all of nvidia.com/container.c0.gpu-memory.limit is kept for the container" in told[0]
+
+
+def test_the_page_says_when_other_peoples_names_were_read() -> None:
+    """They changed twice in 2026: whoever reads them again sets both dates."""
+    page = Path(__file__).resolve().parents[2] / "docs/user/requests.md"
+    assert f"read on {READ}" in page.read_text()

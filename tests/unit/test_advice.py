@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gpuslice.core.advice import SETTLED_S, Peak, advise, emptied_cards
 from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Tier
 from gpuslice.core.units import limit_mib
 from tests.builders import make_node, make_pod
 
@@ -27,7 +28,33 @@ def test_who_used_little_is_told_how_much_would_do_and_the_namespace_what_it_cou
     found = advise(ledger, {"uid-p0": Peak(2000), "uid-p1": Peak(4200)})
     (resize,) = found.resizes
     assert (resize.pod.name, resize.units, resize.suggested_units, resize.more) == ("p0", 10, 3, False)
-    assert found.given_back == {"default": 7}
+    assert found.given_back == {"default": resize.mib - resize.suggested_mib}
+
+
+def test_who_never_touched_its_card_is_told_to_give_all_of_it_back() -> None:
+    (resize,) = advise(cluster([("n0", 0, 15)]), {"uid-p0": Peak(0)}).resizes
+    assert (resize.units, resize.suggested_units, resize.suggested_mib) == (15, 0, 0)
+
+
+def test_who_is_on_several_cards_is_told_multiples_of_them() -> None:
+    ledger = Ledger()
+    ledger.apply_node(make_node("n0", [15, 15, 15, 15]))
+    ledger.apply_pod(make_pod("p0", 8, node="n0", cards=[0, 1, 2, 3]))
+    (resize,) = advise(ledger, {"uid-p0": Peak(2000, refused=True)}).resizes
+    assert (resize.units, resize.suggested_units, resize.cards) == (8, 12, 4)
+
+
+def test_a_pod_is_moved_only_where_its_own_constraints_let_it_run() -> None:
+    ledger = cluster([("n0", 0, 10), ("n1", 1, 4)])
+    assert list(emptied_cards(ledger))
+    assert not list(emptied_cards(ledger, lambda pod, node: node == pod.node))
+
+
+def test_a_pod_is_not_moved_to_a_node_that_enforces_its_limit_less() -> None:
+    ledger = cluster([("n0", 0, 10), ("n1", 1, 4)])
+    ledger.apply_node(make_node("n1", [15, 15], tier=Tier.LIBRARY))
+    ledger.apply_node(make_node("n0", [15, 15], tier=Tier.NONE))
+    assert not [each for each in emptied_cards(ledger) if each.node == "n1"]
 
 
 def test_who_has_just_started_is_not_told_to_ask_for_less() -> None:
@@ -50,7 +77,7 @@ def test_who_was_refused_memory_comes_first_and_gives_nothing_back() -> None:
         ("p1", 5, True),
         ("p0", 3, False),
     ]
-    assert found.given_back == {"default": 7}
+    assert found.given_back == {"default": found.resizes[1].mib - found.resizes[1].suggested_mib}
 
 
 def test_what_claims_hold_is_sized_and_no_card_of_theirs_is_emptied() -> None:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.owner import Owner
 from gpuslice.apps.agent.region_file_system import RegionFileSystemError, shared
 from gpuslice.apps.agent.removal import remove_tree
 from tests import HANG_S
@@ -111,7 +112,7 @@ def test_a_start_takes_as_long_whatever_was_left_in_the_folder(tmp_path: Path) -
     var = tmp_path / "containers" / folders.prepare(IDS) / "var"
     nest(var, 2500)
     owner = Owner(IDS, "uid", "default", "p", "main")
-    folders.start(IDS, [], owner, limited=True)
+    folders.start(IDS, [], owner)
     assert [each.name for each in var.iterdir()] == ["region"]
     assert folders.empty_trash(60) is True
     assert [name for name, *_ in folders.owners()] == [folders.current(IDS)]
@@ -160,7 +161,8 @@ def test_whether_a_mount_reaches_the_node_is_read_from_where_it_lies(place: str,
 INSIDE = """
 import os, subprocess, sys, time
 from pathlib import Path
-from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.apps.agent.folders import Folders, entries
+from gpuslice.apps.agent.owner import Owner
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.model import Card
 
@@ -179,7 +181,7 @@ for limit, fill in (("bytes", lambda: (var / "big").write_bytes(bytes(64 << 20))
         assert error.errno == 28, error
     else:
         raise AssertionError(f"no bound on {limit}")
-folders.start(ids, [], Owner(ids, "uid", "default", "p", "main"), limited=True)
+folders.start(ids, [], Owner(ids, "uid", "default", "p", "main"))
 assert os.path.ismount(var) and [each.name for each in var.iterdir()] == ["region"]
 (var / "region").write_bytes(bytes(1 << 20))
 (Path(sys.argv[1]) / "built.so").write_bytes(b"library")
@@ -216,7 +218,7 @@ finally:
     taking.wait()
 os.system(f"umount --lazy {meeting}")  # as when the machine was started anew
 card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-a")
-folders.start(ids, [CardLimit(card, 4, 4096, 30)], Owner(ids), limited=True)
+folders.start(ids, entries([CardLimit(card, 4, 4096, 30)]), Owner(ids))
 assert os.path.ismount(meeting) and claim.read_bytes() == bytes(4096)
 folders.discard(folders.current(ids))
 assert folders.empty_trash(10)

@@ -16,7 +16,7 @@ from gpuslice.adapters.region.limits import LimitsEntry, read_limits
 from gpuslice.adapters.region.reader import read_region
 from gpuslice.apps.agent.command import translated
 from gpuslice.apps.agent.device_list import TooManyUnitsError, cut, memory_unit
-from gpuslice.apps.agent.folders import Folders, Owner, token
+from gpuslice.apps.agent.folders import Folders, entries
 from gpuslice.apps.agent.health import (
     Health,
     excluded_cards,
@@ -25,6 +25,7 @@ from gpuslice.apps.agent.health import (
 )
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import amounts_to_write, wanted_amounts
+from gpuslice.apps.agent.owner import Owner, token
 from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings
 from gpuslice.apps.settings import SettingsError, describe, load
 from gpuslice.core.container_files import LIBRARY_FOLDER, hiding_mount
@@ -211,7 +212,7 @@ def test_where_compute_is_limited_a_container_meets_its_neighbours_on_each_card(
     assert claim.stat().st_mode & 0o7777 == 0o666
     claim.write_bytes(b"told" * 10_000)
     card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-a")
-    folders.start(ids, [GrantedLimit(card, 4, 4096, 30)], Owner(ids), limited=True)
+    folders.start(ids, entries([GrantedLimit(card, 4, 4096, 30)]), Owner(ids))
     assert claim.read_bytes() == bytes(4096)
     claim.write_bytes(b"told" * 10_000)
     folders.grant(["GPU-a-_-1"], limits_compute=True)
@@ -227,7 +228,7 @@ def test_the_region_is_there_for_every_user_before_the_container_starts(tmp_path
     try:
         region = tmp_path / "containers" / folders.prepare(ids) / "var" / "region"
         before = region.stat()
-        folders.start(ids, [], Owner(ids), limited=True)
+        folders.start(ids, [], Owner(ids))
     finally:
         os.umask(mask)
     after = region.stat()
@@ -254,10 +255,10 @@ def test_the_nodes_policy_says_what_a_percentage_of_compute_means(
     folders, ids = Folders(tmp_path, boot="this"), ["GPU-a-_-0"]
     card = Card(index=0, memory_mib=15360, units=15, uuid="GPU-abcde")
     limits = [GrantedLimit(card, 4, 4096, percent)]
-    folders.start(ids, limits, Owner(ids), limited=True, policy=policy)
+    folders.start(ids, entries(limits, policy=policy), Owner(ids))
     (found,) = read_limits(tmp_path / "containers" / folders.current(ids) / "etc/limits") or ()
     assert (found.compute_percent, found.cap_percent) == written
-    folders.start(ids, limits, Owner(ids), limited=False, policy=policy)
+    folders.start(ids, entries(limits, limited=False, policy=policy), Owner(ids))
     assert read_limits(tmp_path / "containers" / folders.current(ids) / "etc/limits") == (
         LimitsEntry("GPU-abcde", None),
     )

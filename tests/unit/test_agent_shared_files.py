@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.region.figures import Figure, write_figures
-from gpuslice.apps.agent.folders import Folders, HostMount, Owner
+from gpuslice.apps.agent.folders import Folders, HostMount
+from gpuslice.apps.agent.owner import Owner
 from tests import HANG_S
 
 FIRST, SECOND = ["GPU-a-_-0"], ["GPU-a-_-1"]
@@ -88,7 +89,7 @@ def test_no_file_that_others_open_can_be_leased(tmp_path: Path) -> None:
         assert not leased(path, fcntl.F_WRLCK), path
         # against who opens it to write; the library is only read
         assert path.name != "claim" or not leased(path, fcntl.F_RDLCK), path
-    folders.start(FIRST, [], Owner(FIRST), limited=True)
+    folders.start(FIRST, [], Owner(FIRST))
     limits = tmp_path / "containers" / folders.current(FIRST) / "etc" / "limits"
     assert not leased(limits, fcntl.F_WRLCK), "the exporter and the watchdog read it"
 
@@ -128,7 +129,7 @@ def test_what_is_gone_is_closed(tmp_path: Path) -> None:
     folders = folders_in(tmp_path)
     before = os.listdir("/proc/self/fd")
     folders.grant(FIRST, limits_compute=True)
-    folders.start(FIRST, [], Owner(FIRST), limited=True)
+    folders.start(FIRST, [], Owner(FIRST))
     assert len(os.listdir("/proc/self/fd")) == len(before) + 2, "its claim and its limits"
     folders.discard(folders.current(FIRST))
     folders.library.sweep([], -1)

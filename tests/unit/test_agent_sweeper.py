@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.owner import Owner
 from gpuslice.apps.agent.sweeper import Sweeper
 from tests import HANG_S
 from tests.builders import make_node

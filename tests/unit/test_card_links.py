@@ -8,9 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.core.card_links import (
     CardLinks,
     Link,
@@ -29,7 +26,7 @@ from gpuslice.core.placement import place
 from gpuslice.core.policy import POLICIES, Fleet, FleetNode, Shape
 from gpuslice.core.simulation.capacity import place_all
 from gpuslice.core.views import node_of
-from tests.builders import make_card, make_node, make_pod, make_request
+from tests.builders import make_node, make_pod, make_request
 from tests.unit import fleets
 
 PAIRS = decode_links("311,11,3", 4)  # 0-1 and 2-3 by NVLink
@@ -194,13 +191,3 @@ def test_a_simulation_counts_how_cards_are_joined() -> None:
     assert place_all(nodes, pods, "binpack").joined == {Link.NVLINK: 1}
     assert place_all(nodes, [Shape(10), Shape(10, 3)], "binpack").joined == {Link.NUMA: 1}
     assert place_all([linked("n1", [10] * 4, links=())], pods, "binpack").joined == {}
-
-
-async def test_kubelet_hears_on_which_side_of_the_machine_a_card_is() -> None:
-    cards = (make_card(0, 2), make_card(1, 1), make_card(2, 1))
-    devices = DeviceList(AllocationState(make_node("n1")))
-    await devices.update(cards, (), {cards[0].uuid: 0, cards[1].uuid: 1})
-    said: dp.ListAndWatchResponse = await anext(devices.messages())
-    sides = [[node.ID for node in each.topology.nodes] for each in said.devices]
-    assert sides == [[0], [0], [1], []]
-    assert not said.devices[-1].HasField("topology")

@@ -124,6 +124,15 @@ def test_a_pod_that_has_its_claim_is_told_its_card_and_its_neighbours() -> None:
     assert found.hints == ()
 
 
+def test_a_pod_whose_claim_kube_scheduler_made_is_told_its_card() -> None:
+    nodes = [claim_node("n1", 15)]
+    pod = api_pod("a", containers=[{"name": "main", "image": "image"}], node="n1", phase="Running")
+    pod["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made"}
+    claims = [claim("made", given="4Gi", to="a")]
+    found = told(pod, nodes, known(nodes, [pod], claims, [slice_of("n1", 15)]))
+    assert (found.claims, pod_document(found)["gpus"]) == (("made",), {"0": 4})
+
+
 @pytest.mark.parametrize(
     ("templates", "claim_name", "claims", "sentence"),
     [

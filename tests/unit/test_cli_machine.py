@@ -57,6 +57,8 @@ def test_bare_numbers_are_units_of_the_card_and_amounts_are_taken_as_they_are() 
     )
     assert memory_bytes("512MiB", card) == memory_bytes("512Mi", card) == 512 * MIB
     assert memory_bytes("16", card) == 16384 * MIB  # more than it has: refused for want of room
-    for wrong in ("4.5", "0", "-1", "4G", "", "9" * 5000):
+    for same in ("1g", "1G", "1GB", "1gib", "1 GiB", "1024m"):
+        assert memory_bytes(same, card) == 1024 * MIB
+    for wrong in ("4.5", "0", "-1", "4T", "4iB", "G", "", "9" * 5000):
         with pytest.raises(BudgetError, match="must be a whole number of units"):
             memory_bytes(wrong, card)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuslice.apps.cli import inspect_table, top_table
-from gpuslice.apps.cli.table import aligned
+from gpuslice.apps.cli.table import aligned, fitted
 from gpuslice.apps.diagnosis.usage import CardUsage
 from tests.golden.clusters import T4_NODE, five_nodes, node, pod, report_of, three_notebooks
 
@@ -179,3 +179,23 @@ def test_what_cards_use_now_stands_beside_what_was_given_out() -> None:
         "  3      -              -                  -             -",
         "",
     ]
+
+
+LONG = "llama-3-70b-instruct-continued-pretraining-learning-rate-sweep-000017-worker-in-europe-west-4"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_table_with_long_names_fits_the_terminal_and_keeps_its_figures(width: int) -> None:
+    heads = ["NAMESPACE", "POD", "OWNER", "NODE", "HELD"]
+    rows = [heads, ["team-" + LONG, LONG, f"Deployment/{LONG}", "node-1", "10.5 GiB"]]
+    lines = fitted(rows, cut=(0, 1, 2, 3), drop=(2, 3), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[1].endswith("10.5 GiB")
+    assert lines[1].split()[1].startswith("llama-3-")
+    assert "rope-west-4"[-5:] in lines[1].split()[1]
+    assert ("OWNER" in lines[0]) == (width == 200)
+
+
+def test_a_pipe_gets_names_whole() -> None:
+    assert LONG in fitted([["POD"], [LONG]], cut=(0,))
+    assert fitted([], cut=()) == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 import subprocess
 from pathlib import Path
@@ -66,6 +68,42 @@ def test_nothing_that_the_cluster_says_is_ever_read_as_html_or_code() -> None:
 def test_scripts_import_only_what_is_there(script: Path) -> None:
     for name in re.findall(r'from "\./([\w.]+)"', script.read_text()):
         assert (STATIC / name).exists()
+
+
+# Machado, Oliveira and Fernandes 2009: what is seen of linear RGB without one kind of cone
+COLOUR_BLIND = {
+    "nobody": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.1523, 1.0526, -0.2049), (0.1145, 0.7863, 0.0992), (-0.0039, -0.0481, 1.0520)),
+    "deuteranopia": ((0.3673, 0.8606, -0.2280), (0.2801, 0.6725, 0.0474), (-0.0118, 0.0429, 0.9689)),
+    "tritanopia": ((1.2555, -0.0767, -0.1788), (-0.0784, 0.9308, 0.1476), (0.0047, 0.6914, 0.3039)),
+}
+FAR_APART = 20  # in CIELAB, where 2.3 is just noticeable
+
+
+def seen(colour: str, eyes: tuple[tuple[float, ...], ...]) -> tuple[float, float, float]:
+    """A colour of the style sheet in CIELAB, as these eyes see it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    red, green, blue = (
+        min(1.0, max(0.0, sum(a * b for a, b in zip(row, linear, strict=True)))) for row in eyes
+    )
+    xyz = (
+        (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.9505,
+        0.2126 * red + 0.7152 * green + 0.0722 * blue,
+        (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.0888,
+    )
+    x, y, z = (each ** (1 / 3) if each > 0.008856 else 7.787 * each + 16 / 116 for each in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("eyes", COLOUR_BLIND)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_teams_have_colours_that_everybody_tells_apart(theme: str, eyes: str) -> None:
+    style = (STATIC / "style.css").read_text().split(':root[data-theme="dark"]')
+    hues = re.findall(r"--hue\d: (#\w{6})", style[theme == "dark"])
+    assert len(hues) == 9
+    for one, other in itertools.combinations((seen(each, COLOUR_BLIND[eyes]) for each in hues), 2):
+        assert math.dist(one, other) >= FAR_APART
 
 
 def test_both_languages_say_everything() -> None:

@@ -55,6 +55,22 @@ def test_a_taint_that_only_prefers_keeps_nobody_out() -> None:
     assert not obstacle(Place("n1", taints=(Taint("a", "", "PreferNoSchedule"),)), Wish(make_request()))
 
 
+def test_a_label_that_somebody_has_set_is_not_asked_for_again() -> None:
+    """What is missing then is something else, which doctor finds."""
+    ledger = Ledger()
+    ledger.apply_node(make_node("n1", []))
+    (hint,) = explain(ledger, [Place("n1", labels={"cgpu": "true"})], Wish(make_request())).hints
+    assert hint == "n1 is labelled cgpu=true and does not offer that yet: see gpuslice doctor."
+    (hint,) = explain(ledger, [Place("n1")], Wish(make_request())).hints
+    assert hint.startswith("No node shares its cards: label one cgpu=true")
+    ledger.apply_node(make_node("n1", [15]))
+    wish, labels = Wish(make_request(core=30)), {"ack.node.gpu.schedule": "core_mem"}
+    (hint,) = explain(ledger, [Place("n1")], wish).hints
+    assert "label one ack.node.gpu.schedule=core_mem" in hint
+    (hint,) = explain(ledger, [Place("n1", labels=labels)], wish).hints
+    assert hint.startswith("n1 is labelled ack.node.gpu.schedule=core_mem")
+
+
 H100 = {"key": "gpu", "operator": "In", "values": ["H100", "H200"]}
 ZONE = {"key": "zone", "operator": "Exists"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -191,6 +192,23 @@ def test_a_static_pod_is_known_by_the_hash_that_its_cgroup_has() -> None:
     assert found.owner(ContainerRef(FULL, HASH), {}) == APP
 
 
+def test_labels_that_would_have_one_name_are_told_apart() -> None:
+    alike = {
+        "app.kubernetes.io/name": "a",
+        "app_kubernetes_io/name": "b",
+        "tier": "c",
+        "app-kubernetes.io.name": "d",
+    }
+    pod = KnownPod("default", "app-0", UID, labels=alike)
+    assert pod.shown_labels((), "label_") == {
+        "label_app_kubernetes_io_name_conflict1": "d",
+        "label_app_kubernetes_io_name_conflict2": "a",
+        "label_app_kubernetes_io_name_conflict3": "b",
+        "label_tier": "c",
+    }
+    assert pod.shown_labels([re.compile("^tier$|^app_")]) == {"app_kubernetes_io_name": "b", "tier": "c"}
+
+
 def test_a_pod_that_is_gone_owns_nothing_and_its_successor_keeps_the_name() -> None:
     found = pods()
     found.put(KnownPod("default", "app-0", "new", ("main",)))
@@ -336,3 +354,28 @@ def test_a_container_has_of_a_claim_what_it_asks_for_by_name(tmp_path: Path, uui
             "serve": (2, ShareMode.SHARE),
             "all": (6, ShareMode.SHARE),
         }
+
+
+def test_a_container_has_its_part_of_a_claim_that_kube_scheduler_made(tmp_path: Path) -> None:
+    (tmp_path / "claims").mkdir()
+    slices = [{"request": f"container-{each}-request-0", "card": 0, "units": 4 + each} for each in (0, 1)]
+    record = {"uid": "u", "namespace": "default", "name": "made", "boot": "b", "slices": slices}
+    (tmp_path / "claims" / "u.json").write_text(json.dumps(record | {"uuids": {"0": CARD.uuid}}))
+    mappings = [
+        {"containerName": name, "resourceName": "r", "requestName": f"container-{place}-request-0"}
+        for place, name in enumerate(("train", "serve"))
+    ]
+    document = {
+        "metadata": {"namespace": "default", "name": "app-0", "uid": UID},
+        "spec": {"containers": [{"name": "train"}, {"name": "serve"}, {"name": "sidecar"}]},
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "made", "requestMappings": mappings}},
+    }
+    listed = [
+        Claimed("default", "app-0", container, "made", "default", CLAIM_DRIVER, "n1", "gpu-0", "")
+        for container in ("train", "serve")
+    ]
+    known = NodePods()
+    known.put(known_pod(msgspec.convert(document, objects.Pod)))
+    parts = claimed_parts(listed, claim_records(tmp_path), known)
+    grants = grants_of({}, listed, parts=parts).of(CARD)
+    assert {key.container: grant.units for key, grant in grants.items()} == {"train": 4, "serve": 5}

@@ -15,7 +15,14 @@ from gpuslice.adapters.region.reader import CardUsage
 from gpuslice.adapters.web.exposition import joined, pieces, render
 from gpuslice.adapters.web.scrape import Page, parse
 from gpuslice.apps.exporter.card_history import XidCounts
-from gpuslice.apps.exporter.card_snapshot import CardSnapshot, LostCard, NodeFacts, NodeSnapshot, build_card
+from gpuslice.apps.exporter.card_snapshot import (
+    Active,
+    CardSnapshot,
+    LostCard,
+    NodeFacts,
+    NodeSnapshot,
+    build_card,
+)
 from gpuslice.apps.exporter.catalogue import METRICS
 from gpuslice.apps.exporter.device_grants import DeviceGrant, DeviceGrants, ShareMode
 from gpuslice.apps.exporter.isolation import ContainerIsolation, Isolation
@@ -61,8 +68,12 @@ def limited() -> Isolation:
 
 def page(*cards: CardSnapshot, lost: tuple[LostCard, ...] = ()) -> str:
     pods = NodePods()
-    pods.replace([KnownPod("default", "app-0", "uid-0", ("main",), {"f" * 64: "main"})])
-    snapshot = NodeSnapshot(cards, lost, "418.87.01", 1.0, {(UUID, A): 12.5})
+    owned = KnownPod(
+        "default", "app-0", "uid-0", ("main",), {"f" * 64: "main"}, workload=("Deployment", "app")
+    )
+    pods.replace([owned])
+    active = {(UUID, A): Active("uid-0", 1_700_000_000, 0)}
+    snapshot = NodeSnapshot(cards, lost, "418.87.01", 1.0, {(UUID, A): 12.5}, active)
     xids = XidCounts()
     xids.add(UUID, 79, 1_700_000_000.0)
     return render(families(snapshot, PageContext("n1", pods, xids))).decode()

@@ -162,6 +162,72 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
         of(tmp_path / "config")
 
 
+ODD = {
+    "a namespace of null": {"context": {"namespace": None}},
+    "a token of null": {"user": {"token": None, "exec": None, "as-groups": None}},
+    "certificates of null": {"user": {"client-certificate-data": None, "client-key": None, "token": "t"}},
+    "an authority of null": {"cluster": {"server": "https://main", "certificate-authority-data": None}},
+    "what we do not know": {"user": {"token": "t", "unheard-of": {"a": [None]}}, "context": {"x": None}},
+    "extensions of null": {"cluster": {"server": "https://main", "extensions": None}},
+    "an empty user": {"user": {}},
+    "no user at all": {"user": None},
+    "an exec plugin with nulls": {
+        "user": {
+            "exec": {
+                "apiVersion": "client.authentication.k8s.io/v1",
+                "command": "x",
+                "args": None,
+                "env": None,
+                "installHint": None,
+                "interactiveMode": None,
+                "provideClusterInfo": None,
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("overrides", ODD.values(), ids=ODD)
+def test_null_is_as_good_as_nothing(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    found = of(kubeconfig(tmp_path / "config", **overrides))
+    assert (found.server, found.namespace) == ("https://main", "default")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"users": [{"name": "u2", "user": {"exec": {"env": [{"name": None, "value": 5}]}}}]},
+        {
+            "users": [
+                {"name": "u2", "user": {"token": 5, "auth-provider": {"name": "gcp"}}},
+                None,
+                {"name": None},
+            ]
+        },
+        {"clusters": [{"name": "c2", "cluster": {"server": 5, "certificate-authority": "/nowhere"}}]},
+        {"clusters": [{"name": "c2", "cluster": "nonsense"}], "preferences": None},
+        {"contexts": [{"name": "x2", "context": {"cluster": None, "namespace": 7}}, {"name": "x3"}]},
+        {"extensions": [{"name": "x", "extension": {"deep": [None]}}], "kind": None, "unheard-of": 1},
+    ],
+)
+def test_what_is_not_chosen_does_not_matter(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = kubeconfig(tmp_path / "config")
+    document = yaml.safe_load(path.read_text())
+    for name, value in other.items():
+        document[name] = document[name] + value if name in document and isinstance(value, list) else value
+    path.write_text(yaml.safe_dump(document))
+    assert of(path).credentials.current() == Secret(token="token-main")
+
+
+@pytest.mark.parametrize("plural", ["clusters", "users", "contexts"])
+def test_a_list_of_null_is_an_empty_one(tmp_path: Path, plural: str) -> None:
+    path = kubeconfig(tmp_path / "config")
+    other = kubeconfig(tmp_path / "other")
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), plural: None}))
+    both = os.pathsep.join(map(str, (path, other)))
+    assert connect({"KUBECONFIG": both}).server == "https://main"
+
+
 def test_an_empty_file_is_a_config_without_contexts(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("")
     with pytest.raises(ConfigError, match="its contexts are: none"):

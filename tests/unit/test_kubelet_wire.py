@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
@@ -253,29 +252,6 @@ async def test_a_dead_socket_is_taken_over_and_a_living_one_is_not(folder: Path)
         dead.close()
         await dead.wait_closed()
         await kubelet.registered(1)
-
-
-class WatchedServer(Server):
-    """Tells the moment a client is accepted: asyncio connects it in a later turn of the loop."""
-
-    def __init__(self) -> None:
-        super().__init__([Plugin()])
-        self.accepted = asyncio.Event()
-
-    def _protocol_factory(self) -> Any:
-        self.accepted.set()
-        return super()._protocol_factory()
-
-
-async def test_a_client_that_comes_while_a_server_ends_keeps_nobody_waiting(folder: Path) -> None:
-    server = WatchedServer()
-    await server.start(path=str(folder / "plugin.sock"))
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(folder / "plugin.sock"))
-        await server.accepted.wait()
-        server.close()
-        async with asyncio.timeout(HANG_S):
-            await server.wait_closed()
 
 
 async def test_a_refusal_carries_its_sentence(folder: Path) -> None:

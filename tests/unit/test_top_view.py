@@ -19,7 +19,8 @@ from textual.widgets._footer import FooterKey
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.cli.top_app import CELL_GAP, SCROLLBAR, HelpScreen, PodScreen, TopApp
 from gpuslice.apps.cli.top_print import History, container_cells, show_once
-from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage, UrlSource
+from gpuslice.apps.diagnosis.exporters import UrlSource
+from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"

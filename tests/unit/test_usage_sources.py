@@ -15,7 +15,7 @@ import pytest
 
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.web.scrape import ScrapeError, fetch
-from gpuslice.apps.diagnosis.usage import AT_ONCE, ClusterSource
+from gpuslice.apps.diagnosis.exporters import AT_ONCE, ClusterSource
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):

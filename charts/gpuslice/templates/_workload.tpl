@@ -14,6 +14,7 @@ and volumes are added; affinity, resources and a variable of the same name take 
 container is for the pod's first; "beside" names the section of values of another: (dict "gpushare" .Values.devicePlugin).
 A container without an image has that of this chart, and one without a securityContext needs nothing of its node and
 has that of the values. "terms" are nodeSelectorTerms of which a node must meet one, whatever affinity the values have.
+"driver" true: the pod keeps the driver open, and leaves while NVIDIA's GPU operator replaces it.
 */}}
 {{- define "gpuslice.podTemplate" -}}
 {{- $all := .root.Values -}}
@@ -39,14 +40,18 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- with $own.affinity -}}
 {{- $_ := set $spec "affinity" . -}}
 {{- end -}}
-{{- with .terms -}}
+{{- $free := empty .driver | ternary list (include "gpuslice.driverFree" . | fromYamlArray) -}}
+{{- if and .driver $all.gpuOperatorClient -}}
+{{- $_ := set $spec "nodeSelector" (merge (dict "nvidia.com/gpu.deploy.client" "true") $spec.nodeSelector) -}}
+{{- end -}}
+{{- with $terms := .terms | default (empty $free | ternary list (list (dict "matchExpressions" list))) -}}
 {{- $affinity := deepCopy ($spec.affinity | default dict) -}}
 {{- $node := $affinity.nodeAffinity | default dict -}}
 {{- $required := $node.requiredDuringSchedulingIgnoredDuringExecution | default dict -}}
 {{- $both := list -}}
 {{- range $theirs := $required.nodeSelectorTerms | default (list dict) -}}
-{{- range $term := $.terms -}}
-{{- $both = append $both (merge (dict "matchExpressions" (concat ($theirs.matchExpressions | default list) $term.matchExpressions)) $theirs) -}}
+{{- range $term := $terms -}}
+{{- $both = append $both (merge (dict "matchExpressions" (concat ($theirs.matchExpressions | default list) $term.matchExpressions $free)) $theirs) -}}
 {{- end -}}
 {{- end -}}
 {{- $_ := set $node "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $both) -}}
@@ -115,11 +120,20 @@ has that of the values. "terms" are nodeSelectorTerms of which a node must meet 
 {{- toYaml $pod -}}
 {{- end }}
 
+{{- /*
+Nodes on which nobody is replacing the driver or dividing cards anew: only a module that no process holds can be unloaded.
+The operator says so by its label for others' pods (26.7 and later), its older versions by how far an upgrade has come.
+*/}}
+{{- define "gpuslice.driverFree" -}}
+- {key: nvidia.com/gpu.deploy.client, operator: NotIn, values: [paused-for-driver-upgrade, paused-for-mig-change]}
+- {key: nvidia.com/gpu-driver-upgrade-state, operator: NotIn, values: [pod-deletion-required, drain-required, pod-restart-required]}
+{{- end }}
+
 {{- define "gpuslice.image" -}}
 {{- $repository := required "image.repository is required: the image of gpuslice in your own registry, such as registry.example.com/gpuslice. None is published; docs/operate/install.md says how to build it" .Values.image.repository }}
 {{- $name := include "gpuslice.mirrored" (list . $repository) }}
 {{- if .Values.image.digest }}{{ $name }}@{{ .Values.image.digest }}
-{{- else }}{{ $name }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- else }}{{ $name }}:{{ .Values.image.tag | default .Values.global.imageTag | default .Chart.AppVersion }}
 {{- end }}
 {{- end }}
 

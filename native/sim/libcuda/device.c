@@ -1,4 +1,5 @@
 /* Devices and what they say about themselves. */
+#include <stdlib.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -230,6 +231,8 @@ static bool card_attribute(const struct device *device, int attribute, int *valu
     case 109: *value = capability >= 80 ? 134217728 : 0; return true;
     case 120: *value = capability >= 90; return true;
     case 127: *value = capability >= 90; return true;
+    case 130: *value = getenv("GPUSLICE_SIM_COHERENT") != NULL; return true;
+    case 131: *value = getenv("GPUSLICE_SIM_COHERENT") ? device->ordinal + 1 : -1; return true;
     case 139: *value = (int)whole->pci_device_id; return true;
     case 140: *value = (int)whole->pci_subsystem_id; return true;
     default: return false;

@@ -281,6 +281,15 @@ EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
+{
+    TRY(driver_ready());
+    if (!object_is(node, OBJECT_NODE) || node->type != NODE_GRAPH || !graph)
+        return CUDA_ERROR_INVALID_VALUE;
+    *graph = node->child;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *out)
 {
     TRY(driver_ready());

@@ -5,6 +5,14 @@
 
 #include "driver.h"
 
+/* What cuInit answers in a libcuda that does not fit the kernel module, 0 in one that does. CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+ * "a mismatch between the versions of the display driver and the CUDA driver" (CUDA Driver API, CUresult; CUDA Compatibility,
+ * "Frequently asked questions", for copies in /usr/local/cuda/compat). Its version is its own. */
+#ifndef SIM_MISFIT
+#define SIM_MISFIT 0
+#define SIM_MISFIT_VERSION 0
+#endif
+
 unsigned device_count;
 struct device devices[SIM_CARDS];
 
@@ -36,6 +44,8 @@ CUresult driver_ready(void)
 static CUresult start(void)
 {
     struct sim_view view;
+    if (SIM_MISFIT) /* the copies in build/sim/{compat,older} */
+        return SIM_MISFIT;
     if (!sim_attach())
         return CUDA_ERROR_NO_DEVICE;
     sim_view_of_cuda(&view);
@@ -73,7 +83,7 @@ EXPORT CUresult cuDriverGetVersion(int *version)
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     const struct sim_state *state = sim_attach(); /* this one works before cuInit */
-    *version = state ? (int)state->cuda_version : 0;
+    *version = SIM_MISFIT ? SIM_MISFIT_VERSION : state ? (int)state->cuda_version : 0;
     return CUDA_SUCCESS;
 }
 

@@ -37,6 +37,8 @@ static CUresult check(const CUmemAllocationProp *properties, struct device **dev
     TRY(driver_ready());
     if (!properties || properties->type != 1)
         return CUDA_ERROR_INVALID_VALUE;
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && getenv("GPUSLICE_SIM_COHERENT"))
+        return device_of(properties->location.id - 1, device); /* node 0 is the host's own, which is not simulated */
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_NOT_SUPPORTED;
     return device_of(properties->location.id, device);

@@ -12,7 +12,10 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic unsigned references;
 static const char places[SIM_CARDS];
 static uint32_t resets[SIM_CARDS]; /* of each card when NVML was opened, which is when it looks for cards */
-static char library_version[32];   /* the library stays that of the driver with which it was loaded */
+#ifndef SIM_NVML_VERSION
+#define SIM_NVML_VERSION "" /* the kernel module's; another in the copy in build/sim/older */
+#endif
+static char library_version[32] = SIM_NVML_VERSION; /* the library stays that of the driver with which it was loaded */
 
 nvmlReturn_t nvml_ready(void)
 {

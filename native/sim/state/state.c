@@ -192,10 +192,17 @@ void sim_unlock(void)
 
 /* ---- numbers of processes in this one's namespace */
 
+/* Asked of the kernel once for each process: a list of processes, whose driver would not look into /proc, asks for each of them. */
 static uint64_t namespace_here(void)
 {
+    static _Atomic uint64_t known;
+    static _Atomic pid_t asked_by;
     struct stat about;
-    return stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
+    if (asked_by != getpid()) {
+        known = stat("/proc/self/ns/pid", &about) == 0 ? (uint64_t)about.st_ino : 0;
+        asked_by = getpid();
+    }
+    return known;
 }
 
 /* POSIX locks, unlike the witness's, name their owner, and the kernel translates the number for the process that asks. A process
@@ -218,11 +225,8 @@ static void lock_number(uint32_t slot)
 
 int32_t sim_pid_here(uint32_t slot)
 {
-    static _Atomic uint64_t here;
     const struct sim_process *process = &mapped->processes[slot];
-    if (!here)
-        here = namespace_here();
-    return process->pid_namespace == here ? process->pid : pid_by_lock(slot);
+    return process->pid_namespace == namespace_here() ? process->pid : pid_by_lock(slot);
 }
 
 bool sim_in_own_namespace(void)

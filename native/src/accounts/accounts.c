@@ -13,7 +13,6 @@
 
 #include <stddef.h>
 
-#include "accounts/attach.h"
 #include "accounts/slots.h"
 
 /* How long to retry while other processes have bytes pending. They are pending for a negligible time, unless the process
@@ -275,16 +274,6 @@ void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bo
         atomic_fetch_or(&at->slot->provisional, UINT64_C(1) << card);
     else
         atomic_fetch_and(&at->slot->provisional, ~(UINT64_C(1) << card));
-}
-
-void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card)
-{
-    uint64_t now = gs_accounts_look(accounts);
-    struct gs_attachment *at = gs_attached(accounts);
-    if (!at || !at->slot || card >= GPUSLICE_CARDS)
-        return;
-    atomic_store_explicit(&accounts->mine[card].changed_ns, now, memory_order_release);
-    atomic_store_explicit(&at->slot->usage[card].changed_ns, now, memory_order_release);
 }
 
 void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid)

@@ -12,7 +12,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "accounts/in_flight.h"
 #include "accounts/slots.h"
 
 /* An access to a truncated file ends the host program with SIGBUS, so the file is checked often. A check is one system
@@ -135,8 +134,8 @@ void gs_attach_forget(struct gs_accounts *accounts)
         uint64_t number = gs_load(&holding->gained) % GS_ATTACHMENTS;
         atomic_store(&holding->gained, number);
         atomic_store(&holding->lost, number);
-        atomic_store(&holding->in_flight[GS_TAKING], 0);
-        atomic_store(&holding->in_flight[GS_GIVING], 0);
+        for (uint32_t word = 0; word < 2 * GS_ERAS; word++)
+            atomic_store(&holding->in_flight[word / 2][word % 2], 0);
         atomic_store(&holding->rests, 0);
         atomic_store(&holding->own_bytes, 0);
         atomic_store(&holding->exported_bytes, 0);
@@ -302,6 +301,16 @@ uint64_t gs_accounts_look(struct gs_accounts *accounts)
     repair(accounts);
     gs_unlock(&lock);
     return now;
+}
+
+void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card)
+{
+    uint64_t now = gs_accounts_look(accounts);
+    struct gs_attachment *at = gs_attached(accounts);
+    if (!at || !at->slot || card >= GPUSLICE_CARDS)
+        return;
+    atomic_store_explicit(&accounts->mine[card].changed_ns, now, memory_order_release);
+    atomic_store_explicit(&at->slot->usage[card].changed_ns, now, memory_order_release);
 }
 
 void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *broken)

@@ -2,21 +2,27 @@
 #ifndef GPUSLICE_ATTACH_H
 #define GPUSLICE_ATTACH_H
 
-#include "accounts/accounts.h"
+#include "accounts/state.h"
 
-/* In gs_holding, the totals `gained` and `lost` may wrap around; their difference stays correct. */
-#define GS_ATTACHMENT_BITS 8
+/* Maps the file, creating it if necessary. After false the accounts refuse every reservation. */
+bool gs_accounts_open(struct gs_accounts *accounts, const char *path);
+/* The current region and this process's slot in it; either may be NULL. */
+struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts);
+/* Checks, at most every 10 ms, that the file still exists and is complete and that our slot is still ours; if not, repairs
+ * it and writes our own accounts again. gs_accounts_used() and gs_accounts_changed() do this too. Returns the time
+ * (gs_coarse_ns). */
+uint64_t gs_accounts_look(struct gs_accounts *accounts);
 
-static inline uint64_t gs_holding_bytes(uint64_t gained, uint64_t lost)
-{
-    int64_t bytes = (int64_t)((gained >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS) - (lost >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS));
-    return bytes > 0 ? (uint64_t)bytes >> GS_ATTACHMENT_BITS : 0;
-}
+/* The index of the card's entry, which is created if necessary; GPUSLICE_CARDS if all entries are other cards'. */
+uint32_t gs_accounts_card(struct gs_accounts *accounts, const char *uuid);
+void gs_accounts_show_limit(struct gs_accounts *accounts, uint32_t card, uint64_t limit_bytes, uint32_t compute_percent);
 
-static inline struct gs_attachment *gs_attached(const struct gs_accounts *accounts)
-{
-    return atomic_load_explicit(&accounts->at, memory_order_acquire);
-}
+/* Records the time of a change to what we hold: called before the change, or at the end of a driver call in flight. What
+ * counts bytes (accounts/accounts.h) does not call it. */
+void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card);
+/* Empties the slots of processes that have ended, and drops orphaned memory that nothing keeps any more. True if less is
+ * counted than before. */
+bool gs_accounts_sweep(struct gs_accounts *accounts);
 
 /* The key of a card in the region and for the agent: a hash of its uuid, never 0. */
 uint64_t gs_card_key(const char *uuid);

@@ -3,17 +3,16 @@
 #ifndef GPUSLICE_IN_FLIGHT_H
 #define GPUSLICE_IN_FLIGHT_H
 
-#include "accounts/accounts.h"
+#include "accounts/state.h"
 
 /* To be called before the bytes are reserved, or before the driver is asked to free them. `bytes` is an upper bound. */
 void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes);
 /* To be called when the account and the driver agree again. */
 void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes);
-uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card); /* their number */
 
 /* A rest: a moment in which this process has no calls in flight and starts none, so that the driver's figure matches the
- * account. If a call takes longer than 20 ms, for example because it waits for a kernel, the rest begins without waiting for
- * it. No thread is delayed for longer than that either. */
+ * account. If an allocation takes longer than 20 ms, or a free longer than 1 ms because it waits for a kernel, the rest begins
+ * without waiting for it, and so do all later ones. No thread is delayed for longer than that either. */
 void gs_rest_begins(struct gs_accounts *accounts, uint32_t card);
 void gs_rest_ends(struct gs_accounts *accounts, uint32_t card);
 

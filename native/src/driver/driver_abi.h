@@ -30,7 +30,7 @@ enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NO_DEVICE = 100,
-    CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_INITIALIZED = 3, CUDA_ERROR_NOT_FOUND = 500,
 };
 
 enum { CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
@@ -39,7 +39,7 @@ typedef struct {
     char bytes[16];
 } CUuuid;
 
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST_NUMA = 3, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 };
 typedef struct {
     int type;
     int id; /* for a locality domain, the device is the lowest byte */

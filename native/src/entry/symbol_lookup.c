@@ -1,11 +1,13 @@
-/* A program finds the driver's functions through dlsym, dlvsym or cuGetProcAddress, or is linked against them and gets our
+/* A program finds the driver's functions through dlsym, dlvsym or cuGetProcAddress (entries.c), or is linked against them and gets our
  * exported symbols first. Every other lookup goes to libc as if we were not there: the stubs below jump instead of calling,
  * so that libc sees the real caller, on which RTLD_NEXT, RTLD_DEFAULT and $ORIGIN depend. */
 #define _GNU_SOURCE
 #include "entry/symbol_lookup.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
+#include "entry/entries.h"
 #include "entry/hook_table.h"
 #include "policy/start.h"
 #include "system/elf.h"
@@ -44,26 +46,26 @@ void *gs_real_dlopen(const char *path, int flags)
     return ((dlopen_function)find(&gs_libc_dlopen, "dlopen"))(path, flags);
 }
 
+void *gs_real_entry(const char *name)
+{
+    return gs_text_equal(name, "dlsym")    ? find(&gs_libc_dlsym, name)
+           : gs_text_equal(name, "dlvsym") ? find(&gs_libc_dlvsym, name)
+                                           : find(&gs_libc_dlopen, name);
+}
+
 bool gs_is_driver_name(const char *name)
 {
     return (name[0] == 'c' && name[1] == 'u') || gs_text_starts(name, "nvml");
 }
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
-static const char *driver_of(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
+static enum gs_library library_of(const char *name) { return is_nvml_name(name) ? NVML : CUDA; }
+const char *gs_driver_file(const char *name) { return is_nvml_name(name) ? "libnvidia-ml.so" : "libcuda.so"; }
 
 /* WSL's libcuda.so.1 looks up its functions in a second libcuda. If it got our hooks, it would call itself forever. */
 static bool is_driver(const void *caller)
 {
     return gs_elf_is_in(caller, "libcuda.so") || gs_elf_is_in(caller, "libnvidia-ml.so");
-}
-
-static void bind(const char *name, void *handle, const void *known)
-{
-    if (is_nvml_name(name))
-        gs_bind_nvml(handle, known);
-    else
-        gs_bind_cuda(handle, known);
 }
 
 /* What to return instead of libc's result, or NULL to leave that as it is. */
@@ -72,10 +74,12 @@ static void *replacement(void *handle, const char *name, void *found, const void
     int hook = gs_hook_named(name);
     if (hook < 0 && found && gs_is_unknown_variant(name) && !is_driver(caller) && gs_enter())
         return (void *)gs_absent; /* newer than this library: nobody would count the memory that it takes */
-    if (hook < 0 || !found || is_driver(caller))
+    if (!found || is_driver(caller))
         return NULL;
-    void *address = gs_hook_address((enum gs_function)hook);
-    const char *driver = driver_of(name);
+    if (hook < 0)
+        return gs_enter() ? gs_entry_for(library_of(name), -1, name, found) : NULL;
+    void *address = gs_hook_address(hook);
+    const char *driver = gs_driver_file(name);
     bool global = handle == RTLD_DEFAULT || found == address;
     /* Our symbols are visible to the whole program. While no driver is loaded they must not be found, though a variable of the
      * same name must. */
@@ -86,19 +90,7 @@ static void *replacement(void *handle, const char *name, void *found, const void
     }
     if (!gs_enter())
         return NULL;
-    bind(name, global ? NULL : handle, found);
-    return address;
-}
-
-/* A copy of the driver in another of dlmopen's namespaces. Our hooks lead to a single copy, the one in the program's own namespace,
- * so all other functions must come from that one, too: another copy does not know its contexts. */
-static void *of_one_copy(void *handle, const char *name, void *found)
-{
-    const char *elsewhere = found ? gs_elf_path_elsewhere(found) : NULL;
-    if (!elsewhere || !gs_text_starts(gs_text_file_name(elsewhere), driver_of(name)) || !gs_enter())
-        return NULL;
-    bind(name, handle, found);
-    return gs_driver_symbol(name);
+    return global ? address : gs_entry_for(library_of(name), hook, name, found);
 }
 
 /* Some tools define functions with the driver's names, to trace calls or to work without a driver. A program that asks such a
@@ -106,11 +98,13 @@ static void *of_one_copy(void *handle, const char *name, void *found)
 static void *replacement_for(void *handle, const char *name, void *found, const void *caller)
 {
     int number = gs_hook_named(name);
-    bool ours = number >= 0 && found == gs_hook_address((enum gs_function)number);
-    if (!ours && gs_elf_is_elsewhere(found, driver_of(name)))
+    bool ours = number >= 0 && found == gs_hook_address(number);
+    if (!ours && gs_elf_is_elsewhere(found, gs_driver_file(name)))
         return NULL;
-    void *hook = replacement(handle, name, found, caller);
-    return hook ? hook : of_one_copy(handle, name, found);
+    const struct link_map *elsewhere = number < 0 && found ? gs_elf_elsewhere(found) : NULL;
+    if (elsewhere && !gs_text_starts(gs_text_file_name(elsewhere->l_name), gs_driver_file(name)))
+        return NULL;
+    return replacement(handle, name, found, caller);
 }
 
 /* RTLD_NEXT looks behind the caller. For a caller loaded before us, libc finds our symbol by itself, so that another tool in
@@ -124,7 +118,7 @@ static void *next(const char *name, const void *caller)
 }
 
 /* A program that looks up dlsym itself, by whatever handle or version, would bypass ours. It gets ours, which calls libc's. */
-static void *own_entry(const char *name)
+void *gs_own_entry(const char *name)
 {
     return gs_text_equal(name, "dlsym")    ? (void *)dlsym
            : gs_text_equal(name, "dlvsym") ? (void *)dlvsym
@@ -137,7 +131,7 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
 {
     dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
     if (name && name[0] == 'd' && name[1] == 'l')
-        return own_entry(name);
+        return gs_own_entry(name);
     if (!name || !gs_is_driver_name(name))
         return NULL;
     return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name), caller);
@@ -148,21 +142,23 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const
 {
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
-        return own_entry(name);
+        return gs_own_entry(name);
     if (!name || !version || !gs_is_driver_name(name))
         return NULL;
     return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name, version), caller);
 }
 
-/* With RTLD_DEEPBIND a library would find libcuda's and libc's symbols before ours, so the flag is removed where limits are
- * in force. */
-__attribute__((visibility("hidden"))) int gs_choose_dlopen_flags(int flags)
+static bool opens_deep; /* something was opened with RTLD_DEEPBIND */
+bool gs_opens_deep(void) { return __atomic_load_n(&opens_deep, __ATOMIC_RELAXED); }
+
+__attribute__((visibility("hidden"))) void gs_watch_dlopen(int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
 #ifdef RTLD_DEEPBIND
-    return flags & RTLD_DEEPBIND && gs_enter() ? flags & ~RTLD_DEEPBIND : flags;
+    if (flags & RTLD_DEEPBIND)
+        __atomic_store_n(&opens_deep, true, __ATOMIC_RELAXED);
 #else
-    return flags;
+    (void)flags;
 #endif
 }
 
@@ -192,9 +188,9 @@ __asm__(
     ".globl dlopen\n.type dlopen,@function\n"
     "dlopen:\n"
     "  endbr64\n"
-    "  pushq %rdi\n  movl %esi, %edi\n"
-    "  call gs_choose_dlopen_flags\n"
-    "  popq %rdi\n  movl %eax, %esi\n"
+    "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n  movl %esi, %edi\n"
+    "  call gs_watch_dlopen\n"
+    "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
     "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n");
 #elif defined(__aarch64__)
 __asm__(
@@ -219,49 +215,10 @@ __asm__(
     "  ret\n.size dlvsym,.-dlvsym\n"
     ".globl dlopen\n.type dlopen,%function\n"
     "dlopen:\n"
-    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  str x0, [sp, #16]\n  mov w0, w1\n"
-    "  bl gs_choose_dlopen_flags\n  mov w1, w0\n"
-    "  ldr x0, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov w0, w1\n"
+    "  bl gs_watch_dlopen\n"
+    "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
     "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n");
 #else
 #error "dlsym must be entered without a frame of its own: write the stub for this architecture"
 #endif
-
-/* ---- cuGetProcAddress ---- */
-
-/* False if the function that the driver found is newer than this library. The program is told that it does not exist, as an
- * older driver would. */
-static bool replace_function(const char *name, void **function, int version, uint64_t flags)
-{
-    void *hook = name && *function ? gs_hook_variant(name, version, flags, *function) : NULL;
-    if (hook)
-        *function = hook;
-    else if (name && gs_is_unknown_form(name, *function))
-        *function = NULL;
-    else
-        return true;
-    return hook != NULL;
-}
-
-enum { CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2 };
-
-int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuGetProcAddress)(name, function, version, flags);
-    if (active && result == CUDA_SUCCESS && function && !replace_function(name, function, version, flags))
-        return CUDA_ERROR_NOT_FOUND;
-    return result;
-}
-
-int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
-{
-    bool active = gs_enter_cuda();
-    int result = DRIVER(cuGetProcAddress_v2)(name, function, version, flags, status);
-    if (active && result == CUDA_SUCCESS && function && !replace_function(name, function, version, flags)) {
-        if (status)
-            *status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
-        return CUDA_ERROR_NOT_FOUND;
-    }
-    return result;
-}

@@ -6,6 +6,11 @@
 
 void *gs_real_dlsym(void *handle, const char *name);
 void *gs_real_dlopen(const char *path, int flags);
+/* Ours instead of libc's dlsym, dlvsym or dlopen, and that function; NULL for other names. */
+void *gs_own_entry(const char *name);
+void *gs_real_entry(const char *name);
+bool gs_opens_deep(void);
 bool gs_is_driver_name(const char *name);
+const char *gs_driver_file(const char *name); /* how the file begins that has a function of this name */
 
 #endif

@@ -1,10 +1,9 @@
 /* Arrays and mipmapped arrays. The driver does not report their size, so it is computed. Small arrays share pages. */
-#include "hooks/holders.h"
+#include "hooks/physical.h"
 #include "hooks/place.h"
 #include "policy/array_pages.h"
 #include "policy/held.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 
 /* Bytes per channel; for formats without plain channels, the bytes of a texel divided by the number of channels. */
 static uint64_t channel_bytes(int format)
@@ -155,10 +154,10 @@ static int finish(const struct request *request, int result, const void *made)
     return result;
 }
 
-#define CREATE(symbol, shape3d, levels, made, destroy, call)                                                            \
+#define CREATE(symbol, shape3d, levels, made, destroy, call)                                                           \
     do {                                                                                                               \
         struct request request;                                                                                        \
-        if (!gs_enter_cuda() || !shape)                                                                                \
+        if (!shape)                                                                                                    \
             return DRIVER(symbol) call;                                                                                \
         CUDA_ARRAY3D_DESCRIPTOR whole = shape3d;                                                                       \
         bool refused = !begin(&request, &whole, levels);                                                               \
@@ -202,13 +201,11 @@ int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTO
 
 #define DESTROY(symbol)                                                                                                \
     do {                                                                                                               \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol)(array);                                                                              \
         gs_giving_begins(); /* includes the tiles that are mapped into it */                                           \
         struct gs_giving giving = gs_give((uint64_t)(uintptr_t)array);                                                 \
         int result = gs_gave(&giving, DRIVER(symbol)(array));                                                          \
         if (result == CUDA_SUCCESS)                                                                                    \
-            gs_unpin((uint64_t)(uintptr_t)array);                                                                      \
+            gs_physical_let_go((uint64_t)(uintptr_t)array);                                                                      \
         gs_giving_ends();                                                                                              \
         return result;                                                                                                 \
     } while (0)

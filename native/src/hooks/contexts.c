@@ -1,7 +1,5 @@
 /* Contexts. Before the call, the size of the last measured context is reserved; after it, the new context is measured, and
  * destroyed again if it does not fit. */
-#include "hooks/contexts.h"
-
 #include <string.h>
 
 #include "hooks/kernels.h"
@@ -11,7 +9,6 @@
 #include "policy/pool_accounts.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 #include "policy/throttle.h"
 #include "system/at_fork.h"
 
@@ -33,6 +30,7 @@ static struct gs_lock *begin_births(CUdevice device)
     const struct gs_card *card = gs_card_of_device(device);
     struct gs_lock *lock = &birth_locks[card ? card->index : GPUSLICE_CARDS];
     gs_lock(lock);
+    gs_locks--; /* a creation lock (system/os.h) */
     giving_birth = true;
     return lock;
 }
@@ -40,6 +38,7 @@ static struct gs_lock *begin_births(CUdevice device)
 static void end_births(struct gs_lock *lock)
 {
     giving_birth = false;
+    gs_locks++;
     gs_unlock(lock);
 }
 
@@ -194,7 +193,7 @@ static int refuse(struct birth *birth)
 #define CREATE(symbol, green, call, undo)                                                                              \
     do {                                                                                                               \
         struct birth birth = {0};                                                                                      \
-        if (!gs_enter_cuda() || giving_birth)                                                                          \
+        if (giving_birth)                                                                                              \
             return DRIVER(symbol) call;                                                                                \
         struct gs_lock *births = begin_births(device);                                                                 \
         begin(&birth, device, green);                                                                                  \
@@ -228,6 +227,27 @@ int cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUd
     CREATE(cuCtxCreate_v4, false, (context, parameters, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
 }
 
+/* Of headers beside cuda.h */
+int cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuGLCtxCreate, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuGLCtxCreate_v2, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *ask_display)
+{
+    CREATE(cuVDPAUCtxCreate, false, (context, flags, device, display, ask_display), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
+int cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *ask_display)
+{
+    CREATE(cuVDPAUCtxCreate_v2, false, (context, flags, device, display, ask_display), DRIVER(cuCtxDestroy_v2)(*context));
+}
+
 int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsigned int flags)
 {
     CREATE(cuGreenCtxCreate, true, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
@@ -239,9 +259,8 @@ int cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     CUdevice device;
     CUcontext popped;
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuCtxFromGreenCtx)(context, green);
-    if (!active || result != CUDA_SUCCESS || DRIVER(cuCtxPushCurrent_v2)(*context) != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS || DRIVER(cuCtxPushCurrent_v2)(*context) != CUDA_SUCCESS)
         return result;
     if (DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
         gs_table_put(&greens, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*context, .owner = (uint64_t)device + 1});
@@ -262,15 +281,12 @@ static struct gs_card *card_of_context(CUcontext context)
 
 #define DESTROY(symbol)                                                                                                \
     do {                                                                                                               \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol)(context);                                                                            \
         struct gs_card *card = card_of_context(context);                                                               \
+        gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
-        gs_throttle_hold();                                                                                            \
+        gs_throttle_context_ends(context);                                                                             \
         int result = DRIVER(symbol)(context);                                                                          \
-        if (result == CUDA_SUCCESS)                                                                                    \
-            gs_throttle_forget_context(context);                                                                       \
-        gs_throttle_let_go();                                                                                          \
+        gs_throttle_context_ended(context, result == CUDA_SUCCESS);                                                    \
         bool others = result == CUDA_SUCCESS && is_ended(card, context, context);                                      \
         gs_giving_ends();                                                                                              \
         if (others)                                                                                                    \
@@ -285,16 +301,13 @@ int cuCtxDestroy_v2(CUcontext context) { DESTROY(cuCtxDestroy_v2); }
  * context still exists. */
 int cuCtxDetach(CUcontext context)
 {
-    if (!gs_enter_cuda())
-        return DRIVER(cuCtxDetach)(context);
     struct gs_card *card = card_of_context(context);
+    gs_pools_stream_ends(NULL);
     gs_giving_begins();
-    gs_throttle_hold();
+    gs_throttle_context_ends(context);
     int result = DRIVER(cuCtxDetach)(context);
     bool gone = result == CUDA_SUCCESS && !card_of_context(context);
-    if (gone)
-        gs_throttle_forget_context(context);
-    gs_throttle_let_go();
+    gs_throttle_context_ended(context, gone);
     bool others = gone && is_ended(card, context, context);
     gs_giving_ends();
     if (others)
@@ -306,16 +319,13 @@ int cuGreenCtxDestroy(CUgreenCtx green)
 {
     CUcontext context = NULL;
     struct gs_card *card = NULL;
-    bool active = gs_enter_cuda();
-    if (active && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
+    if (DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
         card = card_of_context(context);
-    if (active)
-        gs_throttle_hold();
+    if (context)
+        gs_throttle_context_ends(context);
     int result = DRIVER(cuGreenCtxDestroy)(green);
-    if (active && context && result == CUDA_SUCCESS)
-        gs_throttle_forget_context(context);
-    if (active)
-        gs_throttle_let_go();
+    if (context)
+        gs_throttle_context_ended(context, result == CUDA_SUCCESS);
     if (result == CUDA_SUCCESS)
         ended(card, NULL, green);
     return result;
@@ -357,7 +367,7 @@ static int retain_first(CUcontext *context, CUdevice device)
 
 int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    if (!gs_enter_cuda() || giving_birth || is_active(device))
+    if (giving_birth || is_active(device))
         return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
     struct gs_lock *births = begin_births(device);
     int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
@@ -390,7 +400,8 @@ static bool is_alive(void)
     return alive;
 }
 
-void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context)
+/* Adds to the accounts a current context that was created without a call that we intercept. */
+static void noticed(struct gs_card *card, CUdevice device, CUcontext context)
 {
     if (giving_birth || !is_alive())
         return;
@@ -399,40 +410,58 @@ void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context
         take_in(card, device, context);
     end_births(births);
 }
+GS_ON_CONTEXT(noticed);
 
-static bool drop_green(struct gs_entry *green, void *device)
+static bool green_ends(struct gs_entry *green, void *device)
 {
-    if (green->owner != *(const uint64_t *)device + 1)
-        return false;
-    gs_throttle_forget_context((CUcontext)(uintptr_t)green->key);
-    gs_drop_context((CUcontext)(uintptr_t)green->key);
-    gs_opened_drop_context((CUcontext)(uintptr_t)green->key);
-    return true;
+    if (green->owner == *(const uint64_t *)device + 1)
+        gs_throttle_context_ends((CUcontext)(uintptr_t)green->key);
+    return false;
 }
 
-/* The device's primary context if it no longer exists; else NULL. */
-static CUcontext primary_gone(CUdevice device)
+struct primary_end {
+    uint64_t device;
+    bool gone;
+};
+
+static bool green_ended(struct gs_entry *green, void *context)
+{
+    const struct primary_end *end = context;
+    if (green->owner != end->device + 1)
+        return false;
+    gs_throttle_context_ended((CUcontext)(uintptr_t)green->key, end->gone);
+    if (end->gone) {
+        gs_drop_context((CUcontext)(uintptr_t)green->key);
+        gs_opened_drop_context((CUcontext)(uintptr_t)green->key);
+    }
+    return end->gone;
+}
+
+static CUcontext primary_ends(CUdevice device)
 {
     uint64_t of_device = (uint64_t)device;
-    if (device < 0 || device >= DEVICES || is_active(device))
-        return NULL;
-    gs_table_sift(&greens, drop_green, &of_device);
-    CUcontext context = __atomic_exchange_n(&primary_contexts[device], NULL, __ATOMIC_ACQ_REL);
-    if (context)
-        gs_throttle_forget_context(context);
+    CUcontext context = device >= 0 && device < DEVICES ? __atomic_load_n(&primary_contexts[device], __ATOMIC_ACQUIRE) : NULL;
+    gs_table_sift(&greens, green_ends, &of_device);
+    gs_throttle_context_ends(context);
     return context;
+}
+
+/* True if the device's primary context no longer exists. */
+static bool primary_ended(CUdevice device, CUcontext context, int result)
+{
+    struct primary_end end = {(uint64_t)device, result == CUDA_SUCCESS && context && !is_active(device)};
+    gs_table_sift(&greens, green_ended, &end);
+    gs_throttle_context_ended(context, end.gone);
+    return end.gone && __atomic_compare_exchange_n(&primary_contexts[device], &context, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
 #define END_PRIMARY(symbol)                                                                                            \
     do {                                                                                                               \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol)(device);                                                                             \
+        gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
-        gs_throttle_hold();                                                                                            \
+        CUcontext context = primary_ends(device);                                                                      \
         int result = DRIVER(symbol)(device);                                                                           \
-        CUcontext gone = result == CUDA_SUCCESS ? primary_gone(device) : NULL;                                         \
-        gs_throttle_let_go();                                                                                          \
-        bool others = gone && is_ended(gs_card_of_device(device), gone, gone);                                         \
+        bool others = primary_ended(device, context, result) && is_ended(gs_card_of_device(device), context, context); \
         gs_giving_ends();                                                                                              \
         if (others)                                                                                                    \
             gs_measure(gs_card_of_device(device));                                                                     \

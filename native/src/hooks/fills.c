@@ -3,7 +3,6 @@
  * have engines of their own. */
 #include "hooks/launches.h"
 
-#include "policy/start.h"
 
 enum { CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2, CU_MEMORYTYPE_DEVICE = 2 };
 
@@ -108,7 +107,7 @@ static bool is_on_card(CUdeviceptr address)
 
 #define COPIED_ANYWHERE(symbol, arguments, stream, own)                                                                \
     do {                                                                                                               \
-        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)) || !gs_enter_cuda() ||                     \
+        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)) ||                                         \
             !gs_throttles() || !is_on_card(to) || !is_on_card(from))                                                   \
             return DRIVER(symbol) arguments;                                                                           \
         COPIED((symbol) arguments, stream, own, bytes);                                                                \

@@ -4,13 +4,12 @@
 #include "hooks/launches.h"
 #include "policy/pool_accounts.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 #include "system/at_fork.h"
 
 #define DEVICE_BITS 6
 #define DEVICES (1 << DEVICE_BITS)
 
-enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1, DEEPEST = 8 };
+enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1 };
 
 static struct gs_table executables; /* executable graph → its devices, one bit each in `owner` */
 static struct gs_table parts;       /* executable graph and device → the most that it takes there */
@@ -57,14 +56,14 @@ static bool never_fits(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 int cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count,
                            CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
-    if (gs_enter_cuda() && parameters && never_fits(parameters))
+    if (parameters && never_fits(parameters))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return DRIVER(cuGraphAddMemAllocNode)(node, graph, before, count, parameters);
 }
 
 static bool refuse_node(const CUgraphNodeParams *parameters)
 {
-    return gs_enter_cuda() && parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
+    return parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
            never_fits(&parameters->of.alloc);
 }
 
@@ -116,41 +115,65 @@ static CUdevice next_device(uint64_t devices, CUdevice device)
 #define FOR_EACH_DEVICE(device, devices)                                                                               \
     for (CUdevice device = next_device(devices, -1); device < DEVICES; device = next_device(devices, device))
 
-static void add_graph(struct demand *demand, CUgraph graph, int depth);
-
-static void add_node(struct demand *demand, CUgraphNode node, int depth)
+/* Returns the graph that is inside this node, if one is. */
+static CUgraph add_node(struct demand *demand, CUgraphNode node)
 {
     int type;
-    CUgraph child;
+    CUgraph child = NULL;
     CUDA_MEM_ALLOC_NODE_PARAMS parameters;
     if (DRIVER(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
-        return;
-    if (type == CU_GRAPH_NODE_TYPE_GRAPH && DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS)
-        add_graph(demand, child, depth + 1);
+        return NULL;
     if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
         DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS && see(&parameters))
         add_demand(demand, device_of(&parameters), gs_round_up(parameters.bytesize, GS_PAGE_BYTES));
+    return type == CU_GRAPH_NODE_TYPE_GRAPH && DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS ? child : NULL;
 }
 
-static void add_graph(struct demand *demand, CUgraph graph, int depth)
+/* The nodes of one graph, of which `next` comes next; `outer` is the graph that contains it. Not on the stack, which may be small,
+ * while graphs may be inside each other to any depth. */
+struct nodes {
+    struct nodes *outer;
+    size_t bytes, count, next;
+    CUgraphNode of[];
+};
+
+static struct nodes *enter(struct nodes *outer, CUgraph graph)
 {
     size_t count = 0;
-    if (depth > DEEPEST || DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count)
-        return;
-    CUgraphNode *nodes = gs_map_private(count * sizeof *nodes);
-    size_t got = count;
-    if (nodes && DRIVER(cuGraphGetNodes)(graph, nodes, &got) == CUDA_SUCCESS)
-        for (size_t i = 0; i < got && i < count; i++)
-            add_node(demand, nodes[i], depth);
-    if (nodes)
-        gs_unmap(nodes, count * sizeof *nodes);
+    if (DRIVER(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS || !count)
+        return outer;
+    size_t bytes = sizeof(struct nodes) + count * sizeof(CUgraphNode);
+    struct nodes *nodes = gs_map_private(bytes);
+    if (!nodes)
+        return outer;
+    *nodes = (struct nodes){.outer = outer, .bytes = bytes, .count = count};
+    if (DRIVER(cuGraphGetNodes)(graph, nodes->of, &nodes->count) != CUDA_SUCCESS)
+        nodes->count = 0;
+    nodes->count = nodes->count < count ? nodes->count : count;
+    return nodes;
+}
+
+static struct nodes *leave(struct nodes *nodes)
+{
+    struct nodes *outer = nodes->outer;
+    gs_unmap(nodes, nodes->bytes);
+    return outer;
+}
+
+static void add_graph(struct demand *demand, CUgraph graph)
+{
+    struct nodes *nodes = enter(NULL, graph);
+    while (nodes) {
+        CUgraph inner = nodes->next < nodes->count ? add_node(demand, nodes->of[nodes->next++]) : NULL;
+        nodes = inner ? enter(nodes, inner) : nodes->next < nodes->count ? nodes : leave(nodes);
+    }
 }
 
 static struct demand demand_of(CUgraph graph)
 {
     struct demand demand = {0};
     if (gs_graph_memory_exists())
-        add_graph(&demand, graph, 0);
+        add_graph(&demand, graph);
     return demand;
 }
 
@@ -235,7 +258,7 @@ static bool forget_graph(CUgraphExec graph)
 #define INSTANTIATE(symbol, call)                                                                                      \
     do {                                                                                                               \
         struct step step;                                                                                              \
-        if (!gs_enter_cuda() || gs_likely(!gs_graph_memory_exists()))                                                  \
+        if (gs_likely(!gs_graph_memory_exists()))                                                                      \
             return DRIVER(symbol) call;                                                                                \
         struct demand demand = demand_of(graph);                                                                       \
         if (!begin(&step, &demand, false))                                                                             \
@@ -274,7 +297,7 @@ int cuGraphInstantiateWithParams_ptsz(CUgraphExec *made, CUgraph graph, void *pa
 
 int cuGraphExecDestroy(CUgraphExec graph)
 {
-    bool known = gs_enter_cuda() && gs_graph_memory_exists() && forget_graph(graph);
+    bool known = gs_graph_memory_exists() && forget_graph(graph);
     int result = DRIVER(cuGraphExecDestroy)(graph);
     if (known)
         gs_pools_changed();
@@ -283,10 +306,8 @@ int cuGraphExecDestroy(CUgraphExec graph)
 
 int cuDeviceGraphMemTrim(CUdevice device)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuDeviceGraphMemTrim)(device);
-    if (active)
-        gs_pools_changed();
+    gs_pools_changed();
     return result;
 }
 
@@ -297,7 +318,7 @@ int cuDeviceGraphMemTrim(CUdevice device)
         struct gs_entry entry;                                                                                         \
         struct demand demand;                                                                                          \
         struct step step;                                                                                              \
-        if (gs_likely(!gs_graph_memory_exists()) || !gs_enter_cuda() ||                                                \
+        if (gs_likely(!gs_graph_memory_exists()) ||                                                                    \
             !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))                                           \
             return DRIVER(symbol) call;                                                                                \
         recall(graph, entry.owner, &demand);                                                                           \
@@ -322,17 +343,8 @@ static int upload_own(CUgraphExec graph, CUstream stream)
     RUN(cuGraphUpload_ptsz, (graph, stream));
 }
 
-int cuGraphUpload(CUgraphExec graph, CUstream stream)
-{
-    gs_enter_cuda();
-    return upload(graph, stream);
-}
-
-int cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream)
-{
-    gs_enter_cuda();
-    return upload_own(graph, stream);
-}
+int cuGraphUpload(CUgraphExec graph, CUstream stream) { return upload(graph, stream); }
+int cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) { return upload_own(graph, stream); }
 
 static int launch(CUgraphExec graph, CUstream stream)
 {

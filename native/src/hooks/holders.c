@@ -1,10 +1,7 @@
 /* What keeps physical memory allocated without a mapping: tiles of a sparse array, members of a multicast group, memory
  * bound to a logical endpoint. Each is a pin: a reference that ends when its place is reused or its holder is destroyed. */
-#include "hooks/holders.h"
-
 #include "hooks/physical.h"
 #include "policy/held.h"
-#include "policy/start.h"
 #include "system/at_fork.h"
 
 #define OFFSET_STEP_BITS 16 /* the granularity of offsets into a group; in these steps they fit into an entry's `kind` */
@@ -25,10 +22,15 @@ static void unpin_place(uint64_t place)
         gs_physical_drop(entry.owner);
 }
 
+static void unpin(uint64_t holder);
+static void lend_members(uint64_t group);
+
 static void pin(struct gs_entry place)
 {
+    static const struct gs_members members = {.release = unpin, .lend = lend_members};
     if (!place.owner)
         return;
+    gs_physical_has_members(&members);
     gs_physical_hold(place.owner);
     unpin_place(place.key); /* mapping a place again releases its old tile */
     gs_table_put(&pins, &place);
@@ -74,7 +76,7 @@ static void unpin_range(struct range range)
     } while (range.count == AT_ONCE);
 }
 
-void gs_unpin(uint64_t holder)
+static void unpin(uint64_t holder)
 {
     unpin_range((struct range){.holder = holder, .to = UINT64_MAX, .card = GPUSLICE_CARDS});
 }
@@ -86,13 +88,11 @@ static bool lend(struct gs_entry *entry, void *holder)
     return false;
 }
 
-void gs_lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
+static void lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 
 /* A call by which the driver may release memory, and what follows if it succeeds. */
 #define RELEASE(symbol, call, then)                                                                                    \
     do {                                                                                                               \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol) call;                                                                                \
         gs_giving_begins();                                                                                            \
         int result = DRIVER(symbol) call;                                                                              \
         if (result == CUDA_SUCCESS)                                                                                    \
@@ -183,9 +183,8 @@ static uint32_t index_of(CUdevice device)
 
 int cuMulticastCreate(CUmemGenericAllocationHandle *group, const void *properties)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastCreate)(group, properties);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         gs_physical_made(*group, NULL, 0, GS_GROUP);
     return result;
 }
@@ -193,10 +192,9 @@ int cuMulticastCreate(CUmemGenericAllocationHandle *group, const void *propertie
 int cuMulticastBindMem(CUmemGenericAllocationHandle group, size_t group_offset, CUmemGenericAllocationHandle handle,
                        size_t offset, size_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindMem)(group, group_offset, handle, offset, bytes, flags);
     uint64_t object = gs_physical_of_handle(handle);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind(gs_physical_of_handle(group), gs_physical_card(object), group_offset, object);
     return result;
 }
@@ -204,9 +202,8 @@ int cuMulticastBindMem(CUmemGenericAllocationHandle group, size_t group_offset, 
 int cuMulticastBindMem_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
                           CUmemGenericAllocationHandle handle, size_t offset, size_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindMem_v2)(group, device, group_offset, handle, offset, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind(gs_physical_of_handle(group), index_of(device), group_offset, gs_physical_of_handle(handle));
     return result;
 }
@@ -214,9 +211,8 @@ int cuMulticastBindMem_v2(CUmemGenericAllocationHandle group, CUdevice device, s
 int cuMulticastBindAddr(CUmemGenericAllocationHandle group, size_t group_offset, CUdeviceptr address, size_t bytes,
                         unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindAddr)(group, group_offset, address, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind_addresses(gs_physical_of_handle(group), GPUSLICE_CARDS, group_offset, address, bytes);
     return result;
 }
@@ -224,9 +220,8 @@ int cuMulticastBindAddr(CUmemGenericAllocationHandle group, size_t group_offset,
 int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
                            CUdeviceptr address, size_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMulticastBindAddr_v2)(group, device, group_offset, address, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind_addresses(gs_physical_of_handle(group), index_of(device), group_offset, address, bytes);
     return result;
 }
@@ -243,9 +238,8 @@ int cuLogicalEndpointBindMem(CUlogicalEndpointId endpoint, CUdevice device, uint
                              CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes,
                              unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuLogicalEndpointBindMem)(endpoint, device, endpoint_offset, handle, offset, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind(holder_of(endpoint), index_of(device), endpoint_offset, gs_physical_of_handle(handle));
     return result;
 }
@@ -253,9 +247,8 @@ int cuLogicalEndpointBindMem(CUlogicalEndpointId endpoint, CUdevice device, uint
 int cuLogicalEndpointBindAddr(CUlogicalEndpointId endpoint, CUdevice device, uint64_t endpoint_offset, void *address,
                               uint64_t bytes, unsigned long long flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuLogicalEndpointBindAddr)(endpoint, device, endpoint_offset, address, bytes, flags);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         bind_addresses(holder_of(endpoint), index_of(device), endpoint_offset, (CUdeviceptr)(uintptr_t)address, bytes);
     return result;
 }
@@ -268,5 +261,5 @@ int cuLogicalEndpointUnbind(CUlogicalEndpointId endpoint, CUdevice device, uint6
 
 int cuLogicalEndpointDestroy(CUlogicalEndpointId endpoint)
 {
-    RELEASE(cuLogicalEndpointDestroy, (endpoint), gs_unpin(holder_of(endpoint)));
+    RELEASE(cuLogicalEndpointDestroy, (endpoint), gs_physical_let_go(holder_of(endpoint)));
 }

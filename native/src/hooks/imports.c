@@ -4,7 +4,6 @@
 #include "policy/held.h"
 #include "policy/opened.h"
 #include "policy/provisional.h"
-#include "policy/start.h"
 
 static void mark_exported(CUdeviceptr address)
 {
@@ -23,9 +22,8 @@ static void mark_exported(CUdeviceptr address)
 
 int cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuIpcGetMemHandle)(handle, address);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         mark_exported(address);
     return result;
 }
@@ -43,32 +41,27 @@ static int open_here(CUdeviceptr address)
 
 int cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuIpcOpenMemHandle)(address, handle, flags);
-    return active && result == CUDA_SUCCESS ? open_here(*address) : result;
+    return result == CUDA_SUCCESS ? open_here(*address) : result;
 }
 
 int cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuIpcOpenMemHandle_v2)(address, handle, flags);
-    return active && result == CUDA_SUCCESS ? open_here(*address) : result;
+    return result == CUDA_SUCCESS ? open_here(*address) : result;
 }
 
 int cuIpcCloseMemHandle(CUdeviceptr address)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuIpcCloseMemHandle)(address);
-    if (active && result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS)
         gs_opened_remove(address);
     return result;
 }
 
 int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
-    struct gs_place place = {0};
-    if (gs_enter_cuda())
-        place = gs_current_place();
+    struct gs_place place = gs_current_place();
     int result = DRIVER(cuImportExternalMemory)(memory, description);
     if (place.card && result == CUDA_SUCCESS) {
         gs_accounts_imported(&gs_accounts, place.card->index, 1);
@@ -83,8 +76,6 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
 
 int cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    struct gs_giving giving = {0};
-    if (gs_enter_cuda())
-        giving = gs_give((uint64_t)(uintptr_t)memory);
+    struct gs_giving giving = gs_give((uint64_t)(uintptr_t)memory);
     return gs_gave(&giving, DRIVER(cuDestroyExternalMemory)(memory));
 }

@@ -7,7 +7,6 @@
 
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
-#include "policy/start.h"
 #include "system/at_fork.h"
 #include "system/table.h"
 
@@ -96,8 +95,7 @@ int gs_code_came(int result)
 
 #define BRING(symbol, call)                                                                                            \
     do {                                                                                                               \
-        if (gs_enter_cuda())                                                                                           \
-            gs_code_may_come();                                                                                        \
+        gs_code_may_come();                                                                                            \
         return gs_code_came(DRIVER(symbol) call);                                                                      \
     } while (0)
 

@@ -1,8 +1,8 @@
 /* Linear memory, which is allocated and freed immediately. */
 #include "hooks/place.h"
 #include "policy/held.h"
+#include "policy/pool_accounts.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 
 enum { CONCURRENT_MANAGED_ACCESS = 89 };
 
@@ -17,7 +17,7 @@ struct request {
 static struct request reserve_here(uint64_t bytes)
 {
     struct request request = {0};
-    if (!gs_enter_cuda() || !bytes)
+    if (!bytes)
         return request;
     request.place = gs_current_place();
     request.reserved = bytes;
@@ -94,7 +94,7 @@ static int of_no_size(int result, const CUdeviceptr *address)
 
 int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
-    if (pitched_bytes(width, height) == UINT64_MAX && gs_enter_cuda())
+    if (pitched_bytes(width, height) == UINT64_MAX)
         return of_no_size(DRIVER(cuMemAllocPitch_v2)(address, pitch, width, height, element), address);
     struct request request = reserve_here(pitched_bytes(width, height));
     if (request.refused)
@@ -115,28 +115,33 @@ int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int wid
 
 /* ---- freeing ---- */
 
-static struct gs_giving give(CUdeviceptr address) { return gs_enter_cuda() ? gs_give(address) : (struct gs_giving){0}; }
-
 int cuMemFree_v2(CUdeviceptr address)
 {
-    struct gs_giving giving = give(address);
+    struct gs_giving giving = gs_give(address);
     return gs_gave(&giving, DRIVER(cuMemFree_v2)(address));
 }
 
 int cuMemFree(unsigned int address)
 {
-    struct gs_giving giving = give(address);
+    struct gs_giving giving = gs_give(address);
     return gs_gave(&giving, DRIVER(cuMemFree)(address));
+}
+
+static int gave(struct gs_giving *giving, int result, CUstream stream, bool own_stream)
+{
+    bool ordered = giving->known && !gs_is_capturing(stream, own_stream);
+    struct gs_giver on = ordered ? gs_giver_of(stream, own_stream) : (struct gs_giver){0};
+    return gs_gave_on(giving, result, ordered ? &on : NULL);
 }
 
 int cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    struct gs_giving giving = give(address);
-    return gs_gave(&giving, DRIVER(cuMemFreeAsync)(address, stream));
+    struct gs_giving giving = gs_give(address);
+    return gave(&giving, DRIVER(cuMemFreeAsync)(address, stream), stream, false);
 }
 
 int cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    struct gs_giving giving = give(address);
-    return gs_gave(&giving, DRIVER(cuMemFreeAsync_ptsz)(address, stream));
+    struct gs_giving giving = gs_give(address);
+    return gave(&giving, DRIVER(cuMemFreeAsync_ptsz)(address, stream), stream, true);
 }

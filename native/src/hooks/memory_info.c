@@ -4,11 +4,10 @@
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
 #include "policy/provisional.h"
-#include "policy/start.h"
 #include "system/os.h"
 
 #define SWEEP_EVERY_NS UINT64_C(100000000)
-enum { NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_NOT_SUPPORTED = 3 };
+enum { NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_INSUFFICIENT_SIZE = 7 };
 
 /* Also a program that only queries must see that the memory of a dead process is free again. */
 static void sweep_sometimes(void)
@@ -42,47 +41,40 @@ static struct gs_card *limited(struct gs_card *card)
     return card && card->limit_bytes != GS_NO_LIMIT ? card : NULL;
 }
 
+/* A program may ask for one of the two alone. */
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
-    size_t card_free, card_total;
-    bool active = gs_enter_cuda();
-    if (!active || !free_bytes || !total_bytes)
-        return DRIVER(cuMemGetInfo_v2)(free_bytes, total_bytes);
-    int result = DRIVER(cuMemGetInfo_v2)(&card_free, &card_total);
-    if (result != CUDA_SUCCESS)
-        return result;
-    struct gs_card *card = limited(gs_current_place().card);
-    *free_bytes = card_free;
-    *total_bytes = card_total;
+    int result = DRIVER(cuMemGetInfo_v2)(free_bytes, total_bytes);
+    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_current_place().card) : NULL;
     if (card) {
         gs_pools_changed();
         gs_measure_sometimes(card);
         sweep_sometimes();
-        struct share share = share_of(card, card_total, card_free);
-        *free_bytes = share.free;
-        *total_bytes = share.total;
+        struct share share = share_of(card, total_bytes ? *total_bytes : UINT64_MAX, free_bytes ? *free_bytes : UINT64_MAX);
+        if (free_bytes)
+            *free_bytes = share.free;
+        if (total_bytes)
+            *total_bytes = share.total;
     }
     return result;
 }
 
 int cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemGetInfo)(free_bytes, total_bytes);
-    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_current_place().card) : NULL;
-    if (card && free_bytes && total_bytes) {
-        struct share share = share_of(card, UINT64_MAX, UINT64_MAX);
+    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_current_place().card) : NULL;
+    struct share share = card ? share_of(card, UINT64_MAX, UINT64_MAX) : (struct share){0};
+    if (card && free_bytes)
         *free_bytes = narrow(share.free);
+    if (card && total_bytes)
         *total_bytes = narrow(share.total);
-    }
     return result;
 }
 
 int cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
-    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
+    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
     if (card && bytes && *bytes > card->limit_bytes)
         *bytes = card->limit_bytes;
     return result;
@@ -90,9 +82,8 @@ int cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 
 int cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
 {
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuDeviceTotalMem)(bytes, device);
-    struct gs_card *card = active && result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
+    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
     if (card && bytes)
         *bytes = narrow(card->limit_bytes);
     return result;
@@ -108,9 +99,8 @@ static struct gs_card *card_of_handle(nvmlDevice_t device)
 
 int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    bool active = gs_enter_nvml();
     int result = DRIVER(nvmlDeviceGetMemoryInfo)(device, memory);
-    struct gs_card *card = active && result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
+    struct gs_card *card = result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
     if (card) {
         gs_accounts_sweep(&gs_accounts);
         struct share share = share_of(card, memory->total, UINT64_MAX);
@@ -121,9 +111,8 @@ int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 
 int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    bool active = gs_enter_nvml();
     int result = DRIVER(nvmlDeviceGetMemoryInfo_v2)(device, memory);
-    struct gs_card *card = active && result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
+    struct gs_card *card = result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
     if (card) {
         gs_accounts_sweep(&gs_accounts);
         struct share share = share_of(card, memory->total, UINT64_MAX);
@@ -135,25 +124,28 @@ int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
     return result;
 }
 
-/* Other containers' processes are hidden, and our own have other pids here than those that NVML reports, so the list is
- * empty, as in any container. The driver still validates the arguments. */
-static int empty_list(nvmlDevice_t device, unsigned int *count)
+/* Other containers' processes are hidden, and our own have other pids here than those that NVML reports, so each list is empty, as
+ * in any container. The driver is asked with room for nobody: it validates the arguments and writes no entry. */
+static unsigned int *make_empty(unsigned int *count)
 {
-    char uuid[GPUSLICE_UUID_BYTES];
-    int result = DRIVER(nvmlDeviceGetUUID)(device, uuid, sizeof uuid);
-    if (result == NVML_SUCCESS && !count)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS)
+    if (count)
         *count = 0;
+    return count;
+}
+
+static int as_empty(int result, unsigned int *count, int none)
+{
+    if (result == NVML_ERROR_INSUFFICIENT_SIZE || result == NVML_SUCCESS) {
+        make_empty(count);
+        return none;
+    }
     return result;
 }
 
 #define LIST(symbol)                                                                                                   \
     int symbol(nvmlDevice_t device, unsigned int *count, void *list)                                                   \
     {                                                                                                                  \
-        if (!gs_enter_nvml() || !gs_driver_has(GS_##symbol))                                                           \
-            return DRIVER(symbol)(device, count, list);                                                                \
-        return empty_list(device, count);                                                                              \
+        return as_empty(DRIVER(symbol)(device, make_empty(count), list), count, NVML_SUCCESS);                         \
     }
 
 LIST(nvmlDeviceGetComputeRunningProcesses)
@@ -165,34 +157,47 @@ LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+LIST(nvmlDeviceGetEncoderSessions)
+LIST(nvmlDeviceGetFBCSessions)
 
 int nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
 {
-    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetAccountingPids))
-        return DRIVER(nvmlDeviceGetAccountingPids)(device, count, pids);
-    return empty_list(device, count);
+    return as_empty(DRIVER(nvmlDeviceGetAccountingPids)(device, make_empty(count), pids), count, NVML_SUCCESS);
+}
+
+/* Of a process by its number, which may be a neighbour's. Asked for a number that no process has. */
+int nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, void *stats)
+{
+    (void)pid;
+    return DRIVER(nvmlDeviceGetAccountingStats)(device, 0, stats);
+}
+
+int nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, void *stats)
+{
+    unsigned int *pid = stats, asked = pid ? *pid : 0;
+    if (pid)
+        *pid = 0;
+    int result = DRIVER(nvmlDeviceGetAccountingStats_v2)(device, stats);
+    if (pid)
+        *pid = asked;
+    return result;
 }
 
 int nvmlDeviceGetProcessUtilization(nvmlDevice_t device, void *samples, unsigned int *count, unsigned long long since)
 {
-    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetProcessUtilization))
-        return DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
-    int result = empty_list(device, count);
-    return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
+    int result = DRIVER(nvmlDeviceGetProcessUtilization)(device, samples, make_empty(count), since);
+    return as_empty(result, count, NVML_ERROR_NOT_FOUND);
 }
 
 /* Both structures start with their version. The count is the second word here, and the third in the function that follows. */
 int nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, void *info)
 {
-    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetProcessesUtilizationInfo))
-        return DRIVER(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
-    int result = empty_list(device, info ? (unsigned int *)info + 1 : NULL);
-    return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
+    unsigned int *count = make_empty(info ? (unsigned int *)info + 1 : NULL);
+    return as_empty(DRIVER(nvmlDeviceGetProcessesUtilizationInfo)(device, info), count, NVML_ERROR_NOT_FOUND);
 }
 
 int nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, void *list)
 {
-    if (!gs_enter_nvml() || !gs_driver_has(GS_nvmlDeviceGetRunningProcessDetailList))
-        return DRIVER(nvmlDeviceGetRunningProcessDetailList)(device, list);
-    return empty_list(device, list ? (unsigned int *)list + 2 : NULL);
+    unsigned int *count = make_empty(list ? (unsigned int *)list + 2 : NULL);
+    return as_empty(DRIVER(nvmlDeviceGetRunningProcessDetailList)(device, list), count, NVML_SUCCESS);
 }

@@ -3,7 +3,6 @@
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
 #include "policy/provisional.h"
-#include "policy/start.h"
 
 struct load {
     struct gs_card *card;
@@ -64,7 +63,7 @@ static bool again(struct load *load, uint64_t key)
 #define LOAD(symbol, call, key, undo)                                                                                  \
     do {                                                                                                               \
         struct load load;                                                                                              \
-        if (!gs_enter_cuda() || !begin(&load))                                                                         \
+        if (!begin(&load))                                                                                             \
             return DRIVER(symbol) call;                                                                                \
         for (;;) {                                                                                                     \
             int result = DRIVER(symbol) call;                                                                          \
@@ -133,7 +132,7 @@ static bool can_fit(struct gs_card *card, int limit, uint64_t before, uint64_t v
 int cuCtxSetLimit(int limit, size_t value)
 {
     size_t before = 0;
-    bool known = gs_enter_cuda() && DRIVER(cuCtxGetLimit)(&before, limit) == CUDA_SUCCESS;
+    bool known = DRIVER(cuCtxGetLimit)(&before, limit) == CUDA_SUCCESS;
     if (known && !can_fit(gs_current_place().card, limit, before, value))
         return CUDA_ERROR_OUT_OF_MEMORY;
     LOAD(cuCtxSetLimit, (limit, value), key_of_limit(load.context, limit),
@@ -148,8 +147,7 @@ static void unloaded(struct gs_card *card, uint64_t key)
 
 #define UNLOAD(symbol, handle)                                                                                         \
     do {                                                                                                               \
-        bool active = gs_enter_cuda();                                                                                 \
-        struct gs_card *card = active ? gs_current_place().card : NULL;                                                \
+        struct gs_card *card = gs_current_place().card;                                                                \
         int result = DRIVER(symbol)(handle);                                                                           \
         if (card && result == CUDA_SUCCESS)                                                                            \
             unloaded(card, (uint64_t)(uintptr_t)(handle));                                                             \

@@ -6,14 +6,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "hooks/holders.h"
 #include "hooks/place.h"
 #include "policy/descriptors.h"
 #include "policy/driver_overhead.h"
 #include "policy/held.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
-#include "policy/start.h"
 #include "system/at_fork.h"
 
 static struct gs_table handles;    /* handle → the references that it holds, in `bytes`, and the object, in `owner` */
@@ -33,13 +31,7 @@ GS_AT_FORK(forget);
 
 static struct gs_card *card_of(const CUmemAllocationProp *properties)
 {
-    if (!properties)
-        return NULL;
-    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE)
-        return gs_card_of_device(properties->location.id);
-    if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN)
-        return gs_card_of_device(properties->location.id & 0xff);
-    return NULL; /* host memory */
+    return properties ? gs_card_of_location(properties->location.type, properties->location.id) : NULL;
 }
 
 void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind)
@@ -68,6 +60,24 @@ uint32_t gs_physical_card(uint64_t object)
 
 void gs_physical_hold(uint64_t object) { gs_table_count(&references, object, 1); }
 
+static const struct gs_members *members; /* NULL as long as nothing has any */
+
+void gs_physical_has_members(const struct gs_members *those) { __atomic_store_n(&members, those, __ATOMIC_RELEASE); }
+
+void gs_physical_let_go(uint64_t holder)
+{
+    const struct gs_members *those = __atomic_load_n(&members, __ATOMIC_ACQUIRE);
+    if (those)
+        those->release(holder);
+}
+
+static void lend_members(uint64_t group)
+{
+    const struct gs_members *those = __atomic_load_n(&members, __ATOMIC_ACQUIRE);
+    if (those)
+        those->lend(group);
+}
+
 void gs_physical_drop(uint64_t object)
 {
     struct gs_entry entry;
@@ -75,7 +85,7 @@ void gs_physical_drop(uint64_t object)
         return;
     gs_table_take_of(&handles, entry.owner, object);
     if (entry.kind == GS_GROUP) /* an exported group keeps its members: another process may have it */
-        gs_unpin(object);
+        gs_physical_let_go(object);
     if ((entry.kind & 0xff) == GS_GROUP)
         return;
     if (!(entry.kind & GS_EXPORTED) || !gs_descriptors_keep(object))
@@ -87,7 +97,7 @@ void gs_physical_drop(uint64_t object)
 int cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                 unsigned long long flags)
 {
-    struct gs_card *card = gs_enter_cuda() ? card_of(properties) : NULL;
+    struct gs_card *card = card_of(properties);
     if (!card || !bytes)
         return DRIVER(cuMemCreate)(handle, bytes, properties, flags);
     uint64_t reserved = gs_round_up(bytes, GS_PAGE_BYTES);
@@ -110,7 +120,7 @@ static bool made_with(uint64_t object, CUmemGenericAllocationHandle handle)
 int cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_table_take(&handles, handle, &entry);
+    bool known = gs_table_take(&handles, handle, &entry);
     bool held = known && entry.bytes;
     if (held)
         entry.bytes--;
@@ -130,7 +140,7 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
              unsigned long long flags)
 {
     struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
+    bool known = gs_table_get(&handles, handle, &entry);
     int result = DRIVER(cuMemMap)(address, bytes, offset, handle, flags);
     if (known && result == CUDA_SUCCESS) {
         gs_table_count(&references, entry.owner, 1);
@@ -143,8 +153,6 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
 int cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct gs_entry entry;
-    if (!gs_enter_cuda())
-        return DRIVER(cuMemUnmap)(address, bytes);
     gs_giving_begins();
     int result = DRIVER(cuMemUnmap)(address, bytes);
     CUdeviceptr end = address + bytes;
@@ -183,9 +191,8 @@ int cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr
 {
     struct gs_entry entry;
     CUdeviceptr end;
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemRetainAllocationHandle)(handle, address);
-    if (!active || result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
         return result;
     uint64_t object = gs_physical_behind((CUdeviceptr)(uintptr_t)address, &end);
     if (!object)
@@ -219,7 +226,7 @@ static bool mark_exported(uint64_t object, int descriptor)
     if (known && entry.kind == GS_GROUP) {
         entry.kind |= GS_EXPORTED;
         gs_table_put(&objects, &entry);
-        gs_lend_members(object);
+        lend_members(object);
     }
     if (!known || entry.card >= GPUSLICE_CARDS)
         return true;
@@ -275,7 +282,7 @@ int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h
                                  unsigned long long flags)
 {
     struct gs_entry entry;
-    bool known = gs_enter_cuda() && gs_table_get(&handles, handle, &entry);
+    bool known = gs_table_get(&handles, handle, &entry);
     int result = DRIVER(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (!known || result != CUDA_SUCCESS)
         return result;
@@ -292,9 +299,8 @@ int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle h
 int cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     CUmemAllocationProp properties = {0};
-    bool active = gs_enter_cuda();
     int result = DRIVER(cuMemImportFromShareableHandle)(handle, shareable, type);
-    if (!active || result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
         return result;
     bool known = DRIVER(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) == CUDA_SUCCESS;
     struct gs_card *card = known ? card_of(&properties) : NULL;

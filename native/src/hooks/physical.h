@@ -16,4 +16,12 @@ bool gs_physical_is_lent(uint64_t object);
 void gs_physical_lend(uint64_t object);
 void gs_physical_unlend(uint64_t object);
 
+/* What is mapped into holders of memory, or bound to them (holders.c): released with the holder, and lent if a group is exported,
+ * since other processes may keep it then. */
+struct gs_members {
+    void (*release)(uint64_t holder), (*lend)(uint64_t group);
+};
+void gs_physical_has_members(const struct gs_members *members);
+void gs_physical_let_go(uint64_t holder);
+
 #endif

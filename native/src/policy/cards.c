@@ -81,8 +81,7 @@ static struct gs_card *card_by_bus(CUdevice device)
     nvmlDevice_t handle;
     if (DRIVER(cuDeviceGetPCIBusId)(text, sizeof text, device) != CUDA_SUCCESS)
         return NULL;
-    gs_bind_nvml(NULL, NULL);
-    if (DRIVER(nvmlInit_v2)() != NVML_SUCCESS ||
+    if (!gs_driver_open_nvml() || DRIVER(nvmlInit_v2)() != NVML_SUCCESS ||
         DRIVER(nvmlDeviceGetHandleByPciBusId_v2)(text, &handle) != NVML_SUCCESS ||
         DRIVER(nvmlDeviceGetUUID)(handle, text, sizeof text) != NVML_SUCCESS)
         return NULL;
@@ -115,6 +114,28 @@ struct gs_card *gs_card_of_device(CUdevice device)
     if (!card && (card = find_device(device)))
         __atomic_store_n(&device_cards[device], card, __ATOMIC_RELEASE);
     return card;
+}
+
+/* On GH200 and GB200 a card's memory is a NUMA node of the machine, too. */
+static struct gs_card *card_of_node(int node)
+{
+    enum { NUMA_CONFIG = 130, NUMA_ID = 131 };
+    int is_node, own;
+    for (CUdevice device = 0; device < DEVICES; device++) {
+        if (DRIVER(cuDeviceGetAttribute)(&is_node, NUMA_CONFIG, device) != CUDA_SUCCESS)
+            return NULL; /* there is no further device, or the driver knows no such platform */
+        if (is_node == 1 && DRIVER(cuDeviceGetAttribute)(&own, NUMA_ID, device) == CUDA_SUCCESS && own == node)
+            return gs_card_of_device(device);
+    }
+    return NULL;
+}
+
+struct gs_card *gs_card_of_location(int type, int id)
+{
+    return type == CU_MEM_LOCATION_TYPE_DEVICE                   ? gs_card_of_device(id)
+           : type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN ? gs_card_of_device(id & 0xff)
+           : type == CU_MEM_LOCATION_TYPE_HOST_NUMA              ? card_of_node(id)
+                                                                 : NULL;
 }
 
 /* ---- what they hold ---- */

@@ -24,6 +24,8 @@ void gs_cards_make(const struct gs_limits *limits);
 
 /* NULL if the driver does not identify the card: then let the driver answer the call. */
 struct gs_card *gs_card_of_device(CUdevice device);
+/* On which card memory at this place is; NULL for host memory. */
+struct gs_card *gs_card_of_location(int type, int id);
 struct gs_card *gs_card_of_uuid(const char *uuid);
 uint32_t gs_card_count(void);
 struct gs_card *gs_card_at(uint32_t position); /* in the limits file's order */

@@ -46,8 +46,7 @@ static void notice_end(void)
  * at the same time. */
 static bool is_ready(void)
 {
-    gs_bind_nvml(NULL, NULL);
-    if (__atomic_load_n(&leaving, __ATOMIC_RELAXED))
+    if (__atomic_load_n(&leaving, __ATOMIC_RELAXED) || !gs_driver_open_nvml())
         return false;
     bool ready = __atomic_load_n(&nvml_ready, __ATOMIC_ACQUIRE);
     if (!ready && DRIVER(nvmlInit_v2)() == NVML_SUCCESS) {

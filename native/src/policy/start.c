@@ -13,7 +13,7 @@
 #define PATH_ROOM GS_PATH_ROOM
 #define OWN_FOLDER "/usr/lib/gpuslice/"
 
-bool gs_active, gs_cuda_ready, gs_nvml_ready;
+bool gs_active;
 
 static struct gs_lock start_lock;
 static bool started;
@@ -101,21 +101,5 @@ bool gs_start(void)
     gs_lock(&start_lock);
     bool active = start_locked();
     gs_unlock(&start_lock);
-    return active;
-}
-
-bool gs_start_cuda(void)
-{
-    bool active = gs_start();
-    gs_bind_cuda(NULL, NULL);
-    __atomic_store_n(&gs_cuda_ready, active, __ATOMIC_RELEASE);
-    return active;
-}
-
-bool gs_start_nvml(void)
-{
-    bool active = gs_start();
-    gs_bind_nvml(NULL, NULL);
-    __atomic_store_n(&gs_nvml_ready, active, __ATOMIC_RELEASE);
     return active;
 }

@@ -64,13 +64,50 @@ static int is_holder(struct dl_phdr_info *object, size_t size, void *address)
     return gs_elf_holds(object, address);
 }
 
-const char *gs_elf_path_elsewhere(const void *address)
+struct link_map *gs_elf_elsewhere(const void *address)
 {
-    Dl_info object = {0};
+    Dl_info unused;
+    struct link_map *object = NULL;
     if (gs_elf_each_object(is_holder, (void *)address))
         return NULL;
-    int (*find)(const void *, Dl_info *) = (int (*)(const void *, Dl_info *))gs_elf_function("dladdr");
-    return find && find(address, &object) ? object.dli_fname : NULL;
+    int (*find)(const void *, Dl_info *, void **, int) = (int (*)(const void *, Dl_info *, void **, int))gs_elf_function("dladdr1");
+    return find && find(address, &unused, (void **)&object, 2 /* RTLD_DL_LINKMAP */) ? object : NULL;
+}
+
+struct pair {
+    const void *one, *other;
+    const char *name;
+};
+
+static int compare_pair(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    const struct pair *pair = context;
+    return gs_elf_holds(object, pair->one) && gs_elf_holds(object, pair->other);
+}
+
+bool gs_elf_together(const void *one, const void *other)
+{
+    return gs_elf_each_object(compare_pair, &(struct pair){one, other, NULL});
+}
+
+static int find_beside(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct pair *pair = context;
+    if (!gs_elf_holds(object, pair->one))
+        return 0;
+    pair->other = gs_elf_function_in(object->dlpi_addr, gs_elf_dynamic(object), pair->name);
+    return 1;
+}
+
+const void *gs_elf_function_beside(const void *address, const char *name)
+{
+    struct pair pair = {address, NULL, name};
+    if (gs_elf_each_object(find_beside, &pair))
+        return pair.other;
+    const struct link_map *elsewhere = gs_elf_elsewhere(address);
+    return elsewhere ? gs_elf_function_in(elsewhere->l_addr, elsewhere->l_ld, name) : NULL;
 }
 
 bool gs_elf_own_path(char *path, size_t room) { return gs_elf_path_of((const void *)gs_elf_function, path, room); }
@@ -100,6 +137,28 @@ static bool is_named(const struct dl_phdr_info *object, const char *file_name)
             soname = entry->d_un.d_val;
     }
     return names && soname && gs_text_starts(names + soname, file_name);
+}
+
+struct count {
+    const char *file_name;
+    int left;
+    const void *found;
+};
+
+static int count_named(struct dl_phdr_info *object, size_t size, void *context)
+{
+    (void)size;
+    struct count *count = context;
+    if (is_named(object, count->file_name) && count->left-- == 0)
+        count->found = gs_elf_dynamic(object);
+    return count->found != NULL;
+}
+
+const void *gs_elf_nth_named(const char *file_name, int n)
+{
+    struct count count = {file_name, n, NULL};
+    gs_elf_each_object(count_named, &count);
+    return count.found;
 }
 
 struct whereabouts {

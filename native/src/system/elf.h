@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct link_map;
+
 /* The first definition of a function in a loaded object other than this library; NULL if there is none. */
 void *gs_elf_function(const char *name);
 
@@ -14,9 +16,16 @@ bool gs_elf_own_path(char *path, size_t room);
 
 /* The path of the object that contains this address; false if no object does, or if `room` is too small. */
 bool gs_elf_path_of(const void *address, char *path, size_t room);
-/* The same where it lies in another of dlmopen's namespaces, whose objects we do not see; NULL for one that we see. As long as that
- * is loaded. */
-const char *gs_elf_path_elsewhere(const void *address);
+/* The object that contains it where that is in another of dlmopen's namespaces, whose objects we do not see; NULL for one that we
+ * see. As long as it is loaded. */
+struct link_map *gs_elf_elsewhere(const void *address);
+
+/* A function of this name in the object that contains the address, in whatever namespace. */
+const void *gs_elf_function_beside(const void *address, const char *name);
+/* Whether one object of ours contains both addresses. */
+bool gs_elf_together(const void *one, const void *other);
+/* An address in the n-th loaded object whose file name or SONAME starts with this prefix; NULL if there are fewer. */
+const void *gs_elf_nth_named(const char *file_name, int n);
 
 /* Whether an object whose file name starts with this prefix, e.g. "libcuda.so", is loaded. */
 bool gs_elf_is_loaded(const char *file_name);

@@ -6,7 +6,7 @@ The same ledger and the same placement as the extender's, asked by hand, and kub
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuslice.core.card_links import weakest_link
@@ -16,6 +16,7 @@ from gpuslice.core.contract import (
     LABEL_MIN_TIER,
     LABEL_MODE,
     LABEL_SCHEDULE,
+    LABEL_SHARED,
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import CORE_MEM, rules_of
@@ -101,7 +102,7 @@ def explain(ledger: Ledger, places: Iterable[Place], wish: Wish) -> Explanation:
             like = replace(like, best=best.name, card=card, most=best.most)
         classes.append(like)
     classes.sort(key=lambda each: (not each.fits, -len(each.nodes)))
-    hints = [*_hints(found, wish)]
+    hints = [*_hints(found, wish, labels={each.name: each.labels for each in places})]
     by_claims = [each.name for each in found if each.reason == BY_CLAIMS]
     if by_claims and not any(each.fits for each in found):
         give = f"{counted(len(by_claims), 'node')} {'gives' if len(by_claims) == 1 else 'give'}"
@@ -171,7 +172,15 @@ def room_by_eviction(ledger: Ledger, places: Sequence[Place], wish: Wish, pod: P
 # -- what follows ----------------------------------------------------------------------------------------
 
 
-def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
+def _unless_done(label: str, value: str, labels: Mapping[str, Mapping[str, str]], what: str) -> str:
+    """ "Label one …", or what comes after it where somebody has done so."""
+    done = sorted(name for name, of in labels.items() if of.get(label) == value)
+    if done:
+        return f"{done[0]} is labelled {label}={value} and does not offer that yet: see gpuslice doctor."
+    return what
+
+
+def _hints(found: Sequence[_Found], wish: Wish, labels: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     request = wish.request
     shared = [each for each in found if each.state is not None]
     if not shared and wish.claims:
@@ -184,12 +193,15 @@ def _hints(found: Sequence[_Found], wish: Wish) -> Iterable[str]:
     if not shared:
         if not any(each.reason == BY_CLAIMS for each in found):
             name = request.names.memory
-            yield f"No node shares its cards: label one cgpu=true, and see that it offers {name}."
+            what = f"No node shares its cards: label one cgpu=true, and see that it offers {name}."
+            yield _unless_done(LABEL_SHARED, "true", labels, what)
         return
     if request.compute_percent and not any(each.state.node.compute_percent for each in shared if each.state):
         how = f"{LABEL_COMPUTE_POLICY}=cap" if wish.claims else f"{LABEL_SCHEDULE}={CORE_MEM}"
         what = "capacity compute" if wish.claims else request.names.compute
-        yield f"No node divides the compute of its cards: label one {how}, or ask for no {what}."
+        key, _, value = how.partition("=")
+        first = f"No node divides the compute of its cards: label one {how}, or ask for no {what}."
+        yield _unless_done(key, value, labels, first)
         return
     offered = {each.state.node.names.memory for each in shared if each.state}
     if request.names.memory not in offered:

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from simcluster.cluster.amounts import Object, add, amounts_of, pod_requests, total
 from simcluster.kubelet import checkpoint
-from simcluster.kubelet.devices import AdmissionError, ContainerDemand, DeviceAssignments
+from simcluster.kubelet.devices import (
+    AdmissionError,
+    ContainerDemand,
+    DeviceAssignments,
+    TopologyAffinityError,
+)
 from simcluster.kubelet.node import device_limits, is_extended
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.runtime import Runtime
@@ -51,20 +56,24 @@ class Admission:
 
     async def admit(self, pod: Object, *, sources_ready: bool = True) -> Rejection | None:
         """Give the pod its devices and check everything else; None if it may run."""
-        for spec, kind in containers_of(pod):
-            demand = ContainerDemand(spec["name"], device_limits(spec), kind)
-            try:
+        demands = demands_of(pod)
+        try:
+            active = self._active_uids(pod, sources_ready=sources_ready)
+            self._device_manager.align_pod(pod["metadata"]["uid"], demands, active)
+            for demand in demands:
                 await self._allocate(pod, demand, sources_ready=sources_ready)
-            except AdmissionError as error:
-                message = f"Allocate failed due to {error}, which is unexpected"
-                return Rejection("UnexpectedAdmissionError", message)
+        except TopologyAffinityError as error:
+            return Rejection("TopologyAffinityError", str(error))
+        except AdmissionError as error:
+            message = f"Allocate failed due to {error}, which is unexpected"
+            return Rejection("UnexpectedAdmissionError", message)
         return self._does_not_fit(pod) or await self._wrong_node(pod)
 
     async def allocate_again(self, pod: Object, container: str) -> None:
         """For a container whose devices kubelet has forgotten. Raises AdmissionError."""
-        for spec, kind in containers_of(pod):
-            if spec["name"] == container and device_limits(spec):
-                await self._allocate(pod, ContainerDemand(container, device_limits(spec), kind))
+        for demand in demands_of(pod):
+            if demand.name == container and demand.limits:
+                await self._allocate(pod, demand)
 
     def save(self) -> None:
         """Write the checkpoint, as after every allocation and every device list."""
@@ -74,14 +83,18 @@ class Admission:
     async def _allocate(self, pod: Object, demand: ContainerDemand, *, sources_ready: bool = True) -> None:
         uid = pod["metadata"]["uid"]
         held = self._device_manager.assignments()
-        active = {one["metadata"]["uid"] for one in self._active()} | {uid}
-        if not sources_ready:  # pods not yet read may hold devices
-            active |= {one.pod_uid for one in held}
+        active = self._active_uids(pod, sources_ready=sources_ready)
         running = self._runtime.find(uid, demand.name)
         already = not sources_ready and running is not None and running.running
         await self._endpoints.answer(self._device_manager.allocate(uid, demand, active, already))
         if self._device_manager.assignments() != held:
             self.save()
+
+    def _active_uids(self, pod: Object, *, sources_ready: bool) -> set[str]:
+        active = {one["metadata"]["uid"] for one in self._active()} | {pod["metadata"]["uid"]}
+        if not sources_ready:  # pods not yet read may hold devices
+            active |= {one.pod_uid for one in self._device_manager.assignments()}
+        return active
 
     def _does_not_fit(self, pod: Object) -> Rejection | None:
         others = list(self._admitted())
@@ -108,3 +121,8 @@ class Admission:
         if failure is None:
             return None
         return Rejection("NodeAffinity", f"Predicate NodeAffinity failed: {failure.reasons[0]}")
+
+
+def demands_of(pod: Object) -> list[ContainerDemand]:
+    """Its containers' limits of devices, in the order in which kubelet serves them."""
+    return [ContainerDemand(spec["name"], device_limits(spec), kind) for spec, kind in containers_of(pod)]

@@ -11,9 +11,10 @@ from typing import Any
 from gpuslice.core.model import ContainerKind
 from simcluster.kubelet import references
 from simcluster.kubelet.backoff import BackOff, shown
-from simcluster.kubelet.devices import AdmissionError, PluginError
+from simcluster.kubelet.devices import AdmissionError
 from simcluster.kubelet.environment import ConfigError
 from simcluster.kubelet.node_services import NodeServices, device_options
+from simcluster.kubelet.plugin_calls import PluginError
 from simcluster.kubelet.prober import Prober
 from simcluster.kubelet.records import ContainerRecord, RunningState, TerminatedState, WaitingState
 from simcluster.kubelet.runtime import Container, StartError

@@ -8,10 +8,27 @@ their answers, so that the same code runs under gRPC, in property tests and acro
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuslice.core.model import ContainerKind
+from simcluster.kubelet.plugin_calls import (
+    AllocateCall,
+    Allocation,
+    Call,
+    PluginError,
+    PreferredCall,
+    Response,
+)
+from simcluster.kubelet.topology import (
+    Hint,
+    Hints,
+    NumaNodes,
+    Scope,
+    TopologyManager,
+    by_affinity,
+    device_hints,
+)
 
 STOP_GRACE_S = 300.0  # how long a resource stays in the node's capacity after its plugin's stream ended
 
@@ -20,8 +37,11 @@ class AdmissionError(Exception):
     """The pod cannot be admitted; the text is what the user reads after "Allocate failed due to"."""
 
 
-class PluginError(Exception):
-    """A plugin answered an error; thrown into `DeviceAssignments.allocate` at the call that failed."""
+class TopologyAffinityError(AdmissionError):
+    """The topology manager's policy does not allow what is free; the text is kubelet's."""
+
+    def __init__(self) -> None:
+        super().__init__("Resources cannot be allocated with Topology locality")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +56,7 @@ class Options:
 class Device:
     identifier: str
     healthy: bool = True
-    numa_nodes: tuple[int, ...] = ()
+    numa_nodes: tuple[int, ...] | None = None  # None: it says nothing about its topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,47 +68,16 @@ class ContainerDemand:
     kind: ContainerKind = ContainerKind.APP
 
 
-@dataclass(frozen=True, slots=True)
-class PreferredCall:
-    """GetPreferredAllocation; the answer is a collection of ids, of which kubelet uses those that are
-    available.
-    """
-
-    resource: str
-    available: frozenset[str]
-    must_include: frozenset[str]
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class AllocateCall:
-    """Allocate with exactly one container request; `ids` are in random order. The answer is that container's
-    serialised response."""
-
-    resource: str
-    ids: tuple[str, ...]
-
-
-Call = PreferredCall | AllocateCall
-Response = Iterable[str] | bytes
-Allocation = Generator[Call, Response, None]
-
-
-async def carry_out(steps: Allocation, ask: Callable[[Call], Awaitable[Response]]) -> None:
-    """Let `ask` answer the calls of one container's allocation; a PluginError is passed to the steps."""
-    try:
-        call = next(steps)
-        while True:
-            try:
-                answer = await ask(call)
-            except PluginError as error:
-                call = steps.throw(error)
-            else:
-                call = steps.send(answer)
-    except StopIteration:
-        return
-    finally:
-        steps.close()
+def _demand(containers: Iterable[ContainerDemand], resource: str) -> int:
+    """What they hold at most at the same time."""
+    kept, most = 0, 0
+    for each in containers:
+        units = each.limits.get(resource, 0)
+        if each.kind is ContainerKind.INIT:
+            most = max(most, kept + units)
+        else:
+            kept += units
+    return max(most, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +112,14 @@ class _Endpoint:
 
 @dataclass(slots=True)
 class DeviceAssignments:
-    """Devices, their holders, and the plugins that serve them. Time is a parameter in monotonic seconds."""
+    """Devices, their holders, and the plugins that serve them. Time is a parameter in monotonic seconds.
+
+    `other_hints`: what the managers of CPUs and memory say about a pod's container; "" means the whole pod.
+    """
 
     rng: random.Random = field(default_factory=random.Random)
+    topology: TopologyManager = field(default_factory=TopologyManager)
+    other_hints: Callable[[str, str], Sequence[Hints]] = lambda pod_uid, container: ()
     devices: dict[str, dict[str, Device]] = field(default_factory=dict)
     allocated: dict[str, set[str]] = field(default_factory=dict)
     _endpoints: dict[str, _Endpoint] = field(default_factory=dict)
@@ -133,6 +127,8 @@ class DeviceAssignments:
     _assignments: dict[tuple[str, str, str], DeviceAssignment] = field(default_factory=dict)
     _reuse: tuple[str, dict[str, set[str]]] = ("", {})
     _generation: int = 0
+    _affinity: dict[tuple[str, str], NumaNodes | None] = field(default_factory=dict)  # pod uid, container
+    _numa_nodes: NumaNodes | None = None  # the affinity of the container that is being served
 
     # -- plugins ---------------------------------------------------------------------------------
 
@@ -248,6 +244,9 @@ class DeviceAssignments:
         self.rng.shuffle(resources)  # the order of a Go map
         if resources:
             self.forget_except(active_uids)
+        if self.topology.scope is Scope.CONTAINER:
+            self._align(pod_uid, [container])
+        self._numa_nodes = self._affinity.get((pod_uid, container.name))
         for resource in resources:
             held = self._assignments.get((pod_uid, container.name, resource))
             if held is not None:
@@ -261,6 +260,46 @@ class DeviceAssignments:
                 reusable.setdefault(one.resource, set()).update(one.ids)
             else:
                 reusable.setdefault(one.resource, set()).difference_update(one.ids)
+
+    # -- topology --------------------------------------------------------------------------------
+
+    def align_pod(
+        self, pod_uid: str, containers: Sequence[ContainerDemand], active_uids: Iterable[str]
+    ) -> None:
+        """Choose NUMA nodes for the whole pod, if that is the scope. Raises TopologyAffinityError."""
+        if self.topology.scope is Scope.POD:
+            self.forget_except(active_uids)
+            self._align(pod_uid, containers)
+
+    def _align(self, pod_uid: str, containers: Sequence[ContainerDemand]) -> None:
+        of = "" if self.topology.scope is Scope.POD else containers[0].name
+        hint = self.topology.merged([self._hints(pod_uid, containers), *self.other_hints(pod_uid, of)])
+        if hint is None:
+            raise TopologyAffinityError
+        self._affinity |= {(pod_uid, each.name): hint.nodes for each in containers}
+
+    def _places(self, resource: str) -> dict[str, tuple[int, ...] | None]:
+        return {one: device.numa_nodes for one, device in self.devices.get(resource, {}).items()}
+
+    def _hints(self, pod_uid: str, containers: Sequence[ContainerDemand]) -> Hints:
+        found: dict[str, list[Hint] | None] = {}
+        for resource in {name for each in containers for name in each.limits if name in self._known}:
+            places = self._places(resource)
+            if all(numa is None for numa in places.values()):
+                found[resource] = None
+                continue
+            needed = _demand(containers, resource)
+            held = [one for each in containers for one in self.assignments_of(pod_uid, each.name)]
+            mine = frozenset[str]().union(*(one.ids for one in held if one.resource == resource))
+            free = self.healthy(resource) - self.allocated.get(resource, set())
+            reusable = self._reuse[1].get(resource, set()) if self._reuse[0] == pod_uid else set()
+            if mine:
+                free, reusable = mine, set()
+            if len(mine) not in (0, needed) or len(free | reusable) < needed:
+                found[resource] = []
+                continue
+            found[resource] = device_hints(places, self.topology.numa_nodes, free, reusable, needed)
+        return found
 
     def _allocate_resource(
         self, pod_uid: str, container: ContainerDemand, resource: str, reusable: set[str]
@@ -305,7 +344,11 @@ class DeviceAssignments:
     def _choose(
         self, resource: str, needed: int, reusable: set[str]
     ) -> Generator[Call, Response, frozenset[str]]:
-        """The ids for one container: reusable ones first, then the plugin's preference, then any."""
+        """The ids for one container: reusable ones first, then of the right NUMA nodes, then any.
+
+        The plugin is asked what it prefers: of the right NUMA nodes if they have more than enough, otherwise
+        of what is missing beyond them.
+        """
         healthy = self._require_healthy(resource)
         if needed == 0:
             return frozenset()
@@ -320,12 +363,22 @@ class DeviceAssignments:
                 f"requested number of devices unavailable for {resource}. "
                 f"Requested: {missing}, Available: {len(available)}"
             )
-        preferred = yield from self._preferred(resource, available | chosen, chosen, needed)
-        wished = [one for one in preferred if one in available]
-        rest = self._shuffled(available.difference(wished))
-        taken = [*wished, *rest][:missing]
-        self.allocated[resource].update(taken)
-        return frozenset(chosen.union(taken))
+        aligned, elsewhere = by_affinity(self._places(resource), self._numa_nodes, available)
+
+        def take(ids: Iterable[str]) -> None:
+            taken = [one for one in self._shuffled(ids) if one not in chosen][: needed - len(chosen)]
+            chosen.update(taken)
+            self.allocated[resource].update(taken)
+
+        offered = aligned if missing < len(aligned) else available
+        if offered is available:
+            take(aligned)
+        if len(chosen) < needed:
+            preferred = yield from self._preferred(resource, offered | chosen, chosen, needed)
+            take(set(preferred) & offered)
+            for rest in (aligned, elsewhere, available):
+                take(rest)
+        return frozenset(chosen)
 
     def _preferred(
         self, resource: str, available: frozenset[str], must_include: set[str], size: int

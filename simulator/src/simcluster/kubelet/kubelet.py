@@ -51,7 +51,7 @@ class Kubelet:
         rng: random.Random | None = None,
     ) -> None:
         self.settings = settings
-        self.device_manager = DeviceAssignments(rng or random.Random())
+        self.device_manager = DeviceAssignments(rng or random.Random(), settings.topology)
         self.ready = asyncio.Event()
         self._client = client
         self._runtime = runtime

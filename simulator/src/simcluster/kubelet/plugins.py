@@ -20,17 +20,8 @@ from grpclib.exceptions import StreamTerminatedError
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import API_VERSION, HEALTHY, Server
-from simcluster.kubelet.devices import (
-    Allocation,
-    Call,
-    Device,
-    DeviceAssignments,
-    Options,
-    PluginError,
-    PreferredCall,
-    Response,
-    carry_out,
-)
+from simcluster.kubelet.devices import Device, DeviceAssignments, Options
+from simcluster.kubelet.plugin_calls import Allocation, Call, PluginError, PreferredCall, Response, carry_out
 from simcluster.kubelet.rpc import DevicePluginClient, RegistrationService
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -107,7 +98,7 @@ class PluginEndpoints(RegistrationService):
         try:
             async with contextlib.aclosing(client.list_and_watch()) as lists:
                 async for message in lists:
-                    if self._device_manager.update(resource, generation, map(_device, message.devices)):
+                    if self._device_manager.update(resource, generation, map(device_of, message.devices)):
                         self._changed()
         except _BROKEN as error:
             _log.info("plugin stream ended", extra={"resource": resource, "error": error_text(error)})
@@ -173,6 +164,6 @@ def error_text(error: BaseException) -> str:
     return f"rpc error: code = Unavailable desc = connection error: {error}"
 
 
-def _device(message: dp.Device) -> Device:
-    nodes = tuple(node.ID for node in message.topology.nodes)
+def device_of(message: dp.Device) -> Device:
+    nodes = tuple(node.ID for node in message.topology.nodes) if message.HasField("topology") else None
     return Device(message.ID, message.health == HEALTHY, nodes)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from simcluster.kubelet.topology import TopologyManager
+
 
 @dataclass(frozen=True, slots=True)
 class KubeletSettings:
@@ -33,6 +35,7 @@ class KubeletSettings:
     node_status_s: float = 10.0
     lease_s: float = 10.0
     environ: Mapping[str, str] = field(default_factory=dict)
+    topology: TopologyManager = field(default_factory=TopologyManager)
     host: str = "127.0.0.1"
     port: int = 0
 

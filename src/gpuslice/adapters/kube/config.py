@@ -114,12 +114,14 @@ def _connection(merged: Merged, wanted: str, interactive: bool) -> Connection:
             f'kubeconfig {merged.source}: context "{name}" names cluster "{context.cluster}", '
             f"which is not among its clusters: {', '.join(sorted(merged.clusters)) or 'none'}"
         )
-    cluster, cluster_folder = merged.clusters[context.cluster]
+    cluster, cluster_folder = merged.clusters[context.cluster], merged.clusters.folder(context.cluster)
     if context.user and context.user not in merged.users:
         raise ConfigError(
             f'kubeconfig {merged.source}: context "{name}" names user "{context.user}", which is missing'
         )
-    user, user_folder = merged.users.get(context.user, (User(), Path()))
+    user, user_folder = User(), Path()
+    if context.user:
+        user, user_folder = merged.users[context.user], merged.users.folder(context.user)
     inline, file = cluster.certificate_authority_data, cluster.certificate_authority
     tls = Tls(
         authority=_data_or_file(inline, file, cluster_folder, "certificate-authority"),

@@ -6,7 +6,7 @@ Source: the kubeconfig v1 format and the merge order of client-go: the first fil
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,8 +47,8 @@ class Cluster(_Part):
 
 
 class Variable(_Part):
-    name: str
-    value: str
+    name: str = ""
+    value: str = ""
 
 
 class ExecSection(msgspec.Struct, rename="camel"):
@@ -83,49 +83,80 @@ class Context(_Part):
     namespace: str = ""
 
 
-class _NamedCluster(_Part):
-    name: str
-    cluster: Cluster = msgspec.field(default_factory=Cluster)
+class _Named(msgspec.Struct):
+    """An entry of a list; what it holds is read when it is chosen, as nothing else of the file matters."""
 
-
-class _NamedUser(_Part):
-    name: str
-    user: User | None = None
-
-
-class _NamedContext(_Part):
-    name: str
-    context: Context = msgspec.field(default_factory=Context)
+    name: str = ""
+    cluster: Any = {}
+    user: Any = {}
+    context: Any = {}
 
 
 class _File(_Part):
-    current_context: str | None = None
-    clusters: list[_NamedCluster] | None = None
-    users: list[_NamedUser] | None = None
-    contexts: list[_NamedContext] | None = None
+    current_context: str = ""
+    clusters: list[_Named] = []
+    users: list[_Named] = []
+    contexts: list[_Named] = []
+
+
+P = TypeVar("P", bound=_Part)
+
+
+class Chosen(Mapping[str, P]):
+    """Parts by name, each read when it is asked for. Raises ConfigError."""
+
+    def __init__(self, type: type[P], parts: Iterable[tuple[str, _Written]]) -> None:
+        self._type = type
+        self._written: dict[str, _Written] = {}
+        for name, written in parts:
+            self._written.setdefault(name, written)  # the first file to name a thing wins
+
+    def __getitem__(self, name: str) -> P:
+        written = self._written[name]
+        try:
+            return msgspec.convert(written.part, self._type)
+        except msgspec.ValidationError as error:
+            where = str(error).replace("`$", f"`${written.at}")
+            raise ConfigError(f"kubeconfig {written.file}: {where}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._written)
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def folder(self, name: str) -> Path:
+        """The one that its relative paths start from."""
+        return self._written[name].file.parent
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    part: Any
+    file: Path
+    at: str
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Several files as one; each cluster and user with the folder that its relative paths start from."""
+    """Several files as one."""
 
     source: str
     current_context: str
-    clusters: Mapping[str, tuple[Cluster, Path]]
-    users: Mapping[str, tuple[User, Path]]
-    contexts: Mapping[str, Context]
+    clusters: Chosen[Cluster]
+    users: Chosen[User]
+    contexts: Chosen[Context]
 
 
 def merge(paths: Sequence[Path]) -> Merged:
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    present, files = [], []
+    files: list[tuple[_File, Path]] = []
     for path in paths:
         try:
             document = yaml.load(checked_depth(path.read_bytes()), Loader=loader)
-            files.append((msgspec.convert(document or {}, _File), path.parent))
-            present.append(path)
+            files.append((msgspec.convert(_without_nulls(document) or {}, _File), path))
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -134,23 +165,27 @@ def merge(paths: Sequence[Path]) -> Merged:
             raise ConfigError(f"kubeconfig {path}: {error}") from error
         except (yaml.YAMLError, ValueError) as error:
             raise ConfigError(f"kubeconfig {path} is not YAML: {words_of(error)}") from error
-    if not present:
+    if not files:
         raise MissingConfigError(str(paths[0]), "no such file or directory")
+
+    def written(plural: str, singular: str) -> Iterator[tuple[str, _Written]]:
+        for file, path in files:
+            for number, each in enumerate(getattr(file, plural)):
+                yield each.name, _Written(getattr(each, singular), path, f".{plural}[{number}].{singular}")
+
     return Merged(
-        source=os.pathsep.join(map(str, present)),
-        current_context=next((f.current_context for f, _ in files if f.current_context), ""),
-        clusters=_first_wins(
-            [(c.name, (c.cluster, folder)) for f, folder in files for c in f.clusters or []]
-        ),
-        users=_first_wins(
-            [(u.name, (u.user or User(), folder)) for f, folder in files for u in f.users or []]
-        ),
-        contexts=_first_wins([(c.name, c.context) for f, _ in files for c in f.contexts or []]),
+        source=os.pathsep.join(str(path) for _, path in files),
+        current_context=next((file.current_context for file, _ in files if file.current_context), ""),
+        clusters=Chosen(Cluster, written("clusters", "cluster")),
+        users=Chosen(User, written("users", "user")),
+        contexts=Chosen(Context, written("contexts", "context")),
     )
 
 
-V = TypeVar("V")
-
-
-def _first_wins(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
-    return dict(reversed(pairs))
+def _without_nulls(value: Any) -> Any:
+    """As kubectl reads it, for which null is the same as nothing."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value if each is not None]
+    return value

@@ -7,13 +7,21 @@ short.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 
 class _Object(msgspec.Struct, gc=False, rename="camel", omit_defaults=True, kw_only=True):
     pass
+
+
+class OwnerReference(_Object):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
 
 
 class Metadata(_Object):
@@ -27,6 +35,12 @@ class Metadata(_Object):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     finalizers: list[str] | None = None
+    owner_references: list[OwnerReference] | None = None
+
+    @property
+    def controller(self) -> OwnerReference | None:
+        """What made it, and makes another in its place."""
+        return next((owner for owner in self.owner_references or () if owner.controller), None)
 
 
 class ClaimUse(_Object):
@@ -127,6 +141,20 @@ class Condition(_Object):
     last_heartbeat_time: str | None = None  # of a node's
 
 
+class ExtendedResourceRequest(_Object):
+    """The request of a claim that stands for an extended resource of a container."""
+
+    container_name: str = ""
+    request_name: str = ""
+
+
+class ExtendedResourceClaim(_Object):
+    """The claim that kube-scheduler itself made for a pod's extended resources (KEP-5004)."""
+
+    resource_claim_name: str = ""
+    request_mappings: list[ExtendedResourceRequest] | None = None
+
+
 class PodStatus(_Object):
     phase: str = ""
     reason: str = ""
@@ -137,12 +165,60 @@ class PodStatus(_Object):
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     resource_claim_statuses: list[PodClaim] | None = None  # the claims made from templates
+    extended_resource_claim_status: ExtendedResourceClaim | None = None
+
+
+class UsedRequest(NamedTuple):
+    """A container uses a request of a claim; "" means all requests."""
+
+    container: str
+    claim: str
+    request: str
+
+
+class Owned(_Object):
+    """Any object of which only the metadata is read."""
+
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
 
 
 class Pod(_Object):
     metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    @property
+    def claims(self) -> list[PodClaim]:
+        """All claims that it uses, with the names of those that exist."""
+        made = {each.name: each.resource_claim_name for each in self.status.resource_claim_statuses or ()}
+        found = [
+            msgspec.structs.replace(
+                each, resource_claim_name=each.resource_claim_name or made.get(each.name) or None
+            )
+            for each in self.spec.resource_claims or ()
+        ]
+        if (implicit := self.status.extended_resource_claim_status) is not None:
+            found.append(PodClaim(resource_claim_name=implicit.resource_claim_name))
+        return found
+
+    @property
+    def used_requests(self) -> list[UsedRequest]:
+        """What its containers use of the claims that exist, in the containers' order."""
+        names = {each.name: each.resource_claim_name for each in self.claims if each.name}
+        implicit = self.status.extended_resource_claim_status or ExtendedResourceClaim()
+        found: list[UsedRequest] = []
+        for container in (*(self.spec.init_containers or ()), *self.spec.containers):
+            found += [
+                UsedRequest(container.name, name, use.request)
+                for use in (container.resources and container.resources.claims) or ()
+                if (name := names.get(use.name))
+            ]
+            found += [
+                UsedRequest(container.name, implicit.resource_claim_name, each.request_name)
+                for each in implicit.request_mappings or ()
+                if each.container_name == container.name
+            ]
+        return found
 
 
 class Address(_Object):

@@ -19,7 +19,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpclib import GRPCError
@@ -104,6 +104,10 @@ class PluginServer:
     def registered(self) -> bool:
         """Whether the current kubelet knows us and listens to our list."""
         return self._registered_with is not None and self._watched.streams > 0
+
+    def offer(self, resource: str) -> None:
+        """Offer it under this name from the next run on."""
+        self._address = replace(self._address, resource=resource)
 
     def register_again(self) -> None:
         """Register once more even though nothing seems to have changed (SIGHUP)."""

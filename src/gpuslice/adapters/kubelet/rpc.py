@@ -29,7 +29,7 @@ from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
 API_VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
-ACCEPTING_ITERATIONS = 100
+ATTACHING_ITERATIONS, ACCEPTING_ITERATIONS = 2, 100
 UNREADABLE = (DecodeError, AssertionError, NotImplementedError)
 """What grpclib raises at a message that is no protobuf, is cut off or missing, or is compressed."""
 
@@ -55,8 +55,20 @@ class Server(grpclib.server.Server):  # type: ignore[misc]  # grpclib has no typ
         self._connected.add(protocol)
         return protocol
 
+    def close(self) -> None:
+        """Accept nobody from now on; `wait_closed` does the rest.
+
+        asyncio attaches a client in the next turn of the loop, and loses one whose server was closed
+        meanwhile: its socket stays open until it is collected.
+        """
+        for listening in self._server.sockets if self._server is not None else ():
+            self._loop.remove_reader(listening.fileno())
+
     async def wait_closed(self) -> None:
         """Until every call has ended and every client is gone."""
+        for _ in range(ATTACHING_ITERATIONS):
+            await asyncio.sleep(0)
+        super().close()
         for protocol in list(self._connected):
             await protocol.handler.wait_closed()
             for _ in range(ACCEPTING_ITERATIONS):  # a client accepted just now is connected in one or two

@@ -6,6 +6,7 @@ no limit depends on them. The file is read, never mapped: truncation is then an 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Collection, Container, Mapping
@@ -71,17 +72,25 @@ class RegionReading:
     cards: tuple[CardUsage, ...]
 
 
-def prepare_region(path: Path | str) -> None:
-    """Put a new region in place: processes of an earlier container keep their own, unlinked one."""
+def prepare_region(path: Path | str, *, replace: bool = True) -> None:
+    """Put a new region in place: processes of an earlier container keep their own, unlinked one.
+
+    Unless `replace`, one that somebody created meanwhile stays.
+    """
     place = Path(path)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         os.fchmod(file, 0o666)
         os.truncate(file, layout.REGION_BYTES)
-        temporary.rename(place)
+        if replace:
+            temporary.rename(place)
+        else:
+            with contextlib.suppress(FileExistsError):
+                place.hardlink_to(temporary)
     finally:
         os.close(file)
+        temporary.unlink(missing_ok=True)
 
 
 def read_region(path: Path | str, cards: Container[str] | None = None) -> RegionReading | None:

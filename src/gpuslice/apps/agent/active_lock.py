@@ -12,15 +12,18 @@ import contextlib
 import fcntl
 import logging
 import os
+import stat
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.serve import CannotServeError, Listen, serving
+from gpuslice.apps.agent.upkeep import LostError, Owned
 from gpuslice.apps.settings import SettingsError
 
 _log = logging.getLogger(__name__)
 
+MODE = 0o700
 POLL_S = 0.05
 LAST_S = 10.0  # how long the end of serving kubelet may take; the container runtime kills us after 30 s
 PORT_S = 60.0
@@ -36,6 +39,7 @@ class ActiveLock:
     def __init__(self, folder: Path) -> None:
         self.held = asyncio.Event()
         self._folder = folder / "active"
+        self._handle: int | None = None  # of the locked folder
         self._serving = 0
         self._served = asyncio.Event()
         self._served.set()
@@ -56,24 +60,53 @@ class ActiveLock:
             if not self._serving:
                 self._served.set()
 
+    def owned(self) -> Iterator[Owned]:
+        """The folder at its path must be the one that is locked: the next agent would lock another."""
+        if self._handle is not None:
+            found, mode = False, 0
+            with contextlib.suppress(OSError):
+                status = self._folder.stat()
+                found, mode = os.path.samestat(status, os.fstat(self._handle)), stat.S_IMODE(status.st_mode)
+            yield Owned(f"folder {self._folder}", (found, mode), (True, MODE), self._mend)
+
+    def _mend(self) -> None:
+        assert self._handle is not None
+        with contextlib.suppress(OSError):
+            if os.path.samestat(self._folder.stat(), os.fstat(self._handle)):
+                os.fchmod(self._handle, MODE)
+                return
+        if (handle := self._taken()) is None:
+            raise LostError("another agent has locked it meanwhile")
+        os.dup2(handle, self._handle, inheritable=False)
+        os.close(handle)
+
+    def _taken(self) -> int | None:
+        """The locked folder; None if another agent has locked it. Raises OSError."""
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        if not self._folder.is_dir():
+            self._folder.unlink(missing_ok=True)
+        self._folder.mkdir(mode=MODE, exist_ok=True)
+        handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fchmod(handle, MODE)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        return handle
+
     async def hold(self) -> None:
         """Take the lock as soon as nobody else has it, and keep it until cancelled."""
+        standing_by = False
         with contextlib.ExitStack() as stack:
             try:
-                self._folder.parent.mkdir(parents=True, exist_ok=True)
-                self._folder.mkdir(mode=0o700, exist_ok=True)
-                handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-                stack.callback(os.close, handle)
-                standing_by = False
-                while True:
-                    try:
-                        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        break
-                    except BlockingIOError:
-                        if not standing_by:
-                            _log.info("another agent serves this node; standing by until it ends")
-                        standing_by = True
+                while (handle := self._taken()) is None:
+                    if not standing_by:
+                        _log.info("another agent serves this node; standing by until it ends")
+                    standing_by = True
                     await asyncio.sleep(POLL_S)
+                self._handle = handle
+                stack.callback(os.close, handle)
             except OSError as error:  # no agent would be worse than two for a moment
                 _log.warning("cannot tell whether another agent runs here", extra={"error": str(error)})
             self.held.set()

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
-from gpuslice.apps.agent.folders import Owner
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer, no_room_beside
+from gpuslice.apps.agent.owner import Owner
 from gpuslice.apps.agent.pending import (
     GrantRecord,
     PendingContainer,
@@ -97,7 +97,9 @@ class AllocationState:
         known = self._pods.get(pod.view.uid)
         if known is not None and 0 < pod.view.version < known.view.version:
             return
-        self._pods[pod.view.uid] = replace(pod, came=known.came if known is not None else pod.view.version)
+        came = known.came if known is not None else pod.view.version
+        lost = (known.lost | known.said.keys()) - pod.said.keys() if known is not None else frozenset()
+        self._pods[pod.view.uid] = replace(pod, came=came, lost=lost)
         if known is not None and pod.view.version != known.view.version:
             self._unanswered.pop(pod.view.uid, None)  # what was sent was for the version before
         if self.targets.get(pod.view.uid) == pod.view.placement:

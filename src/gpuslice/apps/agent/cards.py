@@ -7,23 +7,29 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from gpuslice.adapters.gpu.location import SYSFS, location
 from gpuslice.adapters.gpu.renewal import Renewal
 from gpuslice.adapters.gpu.source import GpuSource, GpuUnavailableError, Inventory
-from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.objects import ConfigMap
+from gpuslice.adapters.kube.resources import CONFIG_MAPS
+from gpuslice.adapters.kube.watch import Reflector
 from gpuslice.apps.agent.active_lock import ActiveLock
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.device_list import DeviceList, cut
+from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.apps.agent.health import Fault, Health, excluded_cards, recorded_faults, unhealthy_data
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
-from gpuslice.apps.agent.writer import Writer
+from gpuslice.apps.agent.units_in_force import UnitsInForce
+from gpuslice.apps.agent.upkeep import Owned, Upkeep
+from gpuslice.apps.agent.writer import Writer, unhealthy_configmap
 from gpuslice.core.card_links import Link, card_links
+from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.errors import ContractError
 from gpuslice.core.model import Card
 
@@ -57,11 +63,12 @@ class CardMonitor:
         node: NodeReconciler,
         writer: Writer,
         *,
+        client: KubeClient,
         lock: ActiveLock,
-        unit: str,
+        units: UnitsInForce,
         settings: AgentSettings,
-        sysfs: Path = SYSFS,
         proc: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.cards: tuple[Card, ...] = ()
         self.health = Health(settings.recovery_s)
@@ -74,7 +81,8 @@ class CardMonitor:
         self._node = node
         self._writer = writer
         self._lock = lock
-        self._unit = unit
+        self._units = units
+        self._told = ""  # what waits, as reported
         self._file = Path(settings.unhealthy_file)
         self._every_s = settings.inventory_s
         listed = proc / "driver" / "nvidia" / "gpus"
@@ -82,12 +90,16 @@ class CardMonitor:
         self._follow_events = settings.health_check
         self._failures = 0
         self.links: dict[frozenset[str], Link] = {}  # by a pair of uuids
-        self._sysfs = sysfs
-        self._recorded: tuple[dict[int, str], frozenset[str]] | None = None  # reasons, cards with faults
         self._untold: deque[_NodeEvent] = deque(maxlen=MOST_UNTOLD)  # in order
         self._file_problem = ""
         self._unusable: list[str] = []  # in words, of the driver's list
-        self._changed = asyncio.Event()
+        name = unhealthy_configmap(settings.node_name)
+        self._configmap = f"{SYSTEM_NAMESPACE}/{name}"
+        self.upkeep = Upkeep(self._owned, writer.not_repaired)
+        self._configmaps: Reflector[ConfigMap] = Reflector(
+            client, CONFIG_MAPS, lambda _: self.upkeep.wake(), namespace=SYSTEM_NAMESPACE,
+            fields=f"metadata.name={name}", clock=clock,
+        )  # fmt: skip
 
     def reasons(self) -> dict[int, str]:
         """Why cards are out of use, by index."""
@@ -98,18 +110,23 @@ class CardMonitor:
 
     async def watch(self) -> None:
         """Query the cards, the file and the time, for ever."""
+        if not self._units.known:
+            await self._node.read.wait()
+            if (seen := self._node.seen) is not None:
+                self._units.learn(seen.metadata.annotations or {}, seen.status.capacity or {})
         while True:
             await self.refresh()
             await asyncio.sleep(self._every_s)
 
     async def record(self) -> None:
         """Write down what is found, for ever. Nobody who looks at the cards waits for the API server."""
-        while True:
-            await self._record()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._every_s):
-                    await self._changed.wait()
-            self._changed.clear()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._configmaps.run())
+            await self._configmaps.synced.wait()
+            while not self.cards:  # noqa: ASYNC110
+                await asyncio.sleep(self._every_s)
+            await self._adopt()
+            await self.upkeep.run()
 
     async def follow_events(self) -> None:
         """Handle the driver's reports, for ever. A driver that cannot report is asked again now and then."""
@@ -156,7 +173,7 @@ class CardMonitor:
             unusable = [
                 f"card {each.position} of the driver's list: {each.reason}" for each in inventory.lost
             ]
-            for card in cut(inventory.cards, self._unit):
+            for card in self._units.cut(inventory.cards):
                 twin = answering.setdefault(card.uuid, card)
                 if twin is not card:
                     place = f"card {card.index} of the driver's list"
@@ -210,7 +227,7 @@ class CardMonitor:
                 _log.warning("card out of use", extra={"uuid": uuid, "reason": reason})
         for uuid in sorted(known.keys() - health.reasons().keys()):
             _log.info("card back in use", extra={"uuid": uuid})
-        self._changed.set()
+        self.upkeep.wake()
         after = self.reasons()
         if self._lock.held.is_set():  # otherwise another agent reports
             self._untold.extend(
@@ -222,9 +239,7 @@ class CardMonitor:
                 )
         self._state.set_cards(self.cards, frozenset(self.reasons()))
         unhealthy = health.reasons().keys() & {card.uuid for card in self.cards}
-        places = {card.uuid: location(self.bus_ids.get(card.index, ""), self._sysfs) for card in self.cards}
-        numa_nodes = {uuid: at.numa_node for uuid, at in places.items() if at.numa_node is not None}
-        await self._devices.update(self.cards, unhealthy, numa_nodes)
+        await self._devices.update(self.cards, unhealthy)
         uuids = [card.uuid for card in self.cards]  # including lost ones
         pairs = [
             [self.links.get(frozenset((uuid, other))) for other in uuids[at + 1 :]]
@@ -236,51 +251,58 @@ class CardMonitor:
             self._node.links = card_links(known_pairs)
         self._node.wake()
 
-    async def _record(self) -> None:
-        """Write the ConfigMap if it differs from what we found, and report each change, even if it is over.
+    def _owned(self) -> Iterator[Owned]:
+        if not self.cards:
+            return
+        present = self._present()
+        reasons, here = self.reasons(), {card.uuid for card in self.cards}
+        wanted = None
+        if reasons or present is not None:
+            wanted = unhealthy_data(present, reasons, self.health.faulty() & here)
+        yield Owned(f"ConfigMap {self._configmap}", present, wanted, partial(self._record, wanted or {}))
+        yield Owned("event on units", self._told, self._units.waits, self._tell_waits)
+        yield Owned("events on cards", len(self._untold), 0, self._tell)
 
-        What cannot be written is retried in the next round.
-        """
-        if not self.cards or not self._lock.held.is_set():
-            return
-        if (self.reasons(), self.health.faulty()) == self._recorded and not self._untold:
-            return
-        try:
-            present = await self._writer.unhealthy()
-            if self._recorded is None:  # an earlier agent's faults still count: a restart repairs nothing
-                recorded, now_s = recorded_faults(present), time.monotonic()
-                until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
-                fault = Fault("recorded before the agent's start", until_s)
-                found = {card.uuid: fault for card in self.cards if card.uuid in recorded}
-                await self._set(replace(self.health, faults={**found, **self.health.faults}))
-                known = [_out_of_use(index, reason) for index, reason in self.reasons().items()]
-                self._untold.extend(each for each in known if each not in self._untold)
-            reasons, faulty = self.reasons(), self.health.faulty()
-            if reasons or present is not None:
-                here = {card.uuid for card in self.cards}
-                data = unhealthy_data(present, reasons, faulty & here)
-                if data != present:
-                    await self._writer.set_unhealthy(data)
-        except KubeError as error:
-            _log.warning("ConfigMap of unhealthy cards not written", extra={"error": str(error)})
-            return
-        self._recorded = reasons, faulty
+    def _present(self) -> dict[str, str] | None:
+        """What the ConfigMap of unhealthy cards says; None if there is none."""
+        found = next(iter(self._configmaps.objects.values()), None)
+        return None if found is None else found.data or {}
+
+    async def _record(self, data: dict[str, str]) -> None:
+        await self._writer.set_unhealthy(data, present=self._present() is not None)
+
+    async def _tell(self) -> None:
+        """Report each change, even if it is over, once the API server can be reached."""
+        await self._writer.reach()
         while self._untold:
             event = self._untold.popleft()
             self._writer.node_event(event.reason, event.message, warning=event.warning)
 
+    async def _tell_waits(self) -> None:
+        self._told = self._units.waits
+        if self._told:
+            self._writer.node_event("GPUUnitsWait", self._told, warning=True)
+
+    async def _adopt(self) -> None:
+        """An earlier agent's faults still count: a restart of the agent repairs nothing."""
+        recorded, now_s = recorded_faults(self._present()), time.monotonic()
+        until_s = now_s + self.health.recovery_s if self.health.recovery_s else None
+        fault = Fault("recorded before the agent's start", until_s)
+        found = {card.uuid: fault for card in self.cards if card.uuid in recorded}
+        await self._set(replace(self.health, faults={**found, **self.health.faults}))
+        known = [_out_of_use(index, reason) for index, reason in self.reasons().items()]
+        self._untold.extend(each for each in known if each not in self._untold)
+
 
 def _listed(known: Iterable[Card], answering: Mapping[str, Card]) -> list[Card]:
-    """The cards to list, in index order: known ones with the units that they had when they were first seen.
+    """The cards to list, in index order, also those that do not answer.
 
     Each has the index that it has now: after a reload of the driver without one card, the next may have its
     index, and then the lost one is not listed any more.
     """
     cards, taken = dict(answering), {card.index for card in answering.values()}
     for card in known:
-        if card.uuid in answering:
-            cards[card.uuid] = replace(card, index=answering[card.uuid].index)
-        elif card.index not in taken:
+        if card.uuid not in answering and card.index not in taken:
             cards[card.uuid] = card
     return sorted(cards.values(), key=lambda card: card.index)
 

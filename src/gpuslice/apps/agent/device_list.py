@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 
 from gpuslice.adapters.gpu.source import DriverCard
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
@@ -31,8 +31,7 @@ REFRESH_S = 0.2
 
 MOST_LIST_BYTES = 4 * 1024 * 1024
 """gRPC's limit for one message in kubelet; ListAndWatch has to name every device in one."""
-ENTRY_BYTES = 26  # tags, lengths, "Unhealthy", a NUMA node and some room, besides the id itself
-NOT_KNOWN: Mapping[str, int] = {}
+ENTRY_BYTES = 26  # tags, lengths, "Unhealthy" and some room, besides the id itself
 
 
 class TooManyUnitsError(GpusliceError):
@@ -69,18 +68,14 @@ class DeviceList:
         self._state = state
         self._cards: tuple[Card, ...] = ()
         self._unhealthy: frozenset[str] = frozenset()  # uuids
-        self._numa_nodes: Mapping[str, int] = {}  # by uuid
         self._only: frozenset[str] | None = None  # the only ids given out; None: all of healthy cards
         self._version = 0
         self._changed = asyncio.Condition()
 
     # -- what is given out ----------------------------------------------------------------------------
 
-    async def update(
-        self, cards: tuple[Card, ...], unhealthy: Collection[str], numa_nodes: Mapping[str, int] = NOT_KNOWN
-    ) -> None:
-        """The cards now, the uuids of those not to be given out, and by uuid the NUMA node if known."""
-        self._numa_nodes = numa_nodes
+    async def update(self, cards: tuple[Card, ...], unhealthy: Collection[str]) -> None:
+        """The cards now, and the uuids of those not to be given out."""
         await self._set(cards, frozenset(unhealthy), self._only)
 
     async def refresh(self) -> None:
@@ -106,29 +101,30 @@ class DeviceList:
         """Whether nobody needs kubelet to know the cards."""
         return not self._state.rules.shared and not self._state.holders()
 
-    async def refresh_until_needless(self) -> None:
-        while not self.needless:
+    async def refresh_while(self, wanted: Callable[[], bool]) -> None:
+        """Until nobody needs kubelet to know the cards, or as long as `wanted`."""
+        while wanted() and not self.needless:
             await self.refresh()
             await asyncio.sleep(REFRESH_S)
-        _log.info("leaving kubelet: the cards are not shared, and nobody holds a slice of one any more")
+        if self.needless:
+            _log.info("leaving kubelet: the cards are not shared, and nobody holds a slice of one any more")
 
     # -- what kubelet sees ----------------------------------------------------------------------------
 
     async def messages(self) -> AsyncGenerator[dp.ListAndWatchResponse]:
         """The complete list now, and again after each change.
 
-        If kubelet's topology manager has a policy, it takes a container's CPUs and cards from one NUMA node.
+        Devices name no NUMA node: with a topology manager policy, kubelet would count the free units of each
+        node, not of each card, and offer us only those of another card than the pod was placed on.
         """
         while True:
             version, devices = self._version, []
             for card in self._cards:
-                numa_node = self._numa_nodes.get(card.uuid)
-                topology = None if numa_node is None else dp.TopologyInfo(nodes=[dp.NUMANode(ID=numa_node)])
                 for identifier in (device_id(card.uuid, unit) for unit in range(card.units)):
                     given_out = self._only is None or identifier in self._only
                     healthy = given_out and card.uuid not in self._unhealthy
                     health = HEALTHY if healthy else UNHEALTHY
-                    devices.append(dp.Device(ID=identifier, health=health, topology=topology))
+                    devices.append(dp.Device(ID=identifier, health=health))
             yield dp.ListAndWatchResponse(devices=devices)
             async with self._changed:
                 await self._changed.wait_for(lambda seen=version: self._version != seen)  # type: ignore[misc]

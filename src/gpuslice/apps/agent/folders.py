@@ -10,7 +10,6 @@ number appended (``-2`` …); the highest is the one that Allocate named last::
     <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
     <root>/containers/<token>/var/       region, empty at first: the only place where its processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
-    <root>/containers/<token>/library    the version of the library that it was granted
     <root>/cards/<uuid>/<token>/claim    where it tells its neighbours on a card what it uses, if compute is
                                          divided; all of <uuid>/ is mounted read-only next to it
     <root>/trash/                        what is to be removed, a little at a time
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import secrets
 import time
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
@@ -38,6 +36,7 @@ from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.reader import Counts, prepare_region, with_region
 from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.library import LIBRARY, Library, replace_file
+from gpuslice.apps.agent.owner import CLAIM_PREFIX, FILE, Owner, boot_id, number_of, read_owner, token
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
 from gpuslice.apps.agent.removal import remove_tree
 from gpuslice.apps.agent.shared_files import SharedFiles
@@ -48,28 +47,8 @@ from gpuslice.core.grant import CardLimit
 from gpuslice.core.mode import ComputePolicy, Rules
 from gpuslice.core.units import MIB
 
-CLAIM_PREFIX = "claim-"
 PRELOAD = "ld.so.preload"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
-class Owner(msgspec.Struct, frozen=True):
-    """Whose folder it is. All but `ids` are "" while unknown. `boot`: the run of the machine.
-
-    `earlier`: by card, what the same container counted before it was restarted.
-    """
-
-    ids: list[str]
-    uid: str = ""
-    namespace: str = ""
-    pod: str = ""
-    container: str = ""
-    boot: str = ""
-    earlier: dict[str, Counts] = {}
-
-    def is_of(self, other: Owner) -> bool:
-        """Whether both are the same container of the same pod, as far as is known."""
-        return bool(self.uid) and (self.uid, self.container) == (other.uid, other.container)
+PRELOADED = f"{inside.LIBRARY_FOLDER}/{LIBRARY}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +58,6 @@ class HostMount:
     container_path: str
     host_path: str
     read_only: bool
-
-
-def token(ids: Iterable[str]) -> str:
-    """The folder name of a set of device ids; the same for any order."""
-    return hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:32]
 
 
 class Folders:
@@ -104,6 +78,7 @@ class Folders:
         self._now_ns = now_ns
         # the second is needed where an operator made `containers` a file system of its own
         self._trash = (root / "trash", root / "containers" / ".trash")
+        self.records: dict[str, Owner] = {}  # what each folder must contain, by name
         self.library = Library(root)
         self.regions = RegionFileSystem(root, wanted=bound_regions)
         self.shared = SharedFiles(root)
@@ -119,12 +94,16 @@ class Folders:
 
     # -- one container --------------------------------------------------------------------------------
 
-    def mounts(self, name: str, cards: Iterable[str] = ()) -> tuple[HostMount, ...]:
-        """What a container with the folder `name` is given. `cards`: where it communicates with others."""
+    def mounts(self, name: str, cards: Iterable[str] = (), library: str = "") -> tuple[HostMount, ...]:
+        """What a container with the folder `name` is given. `cards`: where it communicates with others.
+
+        `library`: the version that it has; ours if "".
+        """
+        library = f"lib/{library}" if library else self.library.folder
         folder = self._host_root / "containers" / name
         mounts = [
             *(HostMount(path, str(folder / PRELOAD), read_only=True) for path in inside.PRELOAD_FILES),
-            HostMount(inside.LIBRARY_FOLDER, str(self._host_root / self.library.folder), read_only=True),
+            HostMount(inside.LIBRARY_FOLDER, str(self._host_root / library), read_only=True),
             HostMount(inside.LIMITS_FOLDER, str(folder / "etc"), read_only=True),
             HostMount(inside.REGION_FOLDER, str(folder / "var"), read_only=False),
         ]
@@ -137,8 +116,9 @@ class Folders:
     def current(self, ids: Iterable[str]) -> str:
         """The name of the folder that the last Allocate of these ids mounted, or that the next one will."""
         first = token(ids)
-        numbers = (_number(found.name) for found in (self._root / "containers").glob(f"{first}*"))
-        last = max(numbers, default=1)
+        names = [found.name for found in (self._root / "containers").glob(f"{first}*")]
+        names += [name for name in self.records if name.startswith(first)]
+        last = max(map(number_of, names), default=1)
         return first if last == 1 else f"{first}-{last}"
 
     def prepare(self, ids: Iterable[str], occupied: Container[str] = ()) -> str:
@@ -149,7 +129,7 @@ class Folders:
         ids = sorted(ids)
         name = self.current(ids)
         if name in occupied:
-            name = f"{token(ids)}-{_number(name) + 1}"
+            name = f"{token(ids)}-{number_of(name) + 1}"
         self._make(name, Owner(ids))
         return name
 
@@ -158,12 +138,11 @@ class Folders:
         (folder / "etc").mkdir(parents=True, exist_ok=True)
         folder.parent.chmod(0o700)
         if not (folder / "var").exists():
-            self._make_region_folder(folder)
+            self.make_region_folder(folder)
         if not (folder / PRELOAD).exists():
-            line = f"{inside.LIBRARY_FOLDER}/{LIBRARY}\n"
-            replace_file(folder / PRELOAD, line.encode(), 0o644)
-        if not (folder / "owner.json").exists():
-            self._own(folder, owner)
+            replace_file(folder / PRELOAD, PRELOADED.encode(), 0o644)
+        if read_owner(folder) is None:
+            self._own(folder, self.records.get(name, owner))
 
     def grant(
         self, ids: Iterable[str], occupied: Container[str] = (), *, limits_compute: bool = False
@@ -177,12 +156,16 @@ class Folders:
 
     def _granted(self, name: str, cards: Collection[str]) -> tuple[HostMount, ...]:
         """The mounts of a folder, whose library is recorded. `cards`: where it communicates with others."""
-        replace_file(self._folder(name) / "library", self.library.version.encode(), 0o644)
+        owner, folder = self.owner(name), self._folder(name)
+        self._own(
+            folder,
+            msgspec.structs.replace(owner, library=self.library.version, cards=sorted(cards)),
+        )
         for uuid in cards:
-            self._make_claim(uuid, name)
+            self.make_claim(uuid, name)
         return self.mounts(name, cards)
 
-    def _make_claim(self, uuid: str, name: str) -> None:
+    def make_claim(self, uuid: str, name: str) -> None:
         """A file: a folder is not mounted, so that a tenant can create nothing next to it."""
         meeting = self._root / "cards" / uuid
         meeting.mkdir(parents=True, exist_ok=True)
@@ -194,45 +177,56 @@ class Folders:
     def start(
         self,
         ids: Iterable[str],
-        limits: Iterable[CardLimit],
+        limits: Sequence[limits_file.LimitsEntry],
         owner: Owner,
         *,
-        limited: bool,
-        policy: ComputePolicy = ComputePolicy.CAP,
-        interactive: bool = False,
         occupied: Container[str] = (),
     ) -> None:
         """Prepare for a container's first instruction: its limits, and a region that nobody has written in.
 
-        Raises `LimitsError` for limits that the library would not accept. `limited` false: the file says that
-        there is no limit, for an exempt container. `occupied` as for `prepare`.
+        Raises `LimitsError` for limits that the library would not accept. `occupied` as for `prepare`.
         """
-        name = self.prepare(ids, occupied)
-        self._start(
-            name,
+        self._start(self.prepare(ids, occupied), owner, limits)
+
+    def recover(self, ids: Iterable[str], limits: Sequence[limits_file.LimitsEntry], owner: Owner) -> None:
+        """A container runs with these ids: unless its folder says so, what it must contain is this.
+
+        What its share of compute was when it started is not known any more.
+        """
+        name = self.current(ids)
+        known = self.records.get(name, Owner([]))
+        memory = {each.uuid: each.memory_bytes for each in limits}
+        with contextlib.suppress(limits_file.LimitsError):
+            recorded = limits_file.parse_limits(known.limits)
+            if known.is_of(owner) and {each.uuid: each.memory_bytes for each in recorded} == memory:
+                return
+        cards = [uuid for uuid in memory if (self._root / "cards" / uuid / name).exists()]
+        self.records[name] = msgspec.structs.replace(
             owner,
-            [
-                _of_library(limit, policy, interactive)
-                if limited
-                else limits_file.LimitsEntry(limit.card.uuid, None)
-                for limit in limits
-            ],
+            boot=self.boot,
+            limits=limits_file.format_limits(limits),
+            library=known.library or self.library.version,
+            cards=known.cards or cards,
         )
 
     def _start(self, name: str, owner: Owner, limits: Sequence[limits_file.LimitsEntry]) -> None:
         folder = self._folder(name)
-        before = _read_owner(folder)
+        before = self._owner_in(folder)
         earlier: dict[str, Counts] = {}
         if before.is_of(owner):
             cards = [limit.uuid for limit in limits]
             earlier = with_region(before.earlier, folder / "var" / "region", cards)
         self.regions.unmount(folder / "var")
-        self._move_to_trash(folder / "var")
-        self._make_region_folder(folder)
-        self._own(folder, msgspec.structs.replace(owner, boot=self.boot, earlier=earlier))
-        for limit in limits:
-            if (self._root / "cards" / limit.uuid).is_dir():  # where a share was ever limited
-                self._make_claim(limit.uuid, name)
+        self.move_to_trash(folder / "var")
+        self.make_region_folder(folder)
+        # where a share was ever limited
+        shared = [each.uuid for each in limits if (self._root / "cards" / each.uuid).is_dir()]
+        cards = sorted({*before.cards, *shared})
+        text, library = limits_file.format_limits(limits), before.library
+        given = {"earlier": earlier, "limits": text, "library": library, "cards": cards}
+        self._own(folder, msgspec.structs.replace(owner, boot=self.boot, **given))
+        for uuid in cards:
+            self.make_claim(uuid, name)
         limits_file.write_limits(folder / "etc" / "limits", limits)
         self.shared.new(folder / "etc" / "limits")
 
@@ -247,7 +241,7 @@ class Folders:
         """
         self.library.check()
         self._make(name, owner)
-        self._start(name, owner, [_of_library(limit, rules.compute_policy, False) for limit in limits])
+        self._start(name, owner, entries(limits, policy=rules.compute_policy))
         return self._granted(name, {limit.card.uuid for limit in limits} if rules.limits_compute else ())
 
     def claim_limits(self) -> dict[tuple[str, str], dict[str, int | None]]:
@@ -284,7 +278,7 @@ class Folders:
                 if folder not in self._trash and not folder.name.startswith(CLAIM_PREFIX):
                     with contextlib.suppress(FileNotFoundError):  # swept meanwhile
                         age_s = (self._now_ns() - folder.stat().st_mtime_ns) / 1e9
-                        yield folder.name, _read_owner(folder), age_s
+                        yield folder.name, self._owner_in(folder), age_s
 
     def counts(self) -> Iterator[tuple[str, Owner, dict[str, Counts]]]:
         """For each folder, what its container has counted over all restarts, by card; for display only."""
@@ -294,7 +288,7 @@ class Folders:
 
     def owner(self, name: str) -> Owner:
         """The owner of the folder `name`; nobody if it cannot be read."""
-        return _read_owner(self._folder(name))
+        return self._owner_in(self._folder(name))
 
     def unidentified(self, owner: Owner) -> bool:
         """Whether its container was started in this run of the machine without being identified."""
@@ -302,8 +296,8 @@ class Folders:
 
     def identify(self, name: str, before: Owner, owner: Owner) -> None:
         """Record whose container lives in the folder, which was `before`'s. Raises OSError."""
-        found = msgspec.structs.replace(owner, boot=before.boot, earlier=before.earlier)
-        self._own(self._folder(name), found)
+        names = {each: getattr(owner, each) for each in ("ids", "uid", "namespace", "pod", "container")}
+        self._own(self._folder(name), msgspec.structs.replace(before, **names))
 
     def running(self) -> Iterator[RunningContainer]:
         """The folders of containers that were started in this run of the machine, so may be running.
@@ -328,8 +322,9 @@ class Folders:
 
     def discard(self, name: str) -> None:
         """Move the folder away at once, whatever is in it; it is removed gradually. Raises OSError."""
+        self.records.pop(name, None)
         self.regions.unmount(self._folder(name) / "var")
-        self._move_to_trash(self._folder(name))
+        self.move_to_trash(self._folder(name))
         for own in (self._root / "cards").glob(f"*/{name}"):
             (own / "claim").unlink(missing_ok=True)
             own.rmdir()
@@ -351,18 +346,19 @@ class Folders:
         return True
 
     def sweep_libraries(self, older_than_s: float) -> None:
-        """Remove versions of the library that no folder's container uses."""
-        notes = (self._root / "containers").glob("*/library")
-        self.library.sweep({note.read_text() for note in notes}, older_than_s)
+        """Remove versions of the library that no folder's container uses; none if one does not say."""
+        owners = [read_owner(found.parent) for found in (self._root / "containers").glob("*/etc")]
+        if None not in owners:
+            self.library.sweep({each.library for each in owners if each}, older_than_s)
 
-    def _make_region_folder(self, folder: Path) -> None:
+    def make_region_folder(self, folder: Path) -> None:
         (folder / "var").mkdir(exist_ok=True)
         self.regions.renew(folder / "var")
         # created here: a process that opens it while another creates it under a strict umask may be denied
         prepare_region(folder / "var" / "region")
         (folder / "var").chmod(0o1777)  # any user of the container may write, and recreate a removed region
 
-    def _move_to_trash(self, folder: Path) -> None:
+    def move_to_trash(self, folder: Path) -> None:
         for trash in self._trash:
             trash.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
@@ -379,24 +375,28 @@ class Folders:
         return self._root / "containers" / name
 
     def _own(self, folder: Path, owner: Owner) -> None:
-        replace_file(folder / "owner.json", msgspec.json.encode(owner), 0o644)
+        self.records[folder.name] = owner
+        replace_file(folder / FILE, msgspec.json.encode(owner), 0o644)
+
+    def _owner_in(self, folder: Path) -> Owner:
+        return read_owner(folder) or self.records.get(folder.name, Owner([]))
 
 
-def boot_id() -> str:
-    """Identifies one run of the machine; "" if the kernel does not say."""
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _number(name: str) -> int:
-    number = name.rpartition("-")[2]
-    return int(number) if "-" in name and number.isdecimal() else 1
+def entries(
+    limits: Iterable[CardLimit],
+    *,
+    limited: bool = True,
+    policy: ComputePolicy = ComputePolicy.CAP,
+    interactive: bool = False,
+) -> list[limits_file.LimitsEntry]:
+    """What the library reads."""
+    if not limited:
+        return [limits_file.LimitsEntry(limit.card.uuid, None) for limit in limits]
+    return [_of_library(limit, policy, interactive) for limit in limits]
 
 
 def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.LimitsEntry:
-    """What the library reads. 0 percent means here that compute is not divided.
+    """Of one card. 0 percent means here that compute is not divided.
 
     Where compute is lent, a container without a percentage weighs as much as its part of the card's memory.
     """
@@ -407,10 +407,3 @@ def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> l
         return limits_file.LimitsEntry(limit.card.uuid, limit.memory_mib * MIB)
     most = 100 if policy is ComputePolicy.FAIR and percent < 100 else None
     return limits_file.LimitsEntry(limit.card.uuid, limit.memory_mib * MIB, percent, most, interactive)
-
-
-def _read_owner(folder: Path) -> Owner:
-    try:
-        return msgspec.json.decode((folder / "owner.json").read_bytes(), type=Owner)
-    except (OSError, ValueError):
-        return Owner([])

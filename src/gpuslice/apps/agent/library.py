@@ -6,18 +6,22 @@ processes share memory whose layout belongs to that version. A version goes with
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from gpuslice.adapters.region.plain import read_plain
+from gpuslice.apps.agent.upkeep import LostError, Owned
 from gpuslice.core.errors import GpusliceError
 
 LIBRARY = "libgpuslice.so"
+MOST_BYTES = 64 << 20
 
 
 class IsolationMissingError(GpusliceError):
@@ -44,7 +48,7 @@ class Library:
                 content = Path(source).read_bytes()
             except OSError as error:
                 raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
-            self.version = hashlib.sha256(content).hexdigest()[:16]
+            self.version = version_of(content)
             if writes:
                 _put(self._root / self.folder / LIBRARY, content, 0o755)
 
@@ -58,6 +62,27 @@ class Library:
             raise IsolationMissingError(
                 f"{path} is missing: limits cannot be enforced; {cure} or switch isolation off for this node"
             )
+
+    def owned(self, used: Iterable[str]) -> Iterator[Owned]:
+        """The `used` versions and ours; what each contains is told by its name."""
+        for version in sorted({*used, self.version} - {""}):
+            path, found = self._root / "lib" / version / LIBRARY, ""
+            with contextlib.suppress(OSError):
+                found = version_of(read_plain(path, MOST_BYTES))
+            yield Owned(f"library {path}", found, version, partial(self._restore, version))
+
+    def _restore(self, version: str) -> None:
+        if version != self.version or not self._source:
+            raise LostError("only an agent of that version could restore it; recreate the pods that use it")
+        for folder in (self._root / "lib", self._root / self.folder) if self._writes else ():
+            make_folder(folder, 0o755)
+        try:
+            self.install(self._source, writes=self._writes)
+            self.check()
+        except IsolationMissingError as error:
+            raise LostError(str(error)) from error
+        if not self._writes:
+            raise LostError("cgpu-installer restores it")
 
     @property
     def folder(self) -> str:
@@ -74,6 +99,10 @@ class Library:
                 shutil.rmtree(path, ignore_errors=True)
 
 
+def version_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 def _put(path: Path, content: bytes, mode: int) -> None:
     """Leave alone what is right: containers have it mounted."""
     try:
@@ -83,6 +112,14 @@ def _put(path: Path, content: bytes, mode: int) -> None:
     if found != content:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content, mode)
+
+
+def make_folder(path: Path, mode: int) -> None:
+    """A folder of that mode, also where there is something else. Raises OSError."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        path.mkdir(parents=True)
+    path.chmod(mode)
 
 
 def replace_file(path: Path, content: bytes, mode: int, *, lasting: bool = False) -> None:

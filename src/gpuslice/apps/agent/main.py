@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.cards import CardMonitor
 from gpuslice.apps.agent.device_list import DeviceList, memory_unit
 from gpuslice.apps.agent.dra.service import ClaimService
+from gpuslice.apps.agent.folder_upkeep import FileUpkeep
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
@@ -50,10 +52,11 @@ from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import AgentStatus, Counters
 from gpuslice.apps.agent.sweeper import Sweeper
 from gpuslice.apps.agent.traced_plugin import TracedPlugin
+from gpuslice.apps.agent.units_in_force import UnitsInForce
 from gpuslice.apps.agent.watchdog import Watchdog
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import shown
-from gpuslice.core.contract import EXCLUSIVE_GPU, NAME_SETS, PLUGIN_ENDPOINT
+from gpuslice.core.contract import EXCLUSIVE_GPU, PLUGIN_ENDPOINT
 from gpuslice.core.model import Node
 
 _log = logging.getLogger(__name__)
@@ -80,27 +83,26 @@ class Agent:
     ) -> None:
         self.settings = settings
         unit, self._warning = memory_unit(settings.memory_unit)
-        root, names = Path(settings.root), NAME_SETS[settings.resource_names]
-        name, every_s = settings.node_name, settings.reconcile_s
+        name, root, every_s = settings.node_name, Path(settings.root), settings.reconcile_s
+        self.units = units = UnitsInForce(root, unit, settings.resource_names, self._holders)
         self.counters = counters or Counters()
         self.process = ProcessMetrics()
         self.lock = ActiveLock(root)
-        placing, node = settings.place_unplaced, Node(name, (), names=names)
+        placing, node = settings.place_unplaced, Node(name, (), names=units.names)
         self.state = state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
         self.devices = DeviceList(state)
-        host_root = Path(settings.host_root) if settings.host_root else None
-        bound = settings.region_file_system
-        self.folders = folders = Folders(root, host_root, boot, bound_regions=bound, now_ns=now_ns)
+        self.folders = folders = _folders(settings, boot, now_ns)
         self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
         self.cards = CardMonitor(
-            source, state, self.devices, self.node, writer, lock=self.lock, unit=unit, settings=settings,
-            proc=proc,
+            source, state, self.devices, self.node, writer, client=client, lock=self.lock,
+            units=units, settings=settings, proc=proc, clock=clock,
         )  # fmt: skip
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
         self.reconciler = Reconciler(state, kubelet, writer, self.counters, every_s=every_s, clock=clock)
-        after_s = settings.sweep_after_s
-        self.sweeper = Sweeper(state, self.reconciler, folders, every_s=every_s, after_s=after_s)
+        self.sweeper = Sweeper(
+            state, self.reconciler, folders, every_s=every_s, after_s=settings.sweep_after_s
+        )
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", cached=True, clock=clock
         )
@@ -108,16 +110,14 @@ class Agent:
             state, self.devices, folders, self.reconciler, counters=self.counters,
             ask_for_news=self._pods.hurry, options=plugin_options(settings, unit),
         )  # fmt: skip
-        address = PluginAddress(Path(settings.device_plugin_folder), PLUGIN_ENDPOINT, names.memory)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
-        plugin = TracedPlugin(self.plugin, state, self.spans) if self.spans else self.plugin
-        self.server = PluginServer(
-            plugin, address, observe=self.counters.calls.observe, on_kubelet=self.node.kubelet_answers
-        )
+        self.server = self._plugin_server()
         self.claims = ClaimService(
-            client, state, folders, self.cards, self.node, lock=self.lock, settings=settings,
-            obstacle=self._no_claims_yet,
+            client, state, folders, self.cards, self.node, writer=writer, units=units,
+            lock=self.lock, settings=settings, obstacle=self._no_claims_yet,
         )  # fmt: skip
+        others = (units.owned, self.claims.prepared.owned, self.lock.owned)
+        self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
         self.watchdog = Watchdog(
             source, state, folders, writer, counters=self.counters, settings=settings, proc=proc
         )
@@ -126,13 +126,37 @@ class Agent:
         self._obstacle = "starting"  # why the plugin must not register with kubelet yet
         self._reported = ""
 
+    def _plugin_server(self) -> PluginServer:
+        folder, resource = Path(self.settings.device_plugin_folder), self.units.names.memory
+        plugin = TracedPlugin(self.plugin, self.state, self.spans) if self.spans else self.plugin
+        address, observe = PluginAddress(folder, PLUGIN_ENDPOINT, resource), self.counters.calls.observe
+        return PluginServer(plugin, address, observe=observe, on_kubelet=self.node.kubelet_answers)
+
     def _pod_changed(self, change: Change[AgentPod]) -> None:
         if change.object is None:
             return
+        uid = change.object.metadata.uid
         if change.kind is ChangeKind.DELETED:
-            self.state.pod_gone(change.object.metadata.uid)
-        else:
-            self.state.pod_changed(node_pod(change.object))
+            self.state.pod_gone(uid)
+            return
+        before, now = self.state.pod(uid), node_pod(change.object)
+        self.state.pod_changed(now)
+        if before is not None and before.said != now.said and self.state.due_repairs(uid):
+            self.reconciler.wake()  # somebody else changed its annotations
+
+    def _holders(self) -> list[str] | None:
+        """Who holds a part of a card; None before that is known."""
+        if not self._pods.synced.is_set():
+            return None
+        return self.state.holders() + [f"claim {each.allocation.key}" for each in self.claims.prepared.all()]
+
+    def _recover(self) -> bool:
+        """Learn what running containers were given, whose folders may be lost; whether that is known yet."""
+        self.claims.prepared.all()
+        if not self._pods.synced.is_set() or self.reconciler.problem or self._isolation_missing():
+            return False
+        self.plugin.recover()
+        return True
 
     # -- running --------------------------------------------------------------------------------------
 
@@ -158,9 +182,11 @@ class Agent:
                 await self.until_servable()
                 await self.lock.held.wait()
                 await self.until_servable()  # much may have changed since
+                self.state.node = replace(self.state.node, names=self.units.names)
+                self.server.offer(self.units.names.memory)
                 await self.devices.refresh()
                 with self.lock.serving():
-                    leaving = self.devices.refresh_until_needless()
+                    leaving = self.devices.refresh_while(lambda: self.units.names == self.state.node.names)
                     await work_until(leaving, {"plugin server": self.server.run()})
 
         active = self.lock.held
@@ -168,6 +194,7 @@ class Agent:
             **self.upkeep(),
             "sweeper": self.sweep(),
             "shared files": self.folders.shared.run(),
+            "files": _after(self.files.run, active),
             "refused memory": _after(self.refused_memory.run, active),
             "device plugin": serve_kubelet(),
             # of plugin and claims, one waits until nobody holds a part of a card by the other
@@ -190,10 +217,10 @@ class Agent:
         return {
             "active lock": self.lock.hold(),
             "node": self.node.watch(),
-            "node object": _after(self.node.keep, self.lock.held),
+            "node object": _after(self.node.upkeep.run, self.lock.held),
             "pods": self._pods.run(),
             "cards": self.cards.watch(),
-            "record of cards": self.cards.record(),
+            "record of cards": _after(self.cards.record, self.lock.held),
             "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
             "device assignments": _after(self.reconciler.run, self._pods.synced, self.lock.held),
@@ -311,6 +338,12 @@ class Agent:
 
         probes = Probes(gpuslice.__version__, self.not_ready, page_of(families), self.process)
         return make_app(probes, [for_operators(get("/debug/state", debug_state))])
+
+
+def _folders(settings: AgentSettings, boot: str | None, now_ns: Callable[[], int]) -> Folders:
+    host_root = Path(settings.host_root) if settings.host_root else None
+    bound = settings.region_file_system
+    return Folders(Path(settings.root), host_root, boot, bound_regions=bound, now_ns=now_ns)
 
 
 async def _after(work: Callable[[], Awaitable[None]], *events: asyncio.Event) -> None:

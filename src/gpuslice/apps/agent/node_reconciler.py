@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
@@ -15,6 +15,7 @@ from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.watch import PER_NODE, Change, ChangeKind, Reflector
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.upkeep import Owned, Upkeep
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.card_links import CardLinks, encode_links
@@ -37,9 +38,7 @@ from gpuslice.core.request import WHOLE_CORE_PERCENT
 
 _log = logging.getLogger(__name__)
 
-EVERY_S = 10.0
 LEAVE_S = 3.0
-FIRST_RETRY_S = 0.5
 
 
 class NodeReconciler:
@@ -67,10 +66,10 @@ class NodeReconciler:
         self._hot = settings.hot_reload_isolation
         self._new_pods = settings.new_pods
         self._isolation_missing = isolation_missing
-        self._woken = asyncio.Event()
         self._kubelet_away = False
         self._waits = ""  # what the node's labels say that is not in force yet
         self._reported = ""
+        self.upkeep = Upkeep(self._owned, writer.not_repaired)
         name = state.node.name
         self._reflector = Reflector(
             client, NODES, self._changed, fields=f"metadata.name={name}", pace=PER_NODE, clock=clock
@@ -81,7 +80,7 @@ class NodeReconciler:
 
     def wake(self) -> None:
         """The cards changed: check soon whether the node says so."""
-        self._woken.set()
+        self.upkeep.wake()
 
     def kubelet_answers(self, answers: bool) -> None:
         """Record whether kubelet answers. While it does not, the node offers nothing.
@@ -90,7 +89,7 @@ class NodeReconciler:
         for good.
         """
         self._kubelet_away = not answers
-        self._woken.set()
+        self.wake()
 
     @property
     def packing(self) -> str:
@@ -121,35 +120,16 @@ class NodeReconciler:
         else:
             self._state.rules = rules
             _log.info("node rules", extra={"mode": str(rules.mode), "divides_compute": rules.divides_compute})
-        self._woken.set()
+        self.wake()
         self.read.set()
 
-    async def keep(self) -> None:
-        """Write what the node object lacks, for ever."""
-        retry_s = FIRST_RETRY_S
-        while True:
-            wait_s = EVERY_S
-            try:
-                await self._write()
-                retry_s = FIRST_RETRY_S
-            except KubeError as error:
-                _log.warning("node object not written, will try again", extra={"error": str(error)})
-                wait_s, retry_s = retry_s, min(EVERY_S, 2 * retry_s)
-            if self._waits and self._waits != self._reported:
-                self._writer.node_event("GPUModeWaits", self._waits, warning=True)
-            self._reported = self._waits
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._woken.wait()
-            self._woken.clear()
-
-    async def _write(self) -> None:
+    def _owned(self) -> Iterator[Owned]:
+        yield Owned("event on labels that are not in force", self._reported, self._waits, self._report)
         cards, rules = self._state.node.cards, self._state.rules
         if self.seen is None or (rules.shared and not cards):
             return
         amounts = amounts_to_write(self.seen, wanted_amounts(len(cards), rules, self._state.node.names))
-        if amounts:
-            await self._writer.node_status(amounts)
+        yield Owned("amounts in the node's status", amounts, {}, partial(self._writer.node_status, amounts))
         said = self.seen.metadata.annotations or {}
         wanted: dict[str, str | None] = {NODE_KUBELET_AWAY: "true" if self._kubelet_away else None}
         if rules.shared or (rules.claims and cards):
@@ -158,8 +138,13 @@ class NodeReconciler:
             if self.links or NODE_LINKS in said:
                 wanted[NODE_LINKS] = encode_links(self.links)
         for name, text in wanted.items():
-            if said.get(name) != text:
-                await self._writer.node_annotation(name, text)
+            write = partial(self._writer.node_annotation, name, text)
+            yield Owned(f"annotation {name} of the node", said.get(name), text, write)
+
+    async def _report(self) -> None:
+        if self._waits:
+            self._writer.node_event("GPUModeWaits", self._waits, warning=True)
+        self._reported = self._waits
 
     async def leave(self, label: str, holders: list[str]) -> None:
         """At the agent's end: if the node no longer shares cards, nothing may say that it does."""

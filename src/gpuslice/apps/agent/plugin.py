@@ -19,10 +19,10 @@ from grpclib import GRPCError, Status
 from gpuslice.adapters.kubelet.podresources import PodResourcesError
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import DevicePluginService
-from gpuslice.adapters.region.limits import LimitsError
+from gpuslice.adapters.region.limits import LimitsEntry, LimitsError
 from gpuslice.apps.agent.allocation_state import AllocationState, Holder
 from gpuslice.apps.agent.device_list import DeviceList
-from gpuslice.apps.agent.folders import Folders, HostMount
+from gpuslice.apps.agent.folders import Folders, HostMount, entries
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.pending import Proposal, Recipient
 from gpuslice.apps.agent.reconciler import Reconciler
@@ -279,23 +279,35 @@ class GpuMemoryPlugin(DevicePluginService):
             await asyncio.sleep(RETRY_S)
 
     def _write_limits(self, ids: frozenset[str], holder: Holder | None) -> None:
-        container = holder.container if holder else None
+        occupied = frozenset(each.folder for each in self._state.forgotten()) if holder else frozenset[str]()
+        self._folders.start(ids, self._limits(ids, holder), self._state.owner(ids), occupied=occupied)
+
+    def _limits(self, ids: frozenset[str], holder: Holder | None) -> list[LimitsEntry]:
+        """What the container may have. Raises `GrantError`."""
+        container, rules = holder.container if holder else None, self._state.rules
         percent = container.compute_percent if container else 0
         grant = container_grant(ids, self._state.node, compute_percent=percent)
-        owner, limited, occupied = self._state.owner(ids), True, frozenset[str]()
-        if holder is not None:
-            name = container.name if container else ""
-            limited = not self._options.allow_cgpu_disable or name not in holder.pod.unlimited
-            occupied = frozenset(each.folder for each in self._state.forgotten())
-        self._folders.start(
-            ids,
+        name = container.name if container else ""
+        exempt = holder and self._options.allow_cgpu_disable and name in holder.pod.unlimited
+        return entries(
             grant.limits,
-            owner,
-            limited=limited,
-            policy=self._state.rules.compute_policy,
+            limited=not exempt,
+            policy=rules.compute_policy,
             interactive=holder is not None and holder.pod.interactive,
-            occupied=occupied,
         )
+
+    def recover(self) -> None:
+        """Know again what running containers were given whose folders are lost, or somebody else's."""
+        if not self._state.rules.isolation or self._reconciler.problem:
+            return
+        for each in self._state.assignments or ():
+            holder = self._state.holder(each.ids)
+            if holder is None or holder.container is None or not holder.exact:
+                continue
+            if holder.container.name in holder.pod.running:
+                with contextlib.suppress(GrantError, LimitsError):
+                    limits = self._limits(each.ids, holder)
+                    self._folders.recover(each.ids, limits, self._state.owner(each.ids))
 
     # -- waiting --------------------------------------------------------------------------------------
 

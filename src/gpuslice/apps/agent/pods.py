@@ -64,7 +64,8 @@ class NodePod:
     limits, with what is wrong about it; `running` those that run; `completed` the init containers that ended
     well, which kubelet does not start again. `container_ids` are the runtime's, with the containers' names.
     `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
-    waits for. `said` are its placement annotations as they are, since others read them without our care.
+    waits for. `said` are its placement annotations as they are, since others read them without our care, and
+    `lost` the names of those that it had before.
     `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
     containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
     continues.
@@ -82,6 +83,7 @@ class NodePod:
     whole: bool = False
     interactive: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
     meant_for: Placement | None = None
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     traceparent: str = ""
@@ -107,6 +109,12 @@ class NodePod:
         return self.view.placement or self.meant_for
 
 
+def hiding_in(container: AgentContainer) -> str:
+    """What is wrong about its mounts: one hides what enforces its limits; "" if none does."""
+    of = container
+    return hiding_mount(of.name, of.volume_mounts, of.volume_devices, of.termination_message_path)
+
+
 def node_pod(pod: AgentPod) -> NodePod:
     annotations, spec, status = pod.metadata.annotations or {}, pod.spec, pod.status
     view = pod_view(pod)
@@ -128,14 +136,7 @@ def node_pod(pod: AgentPod) -> NodePod:
             lambda one: ((one.value_from or {}).get("fieldRef") or {}).get("fieldPath", "") in placement_paths
         ),
         hiding={
-            each.name: wrong
-            for each in containers
-            if each.name in asking
-            and (
-                wrong := hiding_mount(
-                    each.name, each.volume_mounts, each.volume_devices, each.termination_message_path
-                )
-            )
+            each.name: wrong for each in containers if each.name in asking and (wrong := hiding_in(each))
         },
         running=frozenset(each.name for each in statuses if "running" in (each.state or {})),
         completed=frozenset(

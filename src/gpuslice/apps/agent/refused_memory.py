@@ -67,8 +67,11 @@ class RefusedMemory:
             card = limit.card
             size = {"units": limit.units, "card_units": card.units, "card_mib": card.memory_mib}
             better = suggested_size(**size, peak_mib=limit.memory_mib, refused=True)
+            count = pod.view.request.card_count if pod.view.request is not None else 1
+            on = "" if count == 1 else f" on each of {count} cards"
             ask = (
-                f"ask for {better.units} of {card.units} units or more, which is {better.limit_mib} MiB"
+                f"ask for {better.units * count} of {card.units * count} units or more, which is "
+                f"{better.limit_mib} MiB{on}"
                 if better is not None
                 else "it has the whole card already"
             )

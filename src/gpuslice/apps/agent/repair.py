@@ -157,15 +157,18 @@ def repairs(actual: Iterable[ActualPlacement], node: Node, now_ns: int) -> list[
         )
         true[ANN_ASSIGNED] = "true"
         # If two annotations disagree, `Pod.placement` is from the more exact one, and others read the other.
-        # An annotation that was never written is not missing: not every extender writes all of them.
+        # An annotation that was never written is not missing: not every extender writes all, as ours does.
+        ours = ANN_VISIBLE in said
+        missing = [name for name in true if name not in said and (ours or name in each.pod.lost)]
         names = (ANN_INDEX, ANN_POD_UNITS, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE)
         wrong = [name for name in names if name in said and not _agree(name, said[name], true.get(name))]
         reason = ""
+        wrong += [name for name in missing if name != ANN_ASSIGNED]
         if pod.placement is None or units_by_card(pod.placement) != units_by_card(each.placement):
             meant = ",".join(str(part.card) for part in pod.placement.slices) if pod.placement else "none"
             reason = f"annotated card {meant}, kubelet gave card {true[ANN_INDEX]}"
         elif wrong:
-            reason = f"{wrong[0]} said something else than kubelet's device assignments"
+            reason = f"{wrong[0]} does not say what kubelet's device assignments do"
         if reason:
             found.append(Repair(each.pod, {**dict.fromkeys(said), **true}, reason, each.placement))
         elif not pod.assigned:

@@ -6,13 +6,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import AlreadyExistsError, NotFoundError
+from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.events import EventRecorder, node_reference, pod_reference
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
 from gpuslice.apps.agent.pods import NODE_PODS, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
+from gpuslice.apps.agent.upkeep import REASON as NOT_REPAIRED
 from gpuslice.core.annotations import encode_tiers
 from gpuslice.core.contract import ANN_TIERS, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from gpuslice.core.model import Pod, Tier
@@ -79,6 +81,11 @@ class Writer:
             return False
         return found.node == self._node and not found.finished
 
+    async def reach(self) -> None:
+        """Raises KubeError while the API server does not answer."""
+        with contextlib.suppress(NotFoundError):
+            await self._client.get(NODES, self._node)
+
     async def node_status(self, amounts: Mapping[str, str | None]) -> None:
         """Set capacity and allocatable of resources that are not devices; None removes one."""
         amounts = dict(amounts)
@@ -98,34 +105,20 @@ class Writer:
         about = pod_reference(pod.namespace, pod.name, pod.uid)
         self.events.add(about, reason, message, type="Warning")
 
-    async def unhealthy(self) -> dict[str, str] | None:
-        """The node's ConfigMap of unhealthy cards; None if there is none."""
-        try:
-            found = await self._client.get(CONFIG_MAPS, self._configmap, SYSTEM_NAMESPACE)
-        except NotFoundError:
-            return None
-        return found.data or {}
+    def not_repaired(self, sentence: str) -> None:
+        """An event on the node about something of ours that cannot be put back."""
+        self.node_event(NOT_REPAIRED, sentence, warning=True)
 
-    async def set_unhealthy(self, data: Mapping[str, str]) -> None:
-        """Write the ConfigMap, creating it if necessary."""
-        document = {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": self._configmap, "namespace": SYSTEM_NAMESPACE},
-            "data": dict(data),
-        }
-        try:
-            await self._client.merge_patch(
-                CONFIG_MAPS, self._configmap, {"data": dict(data)}, SYSTEM_NAMESPACE
-            )
-        except NotFoundError:
-            try:
-                await self._client.create(CONFIG_MAPS, document, SYSTEM_NAMESPACE)
-            except AlreadyExistsError:  # somebody else created it first: add our part
-                await self._client.merge_patch(
-                    CONFIG_MAPS, self._configmap, {"data": dict(data)}, SYSTEM_NAMESPACE
-                )
+    async def set_unhealthy(self, data: Mapping[str, str], *, present: bool) -> None:
+        """Write the node's ConfigMap of unhealthy cards, which is `present` or not."""
+        document: dict[str, Any] = {"data": dict(data)}
+        name = unhealthy_configmap(self._node)
+        if present:
+            await self._client.merge_patch(CONFIG_MAPS, name, document, SYSTEM_NAMESPACE)
+            return
+        document["metadata"] = {"name": name, "namespace": SYSTEM_NAMESPACE}
+        await self._client.create(CONFIG_MAPS.as_dict(), document, SYSTEM_NAMESPACE)
 
-    @property
-    def _configmap(self) -> str:
-        return UNHEALTHY_CONFIGMAP_PREFIX + self._node
+
+def unhealthy_configmap(node: str) -> str:
+    return UNHEALTHY_CONFIGMAP_PREFIX + node

@@ -55,8 +55,10 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
     from gpuslice.apps.diagnosis.claims import Claims, read_claims
     from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
+    from gpuslice.apps.diagnosis.exporters import ClusterSource
+    from gpuslice.apps.diagnosis.places import may_run
     from gpuslice.apps.diagnosis.prometheus import Prometheus
-    from gpuslice.apps.diagnosis.usage import ClusterSource, ClusterUsage
+    from gpuslice.apps.diagnosis.usage import ClusterUsage
     from gpuslice.core.advice import advise
 
     flags = flags_of(context, cluster)
@@ -74,7 +76,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
         usage = ClusterSource(connection).read()
     containers = usage.of_namespace(flags.namespace).containers
     peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], containers)
-    found = advise(ledger, peaks, claims, now_s=time.time())
+    found = advise(ledger, peaks, claims, now_s=time.time(), may_run=may_run(pods, nodes))
     for problem in usage.problem_lines:
         complain(f"Warning: {problem}")
     if output == "table":
@@ -85,30 +87,34 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
 
 def text(found: Advice) -> str:
     """The advice as text: sizes, what namespaces could give back, cards to empty, and the risk."""
-    from gpuslice.apps.cli.table import aligned, row
+    from gpuslice.apps.cli.table import fitted
     from gpuslice.core.advice import MOVE_RISK, SETTLED_S, SIZE_RISK
     from gpuslice.core.words import counted
 
     parts = []
     if found.resizes:
-        rows = [row("POD", "UNITS", "PEAK", "BETTER", "WHY")]
+        rows = [["POD", "ASKS FOR", "PEAK", "BETTER", "WHY"]]
         for each in found.resizes[:MOST_SHOWN]:
-            better = f"at least {each.suggested_units}" if each.more else each.suggested_units
-            why = "memory was refused" if each.more else f"{each.units - each.suggested_units} never used"
-            rows.append(row(each.pod.key, each.units, f"{each.peak_mib:.0f} MiB", better, why))
-        parts.append(aligned("".join(rows)) + _rest(len(found.resizes)))
+            better = f"{counted(each.suggested_units, 'unit')} ({each.suggested_mib} MiB)"
+            better = f"at least {better}" if each.more else better if each.suggested_units else "nothing"
+            spare = f"{each.mib - each.suggested_mib} MiB" if each.suggested_units else "all of it"
+            why = "memory was refused" if each.more else f"{spare} never used"
+            on = f" on each of {each.cards} cards" if each.cards > 1 else ""
+            asks = f"{counted(each.units, 'unit')} ({each.mib} MiB)"
+            rows.append([each.pod.key, asks, f"{each.peak_mib:.0f} MiB{on}", better, why])
+        parts.append(fitted(rows, cut=(0,)) + _rest(len(found.resizes)))
         parts.append("")
-        rows = [row("NAMESPACE", "COULD GIVE BACK")]
-        rows += [row(name, counted(units, "unit")) for name, units in found.given_back.items()]
-        parts.append(aligned("".join(rows)) if found.given_back else "")
+        rows = [["NAMESPACE", "COULD GIVE BACK"]]
+        rows += [[name, f"{mib} MiB"] for name, mib in found.given_back.items()]
+        parts.append(fitted(rows, cut=(0,)) if found.given_back else "")
         parts.append(f"{SIZE_RISK}\n")
     if found.cards:
-        rows = [row("CARD TO EMPTY", "POD", "UNITS", "TO")]
+        rows = [["CARD TO EMPTY", "POD", "MEMORY", "TO"]]
         for card in found.cards[:MOST_SHOWN]:
             for move in card.moves:
                 place = f"{card.node}, card {card.card}"
-                rows.append(row(place, move.pod.key, move.units, f"{move.node}, card {move.card}"))
-        parts.append(aligned("".join(rows)) + _rest(len(found.cards)))
+                rows.append([place, move.pod.key, f"{move.mib} MiB", f"{move.node}, card {move.card}"])
+        parts.append(fitted(rows, cut=(0, 1, 3)) + _rest(len(found.cards)))
         parts.append(f"{MOVE_RISK}\n")
     if found.young:
         minutes = round(SETTLED_S / 60)

@@ -52,10 +52,7 @@ def connection_of(flags: Flags) -> Connection:
 
 def read_report(client: SyncClient, node: str = "") -> Report:
     """Allocations of all nodes, or of one. NoSuchNodeError if there is no node of that name."""
-    try:
-        nodes = [client.get(NODES, node)] if node else client.list(NODES)
-    except NotFoundError as error:
-        raise NoSuchNodeError(node, node_names(client)) from error
+    nodes = [read_node(client, node)] if node else client.list(NODES)
     fields = f"{LIVING},spec.nodeName={node}" if node else f"{LIVING},spec.nodeName!="
     pods = client.list(PODS, fields=fields)
     cards = {each.metadata.name: _cards_of_claims(each) for each in nodes}
@@ -65,6 +62,14 @@ def read_report(client: SyncClient, node: str = "") -> Report:
     except KubeError as error:
         complain(f"claims cannot be read, so what they hold is not shown: {error}")
     return report(map(node_facts, nodes), (pod_facts(pod, held) for pod in pods))
+
+
+def read_node(client: SyncClient, name: str) -> Node:
+    """NoSuchNodeError if there is none of that name."""
+    try:
+        return client.get(NODES, name)
+    except NotFoundError as error:
+        raise NoSuchNodeError(name, node_names(client)) from error
 
 
 def _cards_of_claims(node: Node) -> tuple[Card, ...]:

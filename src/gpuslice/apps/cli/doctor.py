@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document, tell, wrapped
+from gpuslice.apps.cli.output import aged, output_flag, print_document, tell, wrapped
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
 
@@ -96,14 +96,20 @@ def command(
       gpuslice doctor --all | less   every finding by itself
       gpuslice doctor -o json        for programs: the same, with level, where, what, fix
     """
-    from gpuslice.apps.cli.cluster import client_of
+    from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+    from gpuslice.apps.cli.cluster import connection_of
     from gpuslice.apps.cli.doctor_answers import answers, places_of
     from gpuslice.apps.diagnosis.doctor import examine, worst_first
     from gpuslice.apps.diagnosis.doctor_facts import Level, read_facts
+    from gpuslice.apps.diagnosis.exporters import ClusterSource
 
-    client, ends = client_of(flags_of(context, cluster)), time.monotonic() + patience_s
+    connection, ends = connection_of(flags_of(context, cluster)), time.monotonic() + patience_s
+    client, source = SyncClient(SyncTransport(connection, timeout_s=30)), ClusterSource(connection)
     while True:
-        facts = read_facts(client, node_label=node_label, wants_cards=want_cards, places=places_of(urls))
+        places = places_of(urls)
+        facts = read_facts(
+            client, node_label=node_label, wants_cards=want_cards, places=places, source=source
+        )
         findings = worst_first([*examine(facts), *answers(facts, urls)])
         wrong = any(each.level in {Level.ERROR, Level(fail_on)} for each in findings)
         if not wrong or time.monotonic() >= ends:
@@ -128,7 +134,7 @@ def print_findings(findings: Sequence[Finding], facts: Facts, *, one_by_one: boo
     for each in shown:
         lines = [
             f"{each.level.upper():<8} {each.where}",
-            INDENT + each.what,
+            INDENT + aged(each.what),
             f"{INDENT}to do: {each.fix}",
         ]
         tell("".join(f"{wrapped(line, INDENT)}\n" for line in lines) + "\n")

@@ -8,19 +8,31 @@ import click
 
 from gpuslice.apps.cli.completion import pods
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import output_flag, print_document, tell
+from gpuslice.apps.cli.output import DOCUMENTS, as_document, listing_flags, print_repeatedly
 
 
 @click.command("explain")
-@output_flag
+@click.option("--waiting", is_flag=True, help="Only pods that do not run yet.")
+@listing_flags
 @cluster_flags
 @click.argument("pod", required=False, default=None, shell_complete=pods)
 @click.pass_context
-def command(context: click.Context, /, pod: str | None, output: str, **cluster: Any) -> None:
+def command(
+    context: click.Context,
+    /,
+    *,
+    pod: str | None,
+    waiting: bool,
+    output: str,
+    no_headers: bool,
+    watch: bool,
+    **cluster: Any,
+) -> None:
     """Say why POD waits for part of a card, or which card it holds and who shares it.
 
     POD is the name of a pod, NAMESPACE/NAME, or KIND/NAME for the pods of a deployment, statefulset,
-    daemonset, replicaset or job; without POD it is all pods of the namespace that ask for a part of a card.
+    daemonset, replicaset or job, or node/NAME for those on a node; without POD it is all pods of the
+    namespace that ask for a part of a card, with -A of all namespaces.
 
     Nodes are grouped by the reason why the pod does not fit, with the most that is free there on one card.
     This needs only the API server, like the scheduler extender. Usage, peak and refused allocations come from
@@ -33,12 +45,20 @@ def command(context: click.Context, /, pod: str | None, output: str, **cluster: 
       gpuslice explain team-a/train-0 -o json
       gpuslice explain deploy/serve          its pods, or why it has none
       gpuslice explain -n team-a             all pods of a namespace that share cards
+      gpuslice explain -A --waiting          all pods that wait for a card
+      gpuslice explain node/gpu-1            who is on a node's cards
     """
     from gpuslice.apps.cli.explanation import read
     from gpuslice.apps.cli.explanation_text import document, text
 
-    found = read(flags_of(context, cluster), pod)
-    if output == "table":
-        tell(text(found))
-    else:
-        print_document(document(found), output)
+    flags = flags_of(context, cluster)
+
+    def show() -> str:
+        found = read(flags, pod, waiting=waiting)
+        if output == "name":
+            return "".join(f"pod/{each.pod.name}\n" for each in found.pods)
+        if output in DOCUMENTS:
+            return as_document(document(found), output)
+        return text(found, headers=not no_headers, wide=output == "wide")
+
+    print_repeatedly(show, output, watch=watch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -25,28 +26,30 @@ from gpuslice.adapters.kube.resources import (
 )
 from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.cli.cluster import check_namespace, connection_of
+from gpuslice.apps.cli.cluster import check_namespace, connection_of, read_node
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.command_line import nearest
 from gpuslice.apps.diagnosis.claims import read_claims, view_with_claims
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
 from gpuslice.apps.diagnosis.decisions import read_decision
 from gpuslice.apps.diagnosis.doctor_quotas import hints_of
+from gpuslice.apps.diagnosis.exporters import read_containers
 from gpuslice.apps.diagnosis.other_pods import means_a_part
-from gpuslice.apps.diagnosis.places import places_of, read_volumes
-from gpuslice.apps.diagnosis.pod_explanation import (
-    PodExplanation,
-    alike,
-    event_time,
-    explained,
-    kind_of,
-)
-from gpuslice.apps.diagnosis.usage import read_containers
+from gpuslice.apps.diagnosis.places import place_of, places_of, read_volumes, wish_of
+from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, alike, event_time, explained, kind_of
+from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.apps.diagnosis.waste import room_from
 from gpuslice.core.contract import LABEL_GROUP_NAME
 from gpuslice.core.errors import GpusliceError, printable
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
+from gpuslice.core.node_filters import Place
+from gpuslice.core.units import limit_mib
 
 SHOWN_EVENTS = 5
+MOST_TOLD = 3
+"""How many waiting pods it is looked up for who could make room for them, the first of a queue."""
+MOST_ASKED = 20  # exporters, for that
 _NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
 _APPS = "apps/v1"
 OWNERS = {
@@ -58,7 +61,7 @@ OWNERS = {
 }
 """Kinds whose pods can be explained by the name of the owner."""
 SHORT = {"deploy": "deployment", "sts": "statefulset", "ds": "daemonset", "rs": "replicaset"}
-SHORT |= {"po": "pod", "ns": "namespace"}
+SHORT |= {"po": "pod", "ns": "namespace", "no": "node"}
 
 
 class NoSuchPodError(GpusliceError):
@@ -75,8 +78,11 @@ class Explanations:
     problems: tuple[str, ...] = ()
 
 
-def read(flags: Flags, name: str | None) -> Explanations:
-    """Read what explains POD, NAMESPACE/POD or KIND/NAME; None: the namespace. Raises NoSuchPodError."""
+def read(flags: Flags, name: str | None, *, waiting: bool = False) -> Explanations:
+    """Read what explains POD, NAMESPACE/POD or KIND/NAME; None: the namespace. Raises NoSuchPodError.
+
+    `waiting`: of several pods only those that do not run yet.
+    """
     kind, _, bare = ("namespace", "", "") if name is None else name.rpartition("/")
     if name is not None and not (_NAME.fullmatch(bare) and (not kind or _NAME.fullmatch(kind))):
         raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
@@ -85,7 +91,10 @@ def read(flags: Flags, name: str | None) -> Explanations:
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
     if kind == "namespace":
-        return _of_namespace(client, bare or connection.namespace)
+        everywhere = flags.everywhere and not bare
+        return _of_namespace(client, "" if everywhere else bare or connection.namespace, waiting=waiting)
+    if kind == "node":
+        return _of_node(client, bare)
     if kind in OWNERS:
         return _of_owner(client, OWNERS[kind], bare, connection.namespace)
     namespace = connection.namespace if kind in {"", "pod"} else (name or "").rpartition("/")[0]
@@ -116,26 +125,49 @@ def _what_was_meant(client: SyncClient, kind: str, name: str, namespace: str) ->
     return "-n names another namespace"
 
 
-def _of_namespace(client: SyncClient, namespace: str) -> Explanations:
-    """The namespace's pods that request a part of a card, or seem to."""
+def _of_node(client: SyncClient, name: str) -> Explanations:
+    """The pods on a node's cards, and what is the matter with the node."""
+    node = read_node(client, name)
+    place, problems = place_of(node), []
+    if not place.ready or not place.schedulable:
+        state_of = "cordoned" if place.ready else "not ready"
+        problems.append(f"Node {name} is {state_of}: no new pod is put there.")
+    pods = list(filter(may_hold, client.list(PODS, fields=f"spec.nodeName={name}")))
+    state = ledger_of([node], pods, read_config_maps(client)).state(name)
+    for slot, card in enumerate(state.node.cards if state is not None else ()):
+        held = limit_mib(card.memory_mib, max(0, card.units - state.left[slot]), card.units) if state else 0
+        out = ", out of use" if state is not None and card.index in state.node.unhealthy else ""
+        problems.append(f"Card {card.index}: {held} of {card.memory_mib} MiB held{out}.")
+    if state is None or not state.node.cards:
+        problems.append(f"Node {name} shares no cards.")
+    explanations = tuple(_explained(client, pods))
+    return Explanations(f"node {name}", explanations, single=False, problems=tuple(problems))
+
+
+def _of_namespace(client: SyncClient, namespace: str, *, waiting: bool = False) -> Explanations:
+    """The namespace's pods that request a part of a card, or seem to; "" for all namespaces."""
     listed = client.list(PODS, namespace)
-    by_claims = {pod.metadata.name for pod in listed if pod.spec.resource_claims}
+    if waiting:
+        listed = [pod for pod in listed if pod.status.phase in {"", "Pending"}]
+    by_claims = {pod.metadata.name for pod in listed if pod.claims}
     pods = [pod for pod in listed if may_hold(pod) or means_a_part(pod)]
     explanations = [  # claims may be for something other than cards
         each
         for each in _explained(client, pods)
         if each.claims or each.pod.request or each.pod.problem or each.pod.name not in by_claims
     ]
-    problems = () if explanations else (f"no pod of namespace {namespace} asks for a part of a card",)
-    if not listed:
+    of = f"namespace {namespace}" if namespace else "all namespaces"
+    what = "waits for" if waiting else "asks for"
+    problems = () if explanations else (f"no pod of {of} {what} a part of a card",)
+    if not listed and namespace:
         check_namespace(client, namespace)
-    return Explanations(f"namespace {namespace}", tuple(explanations), single=False, problems=problems)
+    return Explanations(of, tuple(explanations), single=False, problems=problems)
 
 
 def may_hold(pod: objects.Pod) -> bool:
     """Whether it requests a part of a card, or anything by a claim."""
     view = pod_view(pod)
-    return view.request is not None or bool(view.problem) or bool(pod.spec.resource_claims)
+    return view.request is not None or bool(view.problem) or bool(pod.claims)
 
 
 def _of_owner(
@@ -176,50 +208,46 @@ def _of_owner(
 
 
 def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodExplanation]:
-    """An explanation for each of `pods`, all of one namespace, from one reading of the cluster."""
+    """An explanation for each of `pods` from one reading of the cluster."""
     if not pods:
         return
     nodes = client.list(NODES)
     living = client.list(PODS, fields=f"{LIVING},spec.nodeName!=")
+    spaces = {pod.metadata.namespace for pod in pods}
+    space = min(spaces) if len(spaces) == 1 else ""
     if any(LABEL_GROUP_NAME in (pod.metadata.labels or {}) for pod in pods):
-        living += client.list(
-            PODS, pods[0].metadata.namespace, labels=LABEL_GROUP_NAME, fields=f"{LIVING},spec.nodeName="
-        )
+        living += client.list(PODS, space, labels=LABEL_GROUP_NAME, fields=f"{LIVING},spec.nodeName=")
     ledger = ledger_of(nodes, living, read_config_maps(client))
     claims = read_claims(client, nodes, [*living, *pods])
-    holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and may_hold(pod)}
-    try:
-        usage = [each for node in sorted(holding) for each in read_containers(client, node)]
-    except KubeError:  # if the exporter cannot be queried, usage is unknown
-        usage = []
     by_name, places = {node.metadata.name: node for node in nodes}, places_of(nodes, living)
-    namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
+    usage = _usage_around(client, pods, ledger, places)
+    in_vain = {each: _quota_hints(client, each, nodes) for each in spaces}
+    fields = "involvedObject.kind=Pod"
     if len(pods) == 1:
         fields += f",involvedObject.name={pods[0].metadata.name}"
-    in_vain = _quota_hints(client, namespace, nodes)
-    events: dict[str, list[objects.Event]] = defaultdict(list)
-    for event in _events(client, namespace, fields):
-        events[event.involved_object.name].append(event)
+    events: dict[tuple[str, str], list[objects.Event]] = defaultdict(list)
+    for event in _events(client, space, fields):
+        events[event.metadata.namespace, event.involved_object.name].append(event)
     known: dict[bytes, PodExplanation] = {}  # a queue consists mostly of equal pods
     for pod in pods:
         namespace, name = pod.metadata.namespace, pod.metadata.name
         view, claimed = view_with_claims(pod, claims)
         kind = kind_of(pod, view, claimed)
         if kind in known:
-            yield alike(known[kind], view, claimed, events.get(name, ()))
+            yield alike(known[kind], view, claimed, events.get((namespace, name), ()))
             continue
         known[kind] = explained(
             pod,
             ledger,
             by_name,
             places=places,
-            events=events.get(name, ()),
-            usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
+            events=events.get((namespace, name), ()),
+            usage_of=lambda key: usage.get(key, ()),
             claims=claims,
             volumes=read_volumes(client, pod) if not pod.spec.node_name else (),
         )
         if known[kind].pod.request is not None:
-            known[kind] = replace(known[kind], hints=(*known[kind].hints, *in_vain))
+            known[kind] = replace(known[kind], hints=(*known[kind].hints, *in_vain[namespace]))
         yield known[kind]
 
 
@@ -234,6 +262,28 @@ def _quota_hints(client: SyncClient, namespace: str, nodes: Sequence[objects.Nod
     except KubeError:
         return []
     return [f"Its {where} {hint}." for where, hint in hints_of(nodes, limits)]
+
+
+def _usage_around(
+    client: SyncClient, pods: Sequence[objects.Pod], ledger: Ledger, places: Sequence[Place]
+) -> dict[str, list[ContainerUsage]]:
+    """By pod, what is used on the nodes that `pods` are on, and where one pod could make room for them.
+
+    Of the latter only those where most is held. Nothing if an exporter cannot be queried: usage is unknown.
+    """
+    holding = {pod.spec.node_name for pod in pods if pod.spec.node_name and may_hold(pod)}
+    held: dict[str, float] = {}
+    for pod in [each for each in pods if not each.spec.node_name][:MOST_TOLD]:
+        if (request := pod_view(pod).request) is not None:
+            for each in room_from(ledger, places, wish_of(pod, request), lambda _: ()):
+                held[each.node] = max(held.get(each.node, 0), each.held_mib)
+    most = sorted(held, key=lambda node: -held[node])[:MOST_ASKED]
+    found: dict[str, list[ContainerUsage]] = defaultdict(list)
+    with contextlib.suppress(KubeError):
+        for node in sorted({*holding, *most}):
+            for use in read_containers(client, node):
+                found[f"{use.namespace}/{use.pod}"].append(use)
+    return found
 
 
 def _events(client: SyncClient, namespace: str, fields: str) -> list[objects.Event]:

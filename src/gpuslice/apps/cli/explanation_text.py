@@ -8,7 +8,8 @@
     node, gpus   where it is, and its units by card; assigned, neighbours[]
     classes[]    reason, nodes[], fits, never, and where known best, card, most, detail
     ends[]       how its containers ended, sentences
-    usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused
+    usage[]      container, gpu, and where known usedBytes, limitBytes, peakBytes, refused, allocatedBytes,
+                 excessBytes (over its request), idleSeconds
     claims[]     by which it asks, or the templates they are made from
     tiers        by container, what holds its limits: driver, library, watchdog or none
     decision     the extender's last: time, node, gpus, policy, passed, nominated, replica, seconds, error
@@ -24,7 +25,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpuslice.apps.cli.explanation import Explanations
-from gpuslice.apps.cli.table import aligned, row
+from gpuslice.apps.cli.output import aged
+from gpuslice.apps.cli.table import aligned, fitted, row
 from gpuslice.apps.diagnosis.decisions import sentence_of
 from gpuslice.apps.diagnosis.pod_document import pod_document
 from gpuslice.apps.diagnosis.pod_explanation import (
@@ -33,10 +35,11 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     holds,
     sentences_of,
 )
+from gpuslice.apps.diagnosis.waste import IDLE_S
 from gpuslice.core.errors import printable
-from gpuslice.core.model import CardSlice, Tier
+from gpuslice.core.model import Card, CardSlice, Tier
 from gpuslice.core.units import MIB, limit_mib
-from gpuslice.core.words import counted
+from gpuslice.core.words import counted, lasting
 
 MOST_TOLD = 3
 """How many of several pods are described in full: those with something to report first."""
@@ -44,29 +47,42 @@ _HOLDERS = {
     Tier.DRIVER: "the driver",
     Tier.LIBRARY: "the library",
     Tier.WATCHDOG: "the watchdog",
-    Tier.NONE: "nothing",
+    Tier.NONE: "nothing (this node has no isolation, or the pod is exempt)",
 }
 
 
-def text(found: Explanations) -> str:
-    """The full explanation as text."""
+def text(found: Explanations, *, headers: bool = True, wide: bool = False) -> str:
+    """The full explanation as text; without `headers` the rows of the table alone."""
     if found.single:
         return "".join(map(pod_text, found.pods))
     parts = [f"{counted(len(found.pods), 'pod')} of {found.name}.\n"]
     parts += [f"{problem}\n" for problem in found.problems]
+    table = ""
     if found.pods:
-        rows = [row("POD", "STATUS", "NODE", "CARD", "UNITS", "WHY")]
+        spaces = len({each.pod.namespace for each in found.pods}) > 1
+        rows = [["POD", "STATUS", "NODE", "CARD", "MEMORY", "WHY"]] if headers else []
         for each in found.pods:
             slices = each.pod.placement.slices if each.pod.placement is not None and holds(each.pod) else ()
             cards = ",".join(str(part.card) for part in slices) or "-"
-            units = each.pod.request.units if each.pod.request is not None else "-"
-            why = next(iter(sentences_of(each)), "-")
+            sizes = {card.index: card for card in each.node.cards} if each.node else {}
+            held = sum(_limit(sizes.get(part.card), part.units) for part in slices)
+            asked = counted(each.pod.request.units, "unit") if each.pod.request is not None else "nothing"
+            why = aged(next(iter(sentences_of(each)), "-"))
             status = printable(each.reason) or each.phase or "Pending"
-            rows.append(row(each.pod.name, status, each.pod.node or "-", cards, units, why))
-        parts.append("\n" + aligned("".join(rows)))
+            name = each.pod.key if spaces else each.pod.name
+            memory = f"{held} MiB" if held else f"asks {asked}"
+            rows.append([name, status, each.pod.node or "-", cards, memory, why])
+        table = fitted(rows, cut=(0, 2) if wide else (0, 2, 5))
+        parts.append("\n" + table)
+    if not headers:
+        return table
     with_something = [each for each in found.pods if each.explanation or each.ends or each.pod.problem]
     parts += ["\n" + pod_text(each) for each in with_something[:MOST_TOLD]]
     return "".join(parts)
+
+
+def _limit(card: Card | None, units: int) -> int:
+    return limit_mib(card.memory_mib, units, card.units) if card is not None and units <= card.units else 0
 
 
 def pod_text(explained: PodExplanation) -> str:
@@ -83,11 +99,16 @@ def pod_text(explained: PodExplanation) -> str:
         parts.append(f"It asks for {each}{core}{by}.\n")
     if pod.placement is not None and holds(pod):
         parts += _what_it_holds(explained, pod.placement.slices)
-    parts += [f"{sentence_of(explained.decision)}\n"] if explained.decision is not None else []
+    parts += [f"{aged(sentence_of(explained.decision))}\n"] if explained.decision is not None else []
     for use in explained.usage:
         amounts = [f"uses {_mib(use.used_bytes)}"]
         amounts += [f"{_mib(use.peak_bytes)} at its peak"] if use.peak_bytes is not None else []
-        amounts += [f"its limit is {_mib(use.limit_bytes)}"] if use.limit_bytes is not None else []
+        if use.limit_bytes is not None:
+            amounts.append(f"its limit is {_mib(use.limit_bytes)}")
+        elif use.allocated_bytes is not None:
+            amounts.append(f"it asked for {_mib(use.allocated_bytes)}, and nothing limits it here")
+        if use.idle_seconds is not None and use.idle_seconds >= IDLE_S:
+            amounts.append(f"idle for {lasting(use.idle_seconds)}")
         parts.append(f"Container {use.container} on card {use.gpu}: {', '.join(amounts)}.\n")
     if explained.explanation is not None:
         rows = [row("NODES", "WHY NOT", "MOST FREE ON ONE CARD", "EXAMPLE")]
@@ -98,13 +119,14 @@ def pod_text(explained: PodExplanation) -> str:
             rows.append(row(len(nodes.nodes), why, most, names))
         parts.append("\n" + aligned("".join(rows)))
     if explained.ends or explained.hints:
-        parts.append("\n" + "".join(f"{sentence}\n" for sentence in (*explained.ends, *explained.hints)))
+        sentences = (aged(sentence) for sentence in (*explained.ends, *explained.hints))
+        parts.append("\n" + "".join(f"{sentence}\n" for sentence in sentences))
     if explained.events:
         rows = []
         for event in explained.events:
             times = f" (x{event.count})" if event.count > 1 else ""
             reason = event.reason + times
-            rows.append("  " + row(event_time(event), event.type, reason, printable(event.message)))
+            rows.append("  " + row(aged(event_time(event)), event.type, reason, printable(event.message)))
         parts.append("\nEvents:\n" + aligned("".join(rows)))
     return "".join(parts)
 
@@ -122,7 +144,10 @@ def _what_it_holds(explained: PodExplanation, slices: Sequence[CardSlice]) -> It
         enforced = [f"for {name} by {_HOLDERS[tier]}" for name, tier in explained.tiers.items()]
         yield f"Its limits are enforced {', '.join(enforced)}.\n"
     if explained.neighbours:
-        others = ", ".join(f"{key} ({units})" for key, units in explained.neighbours)
+        size = by_index.get(slices[0].card)
+        others = ", ".join(
+            f"{key} ({_limit(size, units)} MiB)" if size else key for key, units in explained.neighbours
+        )
         yield f"Other pods on its {'card' if len(slices) == 1 else 'cards'}: {others}.\n"
 
 

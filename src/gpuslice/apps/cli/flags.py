@@ -21,21 +21,28 @@ class Flags(NamedTuple):
     context: str = ""
     namespace: str = ""
     environ: Mapping[str, str] = os.environ
+    everywhere: bool = False
 
     def over(self, other: Flags) -> Flags:
         """These flags, completed from `other` where nothing was given."""
+        everywhere = self.everywhere or (other.everywhere and not self.namespace)
         return Flags(
             self.kubeconfig or other.kubeconfig,
             self.context or other.context,
-            self.namespace or other.namespace,
+            "" if everywhere else self.namespace or other.namespace,
             self.environ,
+            everywhere,
         )
 
 
 def cluster_flags(command: F) -> F:
     """Add the flags to a command; `flags_of` combines them with those before the command."""
+    everywhere = click.option(
+        "--all-namespaces", "-A", "everywhere", is_flag=True, help="All namespaces, for the same commands."
+    )
+    command = everywhere(command)
     for names, metavar, words in (
-        (("--namespace", "-n"), "NAME", "Namespace, for explain, top, advise and migrate."),
+        (("--namespace", "-n"), "NAME", "Namespace, for explain, top, waste, advise and migrate."),
         (("--context",), "NAME", "Context of the kubeconfig to use."),
         (("--kubeconfig",), "FILE", "Kubeconfig file; without it $KUBECONFIG, then ~/.kube/config."),
     ):
@@ -53,6 +60,10 @@ def _proposals(context: click.Context, parameter: click.Parameter, incomplete: s
 
 def flags_of(context: click.Context, values: Mapping[str, Any]) -> Flags:
     """The flags of a command, which override those of the group."""
-    own = Flags(values["kubeconfig"], values["context"], values["namespace"])
-    outer = context.find_object(Flags)
-    return own.over(outer) if outer is not None else own
+    own = Flags(
+        values["kubeconfig"],
+        values["context"],
+        values["namespace"],
+        everywhere=values.get("everywhere", False),
+    )
+    return own.over(context.find_object(Flags) or Flags())

@@ -11,8 +11,9 @@ from gpuslice.adapters.gpu.source import DriverCard, GpuUnavailableError
 from gpuslice.adapters.region.budget import Budget, BudgetError
 from gpuslice.core.units import MIB, card_units, limit_bytes
 
-UNITS = {"MiB": MIB, "Mi": MIB, "GiB": 1024 * MIB, "Gi": 1024 * MIB}
-MEMORY = re.compile(rf"(?P<amount>[1-9][0-9]{{0,11}})(?P<unit>{'|'.join(UNITS)}|)")
+UNITS = {"m": MIB, "g": 1024 * MIB}
+"""By the first letter: 4GiB, 4Gi, 4GB and 4g are the same, as for docker run --memory."""
+MEMORY = re.compile(r"(?P<amount>[1-9][0-9]{0,11}) ?(?P<unit>[mg](i?b?))?", re.IGNORECASE)
 
 
 def machine_cards() -> tuple[DriverCard, ...]:
@@ -104,7 +105,7 @@ def memory_bytes(memory: str, card: DriverCard) -> int:
     amount, unit = parse_memory(memory)
     units = card_units(card.memory_mib)
     if unit:
-        return amount * UNITS[unit]
+        return amount * UNITS[unit[0].lower()]
     return limit_bytes(card.memory_mib, amount, units) if amount <= units else amount * 1024 * MIB
 
 
@@ -114,4 +115,4 @@ def parse_memory(memory: str) -> tuple[int, str]:
     if not found:
         right = "a whole number of units of the card, or an amount like 512MiB or 4Gi"
         raise BudgetError(f'--mem is "{memory}", must be {right}')
-    return int(found["amount"]), found["unit"]
+    return int(found["amount"]), found["unit"] or ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuslice.apps.cli.flags import Flags
     from gpuslice.apps.cli.migration import Plan
 
-FROM = ("gpushare", "hami", "ack", "time-slicing", "kai")
+FROM = ("gpushare", "hami", "ack", "time-slicing", "kai", "run-ai")
 FAILED = 3  # some changes could not be made; each is reported with its reason
 
 

@@ -256,9 +256,7 @@ SYSTEMS = {
         System(
             "kai",
             is_node=lambda node: False,
-            holds=lambda pod: any(
-                name in (pod["metadata"].get("annotations") or {}) for name in kai.ANNOTATIONS
-            ),
+            holds=lambda pod: bool(kai.annotations_of(pod["metadata"].get("annotations") or {})),
             translate=lambda pod, sizes: kai.translate(pod, kai.KaiRules(sizes.unit, sizes.card_units)),
             remarks=lambda pod, sizes: kai.remarks(pod),
             by_hand=(
@@ -268,6 +266,7 @@ SYSTEMS = {
         ),
     )
 }
+SYSTEMS["run-ai"] = replace(SYSTEMS["kai"], name="run-ai")  # which is made of KAI, and has the same names
 
 
 def sizes_of(nodes: Iterable[Object], unit: str, card_units: int, slice_units: int) -> Sizes:

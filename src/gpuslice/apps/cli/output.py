@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,6 +14,8 @@ import click
 
 from gpuslice.core.errors import printable
 
+DOCUMENTS = ("json", "yaml")
+WATCH_S = 5.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -27,15 +31,48 @@ def output_flag(command: F) -> F:
     )(command)
 
 
-def print_document(document: Any, form: str) -> None:
+def listing_flags(command: F) -> F:
+    """Add kubectl's flags of lists: ``-o table|wide|name|json|yaml`` and ``--no-headers``."""
+    command = click.option("-w", "--watch", is_flag=True, help="Print again whenever it changes.")(command)
+    command = click.option("--no-headers", is_flag=True, help="Print rows alone, for scripts.")(command)
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["table", "wide", "name", "json", "yaml"]),
+        default="table",
+        show_default=True,
+        help="How to print.",
+    )(command)
+
+
+def print_repeatedly(show: Callable[[], str], form: str, *, watch: bool) -> None:
+    """Print what `show` returns in this form, with `watch` again and again where it is another text."""
+    before = None
+    while True:
+        now = show()
+        if now != before:
+            shown = f"\n{now}" if before is not None else now
+            click.echo(shown, nl=False) if form in DOCUMENTS else tell(shown)
+            sys.stdout.flush()
+        if not watch:
+            return
+        before = now
+        time.sleep(WATCH_S)
+
+
+def as_document(document: Any, form: str) -> str:
+    """JSON or YAML."""
     if form == "yaml":
         import yaml
 
-        click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), nl=False)
-    else:
-        import json
+        return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    import json
 
-        click.echo(json.dumps(document, indent=4, ensure_ascii=False))
+    return json.dumps(document, indent=4, ensure_ascii=False) + "\n"
+
+
+def print_document(document: Any, form: str) -> None:
+    click.echo(as_document(document, form), nl=False)
 
 
 def wrapped(line: str, indent: str) -> str:
@@ -55,6 +92,24 @@ def tell(text: str, *, err: bool = False) -> None:
     somebody's kubeconfig, so control characters are removed before they reach the terminal.
     """
     click.echo("\n".join(map(printable, text.split("\n"))), nl=False, err=err)
+
+
+_TIME = re.compile(
+    r"(?:\bat |\bsince )?(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))"
+)
+
+
+def aged(text: str) -> str:
+    """`text` with how long ago its times are, whatever format a component writes them in."""
+    from datetime import UTC, datetime
+
+    from gpuslice.core.words import lasting
+
+    def ago(found: re.Match[str]) -> str:
+        passed_s = (datetime.now(UTC) - datetime.fromisoformat(found["time"])).total_seconds()
+        return f"for {lasting(passed_s)}" if found[0].startswith("since") else f"{lasting(passed_s)} ago"
+
+    return _TIME.sub(ago, text)
 
 
 def complain(sentence: str) -> None:

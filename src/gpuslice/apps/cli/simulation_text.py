@@ -30,7 +30,7 @@ def document(simulation: Simulation) -> dict[str, Any]:
     """For programs; described at the top of this file."""
     chosen = simulation.plan
     head: dict[str, Any] = {
-        "nodes": len(chosen.nodes),
+        "nodes": sum(any(node.size) for node in chosen.nodes),
         "cards": simulation.cards,
         "pods": len(chosen.pods),
         "askedPercent": round(asked_percent(simulation), 2),
@@ -90,7 +90,9 @@ def table(simulation: Simulation) -> str:
                 needed.append("not found")
                 continue
             more = f", {result.needed.added} more" if result.needed.added else ""
-            needed.append(f"{result.needed.cards} ({counted(result.needed.nodes, 'node')}{more})")
+            never = sum(each.pods for each in result.outcome.unplaced if each.never)
+            without = f", without {counted(never, 'pod')} that fit nowhere" if never else ""
+            needed.append(f"{result.needed.cards} ({counted(result.needed.nodes, 'node')}{more}{without})")
         text += _line(name, result.outcome, of.format(result.outcome), *needed)
     findings = _freed(simulation) + _joined(simulation) + _not_fitting(simulation)
     return f"{question(simulation)}.\n\n" + aligned(text) + findings
@@ -102,7 +104,7 @@ def question(simulation: Simulation) -> str:
     return (
         f"{counted(len(chosen.pods), 'pod')} for {_cards(simulation, simulation.asked_units)} cards, "
         f"{asked_percent(simulation):.1f} % of the {simulation.cards} "
-        f"on {counted(len(chosen.nodes), 'node')}"
+        f"on {counted(sum(any(node.size) for node in chosen.nodes), 'node')}"
     )
 
 

@@ -7,7 +7,13 @@ width, the widest plus two; text after the last tab of a line is not part of a c
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Sequence
+
 _PADDING = 2
+COMFORTABLE, LEAST = 24, 10
+"""Width of a column of names below which other columns are left out, and the least width."""
 
 
 def aligned(text: str) -> str:
@@ -28,6 +34,47 @@ def aligned(text: str) -> str:
         "".join(cell.ljust(width) for cell, width in zip(line, [*wide, 0], strict=True))
         for line, wide in zip(lines, widths, strict=True)
     )
+
+
+def fitted(
+    rows: Sequence[Sequence[str]], cut: Sequence[int], drop: Sequence[int] = (), width: int | None = None
+) -> str:
+    """Rows in columns that fit `width`, which is the terminal's unless given; a pipe has none.
+
+    The columns `drop` are left out, the first of them first, where names would have less than `COMFORTABLE`
+    characters, and the names in `cut` are shortened.
+    """
+    if not rows:
+        return ""
+    shown = list(range(len(rows[0])))
+    widths = [max(len(each[column]) for each in rows) for column in shown]
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    room = width or sum(widths) + _PADDING * len(widths)
+
+    def total(longest: int) -> int:
+        wide = sum(min(widths[each], longest) if each in cut else widths[each] for each in shown)
+        return wide + _PADDING * (len(shown) - 1)
+
+    for column in drop:
+        if total(COMFORTABLE) > room:
+            shown.remove(column)
+    longest = max(widths)
+    while total(longest) > room and longest > LEAST:
+        longest -= 1
+    lines = [
+        [shortened(each[column], longest) if column in cut else each[column] for column in shown]
+        for each in rows
+    ]
+    return "\n".join(line.rstrip() for line in aligned("".join(row(*line) for line in lines)).split("\n"))
+
+
+def shortened(name: str, width: int) -> str:
+    """Keeps its beginning and its end, which distinguish replicas and nodes."""
+    if len(name) <= width:
+        return name
+    tail = width // 3
+    return f"{name[: width - tail - 1]}…{name[len(name) - tail :]}"
 
 
 def row(*cells: object) -> str:

@@ -66,9 +66,9 @@ def command(
     if context.invoked_subcommand is not None:
         return
     from gpuslice.apps.cli.cluster import connection_of
-    from gpuslice.apps.diagnosis import usage
+    from gpuslice.apps.diagnosis import exporters, usage
 
-    source = usage.UrlSource(urls) if urls else usage.ClusterSource(connection_of(flags))
+    source = exporters.UrlSource(urls) if urls else exporters.ClusterSource(connection_of(flags))
     draws = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     if output == "table" and not once and draws:
         from gpuslice.apps.cli.top_app import TopApp
@@ -133,7 +133,7 @@ def node(
     """
     from gpuslice.apps.cli import top_table
     from gpuslice.apps.cli.cluster import client_of, connection_of, read_report
-    from gpuslice.apps.diagnosis.usage import ClusterSource
+    from gpuslice.apps.diagnosis.exporters import ClusterSource
     from gpuslice.core.contract import EXCLUSIVE_GPU
     from gpuslice.core.views import names_offered
 

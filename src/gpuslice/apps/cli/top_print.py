@@ -65,7 +65,7 @@ class History:
         for card in found.cards:
             _append(self.seen[key_of(card)], card.utilization_ratio)
         for each in found.containers:
-            _append(self.seen[key_of(each)], ratio(each.used_bytes, each.limit_bytes))
+            _append(self.seen[key_of(each)], ratio(each.used_bytes, each.promised_bytes))
             _append(self.busy[key_of(each)], each.sm_ratio)
             _append(self.refused[key_of(each)], each.refused)
 
@@ -102,8 +102,10 @@ def card_cells(row: CardUsage, history: History) -> Cells:
 
 
 def container_cells(row: ContainerUsage, history: History) -> Cells:
-    """Red: memory was refused within the last readings. Yellow: nearly all of its limit is used."""
-    key, used = key_of(row), ratio(row.used_bytes, row.limit_bytes)
+    """Red: it uses more than it asked for, or was refused memory within the last readings. Yellow: nearly
+    all of its limit is used."""
+    key, used = key_of(row), ratio(row.used_bytes, row.promised_bytes)
+    style = "bold red" if row.excess_bytes else _warning((used or 0) >= NEARLY_FULL)
     new = history.newly_refused(key)
     refused = Text(f"{shown(row.refused, '')} (+{new})", "bold red") if new else Text(shown(row.refused, ""))
     return {
@@ -112,8 +114,8 @@ def container_cells(row: ContainerUsage, history: History) -> Cells:
         "CONTAINER": Text(row.container),
         "NODE": Text(row.node),
         "GPU": Text(row.gpu),
-        "MEMORY": Text(f"{gib(row.used_bytes)}/{gib(row.limit_bytes)}"),
-        "OF LIMIT": Text(percent(used), _warning((used or 0) >= NEARLY_FULL)),
+        "MEMORY": Text(f"{gib(row.used_bytes)}/{gib(row.promised_bytes)}"),
+        "OF LIMIT": Text(percent(used), style),
         "SM": Text(percent(row.sm_ratio)),
         "REFUSED": refused,
         HISTORY: Text(sparkline(history.seen.get(key, ())), "cyan"),

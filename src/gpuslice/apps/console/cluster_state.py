@@ -170,7 +170,7 @@ class ClusterState:
             self.exporters[meta.name] = pod
         elif is_plugin(pod):
             self.plugins[key] = pod
-        elif pod.spec.resource_claims and not (view.request or view.problem):
+        elif pod.claims and not (view.request or view.problem):
             self._claiming[key] = pod
             self._followed.follow()
         else:

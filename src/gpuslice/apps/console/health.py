@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuslice.apps.console.access import Viewer
 from gpuslice.apps.console.cluster_state import ClusterState
+from gpuslice.apps.console.usage_reader import UsageReader
 from gpuslice.apps.diagnosis.doctor import WATCHED_CHECKS, worst_first
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
 from gpuslice.apps.diagnosis.doctor_groups import Group, grouped
@@ -19,8 +20,15 @@ HOLDS_S = 10.0
 class Health:
     """The findings, at most a few seconds old; a large cluster is examined on a thread."""
 
-    def __init__(self, state: ClusterState, node_label: str, prometheus: Prometheus | None = None) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        node_label: str,
+        usage: UsageReader,
+        prometheus: Prometheus | None = None,
+    ) -> None:
         self._state = state
+        self._usage = usage
         self._prometheus = prometheus
         self._alerts: list[dict[str, Any]] = []
         self._problem = ""  # why alerts are unknown
@@ -104,6 +112,8 @@ class Health:
             slices=state.slices.objects(),
             hooks=state.own_hooks(),
             claims=state.claims if state.follows_claims else None,
+            # the others are many, and no check looks at them
+            usage=[each for rows in self._usage.containers.values() for each in rows if each.excess_bytes],
             unreadable=[each.plural for each in small if not each.synced],
             node_label=self._node_label,
         )

@@ -59,7 +59,7 @@ def kept_pod(pod: objects.Pod, interner: Interner) -> KeptPod:
     view, identity = pod_view(pod), identity_of(pod.metadata)
     if is_exporter(pod) or is_plugin(pod):
         return KeptPod(identity, view, pod)
-    asks = view.request or view.problem or pod.spec.resource_claims or any(map(_hint, resources_of(pod)))
+    asks = view.request or view.problem or pod.claims or any(map(_hint, resources_of(pod)))
     if view.finished or not asks:
         return KeptPod(identity, view, None)
     _prune(pod, interner)
@@ -85,9 +85,11 @@ def _prune(pod: objects.Pod, interner: Interner) -> None:
     meta.labels = shown or None
     kept = {sys.intern(name): annotations[name] for name in PLACEMENT_ANNOTATIONS if name in annotations}
     meta.annotations = kept or None
-    meta.finalizers = None
-    if pod.spec.node_name:
-        pod.spec.tolerations = pod.spec.affinity = pod.spec.node_selector = None
+    meta.finalizers = meta.owner_references = None
+    if pod.spec.node_name:  # where else it may run is of interest to advice alone, which may be careful
+        pod.spec.tolerations = None
+        pod.spec.node_selector = interner.one(pod.spec.node_selector) or None
+        pod.spec.affinity = interner.one(pod.spec.affinity) or None
         pod.spec.volumes = pod.spec.topology_spread_constraints = None
     interner.containers(pod)
     conditions = [each for each in status.conditions or () if each.type == "PodScheduled"]

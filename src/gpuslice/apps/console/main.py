@@ -36,6 +36,7 @@ from gpuslice.apps.console.usage_reader import UsageReader
 from gpuslice.apps.console.waiting import WaitingPods
 from gpuslice.apps.console.what_if import WhatIf
 from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
+from gpuslice.apps.diagnosis.places import may_run
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
 from gpuslice.core.advice import advise
 from gpuslice.core.errors import without_login
@@ -75,7 +76,7 @@ class Console:
         self._waiting = WaitingPods(self.state, lambda key: self.usage.containers.get(key, ()))
         self._documents = ClusterDocuments(self.rows)
         self._pods = PodPages(self._client, self.state, self.usage)
-        self._health = Health(self.state, settings.node_label, prometheus)
+        self._health = Health(self.state, settings.node_label, self.usage, prometheus)
         self._what_if = WhatIf(self.state)
         self._viewers = 0
         self._answers: dict[str, int] = {}
@@ -203,7 +204,8 @@ class Console:
         containers = [each for pod in self.usage.containers.values() for each in pod]
         seen = [each for each in containers if viewer.sees(each.namespace)]
         peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], seen)
-        document = advice_document(advise(ledger, peaks, claims, now_s=time.time()))
+        own = may_run(self.state.pods.values(), self.state.nodes.values())
+        document = advice_document(advise(ledger, peaks, claims, now_s=time.time(), may_run=own))
         if not (viewer.everything and viewer.nodes):
             document["cards"] = []
         return await packed(msgspec.json.encode({**document, "problem": self.usage.problem}), request)

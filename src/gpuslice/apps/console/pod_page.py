@@ -54,7 +54,7 @@ class PodPages:
             state.nodes,
             places=[place_of(node) for node in state.nodes.values()] if not view.node else (),
             events=events,
-            usage=self._usage.containers.get(key, ()),
+            usage_of=lambda each: self._usage.containers.get(each, ()),
             claims=state.claims,
         )
         document = {**pod_document(explanation), "eventsProblem": events_problem}

@@ -17,16 +17,9 @@ from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_history import Point, UsageHistory
 from gpuslice.apps.diagnosis.advice import suggestion_of
+from gpuslice.apps.diagnosis.exporters import Unanswered, port_of, proxied_path
 from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
-from gpuslice.apps.diagnosis.usage import (
-    CardUsage,
-    ContainerUsage,
-    Unanswered,
-    gpu_order,
-    port_of,
-    proxied_path,
-    usage_of,
-)
+from gpuslice.apps.diagnosis.usage import CardUsage, ContainerUsage, gpu_order, usage_of
 from gpuslice.core.hosts import bracketed
 from gpuslice.core.sizing import Suggestion
 from gpuslice.core.units import MIB
@@ -40,6 +33,7 @@ NOT_YET_S = 0.2
 BREATH = 500
 """After this many pods, yields to other tasks."""
 HOURS_HOLD_S, DAY_S = 60.0, 86400.0
+STEADY_S = 30.0
 IDLE_SM = 0.01
 """Below this fraction of the SMs a container counts as idle."""
 
@@ -182,10 +176,7 @@ class UsageReader:
                 await asyncio.sleep(0)
             namespace, _, name = key.partition("/")
             sm = _sum(each.sm_ratio for each in containers)
-            if sm is None or sm >= IDLE_SM:
-                self.idle_at_s.pop(key, None)
-            else:
-                self.idle_at_s.setdefault(key, at_s)
+            self._note_idle(key, containers, sm, at_s)
             used = _sum(each.used_bytes for each in containers)
             if stepped:
                 percent = None if sm is None else round(sm * 100)
@@ -199,10 +190,25 @@ class UsageReader:
         for key in set(rows.keys("podUsage")) - self.containers.keys():
             rows.drop("podUsage", key)
         for known in (self.idle_at_s, self._refused):
-            for key in known.keys() - self.containers.keys():
-                del known[key]
+            for key in known.keys() - self.containers.keys() - self._state.pods.keys():
+                del known[key]  # a pod that is missing from one reading is still there
         if stepped:
             self.history.put_teams(at_s, _by_namespace(self.containers))
+
+    def _note_idle(
+        self, key: str, containers: Sequence[ContainerUsage], sm: float | None, at_s: float
+    ) -> None:
+        """The exporter knows since when, over restarts of this process; an old one does not tell."""
+        idle_s = [each.idle_seconds for each in containers if each.idle_seconds is not None]
+        if idle_s and len(idle_s) == len(containers):
+            since_s = at_s - min(idle_s)
+            before_s = self.idle_at_s.get(key)
+            if before_s is None or abs(before_s - since_s) > STEADY_S:  # a row that changes is sent again
+                self.idle_at_s[key] = since_s
+        elif sm is None or sm >= IDLE_SM:
+            self.idle_at_s.pop(key, None)
+        else:
+            self.idle_at_s.setdefault(key, at_s)
 
     def _row(
         self, key: str, containers: Sequence[ContainerUsage], used: float | None, sm: float | None
@@ -219,8 +225,12 @@ class UsageReader:
             row["refused"] = round(refused)
         if throttled := sum(each.throttled_seconds or 0 for each in containers):
             row["throttled"] = round(throttled)
-        if key in self.idle_at_s:
+        if key in self.idle_at_s and (sm is None or sm < IDLE_SM):
             row["idleSince"] = round(self.idle_at_s[key])
+        if (held := _sum(each.allocated_bytes for each in containers)) is not None:
+            row["held"] = round(held / MIB)
+        if owner := next((each.workload for each in containers if each.workload), ""):
+            row["owner"] = owner
         if (better := self.suggestion(key)) is not None:
             row["suggest"] = [better.units, better.limit_mib, better.more]
         return row

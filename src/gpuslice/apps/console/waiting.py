@@ -55,9 +55,8 @@ class WaitingPods:
             if found is None:  # it has gone in the meantime, and another pass follows
                 continue
             places = [place_of(node) for node in state.nodes.values()]
-            usage = self._usage(keys[0]) if found.spec.node_name else ()
             explanation = explained(
-                found, state.ledger, state.nodes, places=places, usage=usage, claims=state.claims
+                found, state.ledger, state.nodes, places=places, usage_of=self._usage, claims=state.claims
             )
             sentences = sentences_of(explanation)
             classes = explanation.explanation.classes if explanation.explanation is not None else ()

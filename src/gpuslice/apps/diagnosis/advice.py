@@ -2,9 +2,9 @@
 
 The document::
 
-    resizes[]     namespace, pod, node, card, units, suggestedUnits, suggestedMiB, peakMiB, more
-    namespaces[]  namespace, units: what its pods could give back
-    cards[]       node, card, moves[]: namespace, pod, units, node, card
+    resizes[]     namespace, pod, node, card, cards, units, mib, suggestedUnits, suggestedMiB, peakMiB, more
+    namespaces[]  namespace, mib: what its pods could give back
+    cards[]       node, card, moves[]: namespace, pod, units, mib, node, card
     measured      pods of which a peak is known
     risks[]       sentences
 """
@@ -23,29 +23,35 @@ from gpuslice.core.units import MIB
 
 
 def peaks_of(pods: Iterable[Pod], containers: Iterable[ContainerUsage]) -> dict[str, Peak]:
-    """By uid, for pods with one container on one card: with more, it is unknown which part is too large."""
+    """By uid, for pods with one container on cards: with more, it is unknown which part is too large."""
     by_pod: dict[str, list[ContainerUsage]] = {}
     for each in containers:
         by_pod.setdefault(f"{each.namespace}/{each.pod}", []).append(each)
     uids = {pod.key: pod.uid for pod in pods if pod.node and not pod.finished}
     return {
-        uids[key]: Peak(rows[0].peak_bytes / MIB, bool(rows[0].refused))
-        for key, rows in by_pod.items()
-        if key in uids and len(rows) == 1 and rows[0].peak_bytes is not None
+        uids[key]: peak for key, rows in by_pod.items() if key in uids and (peak := _peak(rows)) is not None
     }
 
 
+def _peak(rows: Sequence[ContainerUsage]) -> Peak | None:
+    """On whichever card it was most; None if it is unknown on one, or there are several containers."""
+    peaks = [each.peak_bytes for each in rows if each.peak_bytes is not None]
+    if len({each.container for each in rows}) != 1 or len(peaks) < len(rows):
+        return None
+    return Peak(max(peaks) / MIB, any(each.refused for each in rows))
+
+
 def suggestion_of(ledger: Ledger, pod: Pod, usage: Sequence[ContainerUsage]) -> Suggestion | None:
-    """A better size for a pod with one container on one card, of which the exporter knows the peak."""
-    card = card_of(ledger, pod)
-    if card is None or pod.placement is None or len(usage) != 1 or usage[0].peak_bytes is None:
+    """A better size of its part of each card, for a pod with one container of which the peak is known."""
+    card, peak = card_of(ledger, pod), _peak(usage)
+    if card is None or pod.placement is None or peak is None:
         return None
     return suggested_size(
         units=pod.placement.slices[0].units,
         card_units=card.units,
         card_mib=card.memory_mib,
-        peak_mib=usage[0].peak_bytes / MIB,
-        refused=bool(usage[0].refused),
+        peak_mib=peak.peak_mib,
+        refused=peak.refused,
     )
 
 
@@ -57,7 +63,9 @@ def advice_document(found: Advice) -> dict[str, Any]:
             "pod": each.pod.name,
             "node": each.pod.node,
             "card": each.pod.placement.slices[0].card if each.pod.placement else None,
+            "cards": each.cards,
             "units": each.units,
+            "mib": each.mib,
             "suggestedUnits": each.suggested_units,
             "suggestedMiB": each.suggested_mib,
             "peakMiB": round(each.peak_mib),
@@ -74,6 +82,7 @@ def advice_document(found: Advice) -> dict[str, Any]:
                     "namespace": move.pod.namespace,
                     "pod": move.pod.name,
                     "units": move.units,
+                    "mib": move.mib,
                     "node": move.node,
                     "card": move.card,
                 }
@@ -84,7 +93,7 @@ def advice_document(found: Advice) -> dict[str, Any]:
     ]
     return {
         "resizes": resizes,
-        "namespaces": [{"namespace": name, "units": units} for name, units in found.given_back.items()],
+        "namespaces": [{"namespace": name, "mib": mib} for name, mib in found.given_back.items()],
         "cards": cards,
         "measured": found.measured,
         "risks": [*([SIZE_RISK] if resizes else []), *([MOVE_RISK] if cards else [])],

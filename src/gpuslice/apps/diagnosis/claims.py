@@ -74,14 +74,12 @@ class Claims:
 
     def of(self, pod: Pod) -> ClaimedPod | None:
         """None for a pod without claims of shared cards."""
-        statuses = pod.status.resource_claim_statuses or ()
-        made = {each.name: each.resource_claim_name or "" for each in statuses}
         namespace = pod.metadata.namespace
         requests: list[Request] = []
         names: list[str] = []
         hints: list[str] = []
-        for reference in pod.spec.resource_claims or ():
-            name = reference.resource_claim_name or made.get(reference.name, "")
+        for reference in pod.claims:
+            name = reference.resource_claim_name or ""
             try:
                 request = self._request(namespace, name, reference)
             except InvalidRequestError as error:
@@ -219,7 +217,7 @@ def read_claims(client: SyncClient, nodes: Iterable[Node], pods: Sequence[Pod]) 
     """The API server's claims; None if neither nodes nor pods use any."""
     nodes = list(nodes)
     if not any(rules_of(node.metadata.labels or {}).claims for node in nodes) and not any(
-        pod.spec.resource_claims for pod in pods
+        pod.claims for pod in pods
     ):
         return None
     slices = _listed(client, RESOURCE_SLICES, fields=f"spec.driver={CLAIM_DRIVER}")

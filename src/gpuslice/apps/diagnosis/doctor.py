@@ -8,8 +8,10 @@ from gpuslice.apps.diagnosis import (
     doctor_plugins,
     doctor_pods,
     doctor_quotas,
+    doctor_release,
     doctor_scheduler,
     doctor_services,
+    doctor_usage,
 )
 from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level
 
@@ -29,6 +31,7 @@ WATCHED_CHECKS = (
     doctor_nodes.cards_out_of_use,
     doctor_claims.nodes_of_claims,
     doctor_claims.both_kinds,
+    doctor_usage.past_request,
     doctor_services.extender,
     doctor_services.webhook,
 )
@@ -38,6 +41,12 @@ function from facts to findings.
 CHECKS = (
     *WATCHED_CHECKS,
     doctor_plugins.rights,
+    doctor_release.webhook_configurations,
+    doctor_release.agent_policy,
+    doctor_release.exporters,
+    doctor_release.versions,
+    doctor_release.console,
+    doctor_release.failed,
     doctor_claims.drivers_of_others,
     doctor_claims.device_class,
     doctor_claims.claims_made_slowly,

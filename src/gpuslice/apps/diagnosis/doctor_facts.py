@@ -30,6 +30,7 @@ from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
 from gpuslice.apps.diagnosis.rights import Right, missing_rights
+from gpuslice.apps.diagnosis.usage import ClusterUsage, ContainerUsage, Source
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of, wants_agent
@@ -39,7 +40,7 @@ from gpuslice.core.views import names_offered
 T = TypeVar("T")
 Object = dict[str, Any]
 
-EXTENDER = "gpushare-schd-extender"
+EXTENDER, EXPORTER = "gpushare-schd-extender", "gpuslice-exporter"
 PLUGIN_LABELS = "name=gpushare-device-plugin-ds"
 SCHEDULER_LABELS = "component=kube-scheduler"
 MANAGER_LABELS = "component=kube-controller-manager"
@@ -51,6 +52,9 @@ HOOKS = (
     Resource(_GROUP, "mutatingwebhookconfigurations", "MutatingWebhookConfiguration", DICT, False),
     Resource(_GROUP, "validatingwebhookconfigurations", "ValidatingWebhookConfiguration", DICT, False),
 )
+_POLICY = "ValidatingAdmissionPolicy"
+POLICIES = Resource(_GROUP, "validatingadmissionpolicies", _POLICY, DICT, False)
+POLICY_BINDINGS = Resource(_GROUP, "validatingadmissionpolicybindings", f"{_POLICY}Binding", DICT, False)
 DEVICE_CLASSES = Resource("resource.k8s.io/v1", "deviceclasses", "DeviceClass", DICT, namespaced=False)
 
 
@@ -90,6 +94,11 @@ class Facts:
     classes: Sequence[Object] = ()  # DeviceClasses, read with claims
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
     quotas: Sequence[Object] = ()  # ResourceQuotas and LimitRanges
+    components: Sequence[Object] = ()  # services of all parts of gpuslice
+    policies: Sequence[Object] = ()
+    policy_bindings: Sequence[Object] = ()
+    failed: Sequence[Pod] = ()
+    usage: Sequence[ContainerUsage] = ()  # as the exporters measure it
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
     wants_cards: bool = False  # whether a cluster without a sharing node is a problem
@@ -103,6 +112,20 @@ class Facts:
     def ledger(self, *, all_cards: bool = False) -> Ledger:
         """What each pod holds, as the extender sees it; `all_cards`: including cards out of use."""
         return ledger_of(self.nodes, self.pods, () if all_cards else self.config_maps)
+
+    def places_of(self, component: str) -> set[tuple[str, str]]:
+        """Namespace and name of the service of a part of gpuslice; where it has none, of its pods."""
+        found = {
+            (each["metadata"]["namespace"], each["metadata"]["name"])
+            for each in self.components
+            if (each["metadata"].get("labels") or {}).get("component") == component
+        }
+        spaces = {
+            each.metadata.namespace
+            for each in self.pods
+            if (each.metadata.labels or {}).get("component") == component
+        }
+        return found | {(space, component) for space in spaces - {space for space, _ in found}}
 
     def slices_of(self, namespace: str, service: str) -> list[Object]:
         """The endpoint slices of a service."""
@@ -199,23 +222,18 @@ def read_facts(
     node_label: str = LABEL_SHARED,
     wants_cards: bool = False,
     places: Sequence[tuple[str, str]] = (),
+    source: Source | None = None,
 ) -> Facts:
     """Read everything from the API server once. KubeError if it does not answer, or shows no node.
 
-    `places`: namespace and name of services whose endpoints are needed besides ours.
+    `places`: namespace and name of services whose endpoints are needed besides ours. `source`: of usage.
     """
     reader = _Reader(client)
     nodes = client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
-    by_claims = bool(claiming) or any(pod.spec.resource_claims for pod in pods)
-    services = list(  # the vendor's by name; ours under another name by label
-        {
-            (each["metadata"]["namespace"], each["metadata"]["name"]): each
-            for which in ({"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"})
-            for each in reader.list(SERVICES, **which)
-        }.values()
-    )
+    by_claims = bool(claiming) or any(pod.claims for pod in pods)
+    services = _services(reader)
     hooks = [hook for hook in _with_kinds(reader, HOOKS) if is_own_hook(hook)]
     called = {service for hook in hooks if (service := hook_service(hook)) is not None}
     wanted = {*places, *called}
@@ -245,6 +263,11 @@ def read_facts(
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
         quotas=_with_kinds(reader, (QUOTAS, LIMIT_RANGES)),
+        components=reader.list(SERVICES, labels="app=gpushare"),
+        policies=reader.list(POLICIES),
+        policy_bindings=reader.list(POLICY_BINDINGS),
+        failed=reader.list(PODS, fields="status.phase=Failed"),
+        usage=_usage(reader, source, pods).containers,
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,
@@ -256,11 +279,33 @@ def _with_kinds(reader: _Reader, resources: Sequence[Resource[Object]]) -> list[
     return [item | {"kind": each.kind} for each in resources for item in reader.list(each)]
 
 
+def _services(reader: _Reader) -> list[Object]:
+    """The extender's: the vendor's by name, ours under another name by label."""
+    found = {
+        (each["metadata"]["namespace"], each["metadata"]["name"]): each
+        for which in ({"fields": f"metadata.name={EXTENDER}"}, {"labels": f"component={EXTENDER}"})
+        for each in reader.list(SERVICES, **which)
+    }
+    return list(found.values())
+
+
+def _usage(reader: _Reader, source: Source | None, pods: Sequence[Pod]) -> ClusterUsage:
+    nothing = ClusterUsage((), ())
+    usage = reader.asked("exporters", source.read, nothing) if source is not None else nothing
+    if usage.problems and not usage.cards and any(is_exporter(pod) for pod in pods):
+        reader.unreadable.append("exporters")
+    return usage
+
+
 def _claims(reader: _Reader, nodes: Sequence[Node], pods: Sequence[Pod], slices: Sequence[Object]) -> Claims:
     claims = reader.list(RESOURCE_CLAIMS)
     templates = reader.list(RESOURCE_CLAIM_TEMPLATES)
     known = RESOURCE_CLAIM_TEMPLATES.plural not in reader.unreadable
     return claims_of(nodes, pods, claims, slices, templates if known else None)
+
+
+def is_exporter(pod: Pod) -> bool:
+    return (pod.metadata.labels or {}).get("component") == EXPORTER
 
 
 def is_own_hook(hook: Object) -> bool:

@@ -69,7 +69,7 @@ def means_a_part(pod: objects.Pod) -> bool:
 
 
 def _of_kai(pod: objects.Pod) -> list[str]:
-    return [name for name in kai.ANNOTATIONS if name in (pod.metadata.annotations or {})]
+    return kai.annotations_of(pod.metadata.annotations or {})
 
 
 def label_hints(pod: objects.Pod) -> list[str]:

@@ -10,9 +10,10 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import DICT, Resource
 from gpuslice.adapters.kube.sync import SyncClient
+from gpuslice.core.advice import MayRun
 from gpuslice.core.host_resources import amounts, pod_amounts
-from gpuslice.core.model import Request
-from gpuslice.core.node_filters import HostPort, Occupant, Place, Taint, Toleration, Volume, Wish
+from gpuslice.core.model import Pod, Request
+from gpuslice.core.node_filters import HostPort, NodeFilters, Occupant, Place, Taint, Toleration, Volume, Wish
 
 Object = Mapping[str, Any]
 PERSISTENT_CLAIMS = Resource("v1", "persistentvolumeclaims", "PersistentVolumeClaim", DICT)
@@ -81,6 +82,20 @@ def wish_of(
         tuple(volumes),
         tuple(pod.spec.topology_spread_constraints or ()),
     )
+
+
+def may_run(pods: Iterable[objects.Pod], nodes: Iterable[objects.Node]) -> MayRun:
+    """Whether a pod's selectors and tolerations let it run on a node, by its name."""
+    by_uid = {pod.metadata.uid: pod for pod in pods}
+    places = {node.metadata.name: place_of(node) for node in nodes}
+
+    def answer(pod: Pod, node: str) -> bool:
+        found, place = by_uid.get(pod.uid), places.get(node)
+        if found is None or place is None or pod.request is None:
+            return False
+        return not NodeFilters([place], wish_of(found, pod.request)).obstacle(place)
+
+    return answer
 
 
 def read_volumes(client: SyncClient, pod: objects.Pod) -> tuple[Volume, ...]:

@@ -74,6 +74,9 @@ def _usage_document(each: ContainerUsage) -> dict[str, Any]:
         usedBytes=each.used_bytes,
         limitBytes=each.limit_bytes,
         peakBytes=each.peak_bytes,
+        allocatedBytes=each.allocated_bytes,
+        excessBytes=each.excess_bytes or None,
+        idleSeconds=each.idle_seconds,
         refused=each.refused,
     )
 

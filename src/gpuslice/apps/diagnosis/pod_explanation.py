@@ -21,6 +21,7 @@ from gpuslice.apps.diagnosis.other_pods import (
 )
 from gpuslice.apps.diagnosis.places import place_of, wish_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.apps.diagnosis.waste import UsageOf, hints_of_room, pod_usage_of
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
@@ -76,11 +77,11 @@ def explained(
     *,
     places: Sequence[Place],
     events: Sequence[objects.Event] = (),
-    usage: Sequence[ContainerUsage] = (),
+    usage_of: UsageOf = lambda _: (),
     claims: Claims | None = None,
     volumes: Sequence[Volume] = (),
 ) -> PodExplanation:
-    """One pod of the cluster in `ledger` and `nodes`; `events` and `usage` are of this pod.
+    """One pod of the cluster in `ledger` and `nodes`; `events` are of this pod, `usage_of` of any.
 
     `places`: all nodes (`diagnosis.places`); irrelevant for a pod on a node. `claims`: of the cluster.
     `volumes`: those that it claims, if they may be read.
@@ -93,19 +94,21 @@ def explained(
         _last(events, view),
         found.status.reason or next(filter(None, map(waits_for, found.status.container_statuses or ())), ""),
         ends=tuple(_ends(found)),
-        usage=tuple(usage),
+        usage=tuple(usage_of(view.key)),
         claims=claimed.names if claimed else (),
     )
     if view.finished:
-        return replace(begun, hints=tuple(_after_the_end(view)))
+        return replace(begun, hints=(*_after_the_end(view), *_taken_by_neighbours(view, ledger, usage_of)))
     if claims is not None and claimed is not None:
-        answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node), volumes=volumes)
+        answered = _of_claims(
+            begun, found, claims.ledger, places, nodes.get(view.node), usage_of=usage_of, volumes=volumes
+        )
         return replace(answered, hints=(*claimed.hints, *answered.hints))
     if view.request is None and not view.problem and not view.node:
         return replace(begun, hints=tuple(of_others(found, ledger, nodes)))
     if view.node or view.request is None:
-        return _on_its_node(begun, found, ledger, nodes.get(view.node))
-    return _waiting(begun, found, ledger, places, volumes)
+        return _on_its_node(begun, found, ledger, nodes.get(view.node), usage_of)
+    return _waiting(begun, found, ledger, places, usage_of=usage_of, volumes=volumes)
 
 
 def _waiting(
@@ -113,6 +116,8 @@ def _waiting(
     pod: objects.Pod,
     ledger: Ledger,
     places: Sequence[Place],
+    *,
+    usage_of: UsageOf,
     volumes: Sequence[Volume],
 ) -> PodExplanation:
     """Why no node takes it, and what would help."""
@@ -133,6 +138,8 @@ def _waiting(
     hints += room_in_the_making(ledger, view)
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
+    if not explanation.fits:
+        hints += hints_of_room(ledger, places, wish, usage_of)
     return replace(begun, explanation=explanation, hints=tuple(hints))
 
 
@@ -179,6 +186,7 @@ def _of_claims(
     places: Sequence[Place],
     at: objects.Node | None,
     *,
+    usage_of: UsageOf,
     volumes: Sequence[Volume],
 ) -> PodExplanation:
     """The same for a pod that gets its part of a card by a claim."""
@@ -187,7 +195,7 @@ def _of_claims(
         never = "Nothing allocates a claim like this: correct the field and recreate the pod."
         return replace(begun, hints=(never,))
     if view.node:
-        return _on_its_node(begun, pod, ledger, at)
+        return _on_its_node(begun, pod, ledger, at, usage_of)
     if view.request is None or view.placement is not None:
         return begun
     wish = wish_of(pod, view.request, claims=True, volumes=volumes)
@@ -196,7 +204,7 @@ def _of_claims(
 
 
 def _on_its_node(
-    begun: PodExplanation, pod: objects.Pod, ledger: Ledger, at: objects.Node | None
+    begun: PodExplanation, pod: objects.Pod, ledger: Ledger, at: objects.Node | None, usage_of: UsageOf
 ) -> PodExplanation:
     """Which card it holds and who shares it; what is wrong with that, or with what it asks for."""
     view = begun.pod
@@ -220,6 +228,8 @@ def _on_its_node(
         hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
+        hints += _about_use(view, ledger, begun.usage)
+        hints += _taken_by_neighbours(view, ledger, usage_of)
         hints += _about_size(view, ledger, begun.usage)
         hints += why_there(state, view) if state and not begun.ends and not out_of_use else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
@@ -272,23 +282,49 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     return []
 
 
+def _about_use(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Iterator[str]:
+    """What it uses beyond what it asked for, and what it holds in vain."""
+    for each in usage:
+        if each.excess_bytes:
+            why = "nothing limits it on this node" if each.limit_bytes is None else "the library is not in it"
+            yield (
+                f"Container {each.container} uses {(each.used_bytes or 0) / MIB:.0f} MiB, "
+                f"{each.excess_bytes / MIB:.0f} more than it asked for: {why}, and its neighbours lack them."
+            )
+    own = pod_usage_of(view, ledger, usage)
+    if own is not None and own.is_spare:
+        yield f"It {own.sentence}: others may wait for that. gpuslice waste says who."
+
+
+def _taken_by_neighbours(view: Pod, ledger: Ledger, usage_of: UsageOf) -> Iterator[str]:
+    """Who on its cards uses what it was promised."""
+    for key, _ in _neighbours(view, ledger):
+        excess = sum(each.excess_bytes for each in usage_of(key) if each.node == view.node)
+        if excess:
+            yield (
+                f"{key} on its card uses {excess / MIB:.0f} MiB more than it asked for: this pod may be "
+                f"refused what it was promised, and fail by that. gpuslice explain {key} says why."
+            )
+
+
 def _about_size(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Iterator[str]:
     """What was refused, and a better size if one is known."""
     for each in usage:
         if each.refused:
             times = "once" if each.refused == 1 else f"{each.refused:.0f} times"
             yield f"Container {each.container} asked for more memory than its limit, and was refused {times}."
-    better = suggestion_of(ledger, view, usage)
-    if better is not None and better.more:
+    better, cards = suggestion_of(ledger, view, usage), view.request.card_count if view.request else 1
+    if better is None:
+        return
+    units, mib = counted(better.units * cards, "unit"), better.limit_mib * cards
+    if better.more:
         yield (
-            f"Ask for at least {counted(better.units, 'unit')} ({better.limit_mib} MiB): how much it "
-            "needs is not known, because it was refused."
+            f"Ask for at least {units} ({mib} MiB): how much it needs is not known, because it was refused."
         )
-    elif better is not None:
-        peak = (usage[0].peak_bytes or 0) / MIB
+    else:
+        peak = max(each.peak_bytes or 0 for each in usage) / MIB
         yield (
-            f"{counted(better.units, 'unit')} ({better.limit_mib} MiB) would have been enough so far: its "
-            f"peak since the start is {peak:.0f} MiB."
+            f"{units} ({mib} MiB) would have been enough so far: its peak since the start is {peak:.0f} MiB."
         )
 
 

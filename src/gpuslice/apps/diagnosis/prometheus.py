@@ -33,6 +33,19 @@ OURS = "Gpu"
 PEAK, REFUSED = "gpuslice_container_memory_peak_bytes", "gpuslice_container_memory_refused_total"
 
 
+CARD_LABELS = "cluster, node, gpu_uuid"
+CONTAINER_LABELS = f"{CARD_LABELS}, namespace, pod, container"
+
+
+def one(expression: str, *more: str, labels: str = CONTAINER_LABELS) -> str:
+    """One series for each container on a card, or whatever `labels` tell apart; for sums, above all.
+
+    The same container has several, one after the other or at once, if its exporter is replaced, restarted at
+    another address, or scraped by two jobs, and if the driver renumbers the cards (`gpu` among `more`).
+    """
+    return f"max by ({', '.join((labels, *more))}) ({expression})"
+
+
 class PrometheusError(GpusliceError):
     """Prometheus did not answer the query."""
 
@@ -94,9 +107,9 @@ class Prometheus:
         frame = {"start": f"{until_s - hours * 3600:.0f}", "end": f"{until_s:.0f}", "step": f"{step_s:.0f}"}
         found: dict[str, dict[float, float]] = {}
         for name, question in (
-            ("used", f"sum(gpuslice_container_memory_used_bytes{chosen})"),
-            ("sm", f"sum(gpuslice_container_sm_utilization_ratio{chosen})"),
-            ("refused", f"sum(increase({REFUSED}{chosen}[{max(60.0, 2 * step_s):.0f}s]))"),
+            ("used", f"sum({one(f'gpuslice_container_memory_used_bytes{chosen}')})"),
+            ("sm", f"sum({one(f'gpuslice_container_sm_utilization_ratio{chosen}')})"),
+            ("refused", f"sum({one(f'increase({REFUSED}{chosen}[{max(60.0, 2 * step_s):.0f}s])')})"),
         ):
             rows = self._ask("query_range", {"query": question, **frame}, Documents)
             found[name] = {float(at): float(value) for row in rows for at, value in row["values"]}
@@ -110,9 +123,14 @@ class Prometheus:
             rows = self._ask("query", {"query": f"sum by (namespace) ({question})"}, Documents)
             return {each["metric"].get("namespace", ""): float(each["value"][1]) for each in rows}
 
-        figure = f"sum_over_time(gpuslice_container_memory_%s_bytes[{hours}h:1m]) / 60 / {1 << 30}"
-        held, used = by_namespace(figure % "allocated"), by_namespace(figure % "used")
-        sm = by_namespace(f"increase(gpuslice_container_sm_seconds_total[{hours}h]) / 3600")
+        def hours_of(expression: str, divisor: int = 1) -> dict[str, float]:
+            return by_namespace(f"sum_over_time({one(expression)}[{hours}h:1m]) / 60 / {divisor}")
+
+        held, used = (
+            hours_of(f"gpuslice_container_memory_{name}_bytes", 1 << 30) for name in ("allocated", "used")
+        )
+        # the increases of an exporter and of the one that replaced it would be two, and the larger not all
+        sm = hours_of("rate(gpuslice_container_sm_seconds_total[5m])")
         return {name: TeamHours(amount, used.get(name), sm.get(name)) for name, amount in held.items()}
 
     def alerts(self) -> list[dict[str, Any]]:
@@ -163,6 +181,8 @@ class _Labels(msgspec.Struct, gc=False):
     namespace: str = ""
     pod: str = ""
     container: str = ""
+    workload_kind: str = ""
+    workload: str = ""
     exported_node: str = ""
     exported_namespace: str = ""
     exported_pod: str = ""
@@ -175,6 +195,7 @@ class _Labels(msgspec.Struct, gc=False):
             "namespace": self.exported_namespace or self.namespace,
             "pod": self.exported_pod or self.pod,
             "container": self.exported_container or self.container,
+            **({"workload_kind": self.workload_kind, "workload": self.workload} if self.workload else {}),
         }
 
 

@@ -34,7 +34,7 @@ PLUGIN_RIGHTS = (
     Right("nodes/status", "patch"),
     *(Right("pods", verb) for verb in ("get", "list", "watch", "patch")),
     *(Right("events", verb) for verb in ("create", "patch")),
-    *(Right("configmaps", verb, SYSTEM_NAMESPACE) for verb in ("get", "create", "patch")),
+    *(Right("configmaps", verb, SYSTEM_NAMESPACE) for verb in ("list", "watch", "create", "patch")),
 )
 """Of a device plugin, as the chart grants them."""
 _DRA = "resource.k8s.io"

@@ -1,35 +1,19 @@
-"""What cards and containers use now, read from the exporters, through the API server or by address."""
+"""What cards and containers use now: rows from the pages of exporters, or from samples of Prometheus."""
 
 from __future__ import annotations
 
 import math
-import time
 from array import array
-from collections import deque
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from sys import intern
 from typing import Any, NamedTuple, Protocol, overload
 
-from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.adapters.kube.objects import Pod
-from gpuslice.adapters.kube.resources import PODS
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-from gpuslice.adapters.web.scrape import Page, Sample, ScrapeError, fetch, parse
+from gpuslice.adapters.web.scrape import Page, Sample
 
-EXPORTERS = "component=gpuslice-exporter"
-PORT = 9400
-AT_ONCE = 32
 MOST_PROBLEMS = 5  # shown to people
-PAGE_TIMEOUT_S = 5.0
-"""An exporter on a lost node is not waited for any longer, and delays no others."""
-IN_VAIN_S = 5.0
-"""After this much waiting in vain no further exporter is queried, so that everything ends one page later.
-
-Time for successful pages does not count: a thousand of them may take longer, and are worth it.
-"""
+UNSEEN = 0.03
+"""What drivers load beside what is counted, of a container's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +42,8 @@ class ContainerUsage:
     namespace: str
     pod: str
     container: str
+    workload: str = ""
+    """Kind and name of what made the pod: Deployment/infer; "" if the exporter does not know it."""
     used_bytes: float | None = None
     limit_bytes: float | None = None
     allocated_bytes: float | None = None
@@ -65,7 +51,21 @@ class ContainerUsage:
     sm_ratio: float | None = None
     refused: float | None = None
     throttled_seconds: float | None = None
+    idle_seconds: float | None = None
     processes: float | None = None
+
+    @property
+    def promised_bytes(self) -> float | None:
+        """What it may count on: its limit, or what it asked for if nothing limits it."""
+        return self.allocated_bytes if self.limit_bytes is None else self.limit_bytes
+
+    @property
+    def excess_bytes(self) -> float:
+        """How much more it uses than that, which its neighbours lack; 0 if that may be what drivers load."""
+        if self.used_bytes is None or self.promised_bytes is None:
+            return 0.0
+        excess = self.used_bytes - self.promised_bytes
+        return excess if excess > UNSEEN * self.promised_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,136 +102,6 @@ class Source(Protocol):
         ...
 
 
-class UrlSource:
-    """Exporters by their addresses; ``host:port`` means the page there."""
-
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._urls = []
-        for url in urls:
-            scheme, _, place = url.rpartition("://")
-            self._urls.append(f"{scheme or 'http'}://{place}{'' if '/' in place else '/metrics'}")
-
-    def read(self) -> ClusterUsage:
-        pages, problems = [], []
-        for url in self._urls:
-            try:
-                page = fetch(url)
-                if not any(one.name.startswith("gpuslice_") for one in page.samples):
-                    what = "no gpuslice exporter answers there, its page has no metric gpuslice_*"
-                    raise ScrapeError(f"{url}: {what}")
-                pages.append(page)
-            except ScrapeError as error:
-                problems.append(str(error))
-        return usage_of(pages, problems)
-
-
-class Unanswered:
-    """Exporters that gave no page: many of them delay nobody, and they are queried last the next time.
-
-    `at_once`: how many are queried concurrently. Those that were not queried this time precede them, too.
-    """
-
-    def __init__(self, at_once: int, in_vain_s: float = IN_VAIN_S) -> None:
-        self.in_vain_s = in_vain_s
-        self.waits_s: list[float] = []  # of this time
-        self._most_s = at_once * in_vain_s
-        self._nodes: set[str] = set()
-
-    @property
-    def enough(self) -> bool:
-        """Whether so much time was spent in vain that no further exporter should be queried."""
-        return sum(self.waits_s) >= self._most_s
-
-    def in_turn(self, exporters: Iterable[Pod]) -> list[Pod]:
-        """Begin a new round over all of them; returns the order in which to query them."""
-        self.waits_s = []
-        return sorted(exporters, key=lambda pod: pod.spec.node_name in self._nodes)
-
-    def note(self, exporter: Pod, waited_s: float | None) -> None:
-        """It gave no page after waiting this long; None if it gave one."""
-        if waited_s is None:
-            self._nodes.discard(exporter.spec.node_name)
-        else:
-            self._nodes.add(exporter.spec.node_name)
-            self.waits_s.append(waited_s)
-
-    def left(self, exporters: Sequence[Pod]) -> str:
-        """A sentence about those that were not queried."""
-        names = ", ".join(pod.spec.node_name for pod in exporters[:MOST_PROBLEMS])
-        more = len(exporters) - MOST_PROBLEMS
-        waited = f"{self.in_vain_s:g} s of waiting for {len(self.waits_s)} that do not answer"
-        return f"not asked, after {waited}: the exporters of {names}{f' and {more} more' if more > 0 else ''}"
-
-
-class ClusterSource:
-    """Every exporter pod of a cluster, through the API server: no direct route to the nodes is needed."""
-
-    def __init__(
-        self, connection: Connection, page_timeout_s: float = PAGE_TIMEOUT_S, in_vain_s: float = IN_VAIN_S
-    ) -> None:
-        self._connection = connection
-        self._page_timeout_s = page_timeout_s
-        self._client = SyncClient(SyncTransport(connection))
-        self._readers: deque[SyncClient] = deque()  # those that are idle
-        self._threads = ThreadPoolExecutor(AT_ONCE, "exporters")
-        self._unanswered = Unanswered(AT_ONCE, in_vain_s)
-
-    def read(self) -> ClusterUsage:
-        pods = self._unanswered.in_turn(self._client.list(PODS, labels=EXPORTERS))
-        answers = list(self._threads.map(self._page, pods))
-        problems = [answer for answer in answers if isinstance(answer, str)]
-        left = [pod for pod, answer in zip(pods, answers, strict=True) if answer is None]
-        if left:
-            problems.insert(0, self._unanswered.left(left))
-        if not pods:
-            problems.append(f"no pod has the label {EXPORTERS}: is the exporter installed?")
-        return usage_of((answer for answer in answers if isinstance(answer, Page)), problems)
-
-    def _page(self, pod: Pod) -> Page | str | None:
-        """The page of one, or why there is none; None if it was not queried."""
-        if self._unanswered.enough:
-            return None
-        try:
-            reader = self._readers.pop()
-        except IndexError:
-            reader = SyncClient(SyncTransport(self._connection, timeout_s=self._page_timeout_s))
-        asked_at = time.monotonic()
-        try:
-            page = page_of(reader, pod)
-        except KubeError as error:
-            self._unanswered.note(pod, time.monotonic() - asked_at)
-            return f"{pod.spec.node_name}: {error}"
-        finally:
-            self._readers.append(reader)
-        self._unanswered.note(pod, None)
-        return page
-
-
-def page_of(client: SyncClient, exporter: Pod) -> Page:
-    """The page of one exporter pod, through the API server. Raises KubeError."""
-    return parse(client.read(proxied_path(exporter)).decode("utf-8", "replace"))
-
-
-def proxied_path(exporter: Pod) -> str:
-    """The page of an exporter pod at the API server, requested with the user's permissions."""
-    return (
-        f"{PODS.path(exporter.metadata.namespace)}/{exporter.metadata.name}:{port_of(exporter)}/proxy/metrics"
-    )
-
-
-def port_of(exporter: Pod) -> int:
-    """As its annotation says, if that is a port: any pod may call itself an exporter."""
-    text = (exporter.metadata.annotations or {}).get("prometheus.io/port", "")
-    port = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
-    return port if 0 < port < 1 << 16 else PORT
-
-
-def read_containers(client: SyncClient, node: str) -> tuple[ContainerUsage, ...]:
-    """What the containers of one node use; none where no exporter runs there. Raises KubeError."""
-    exporters = client.list(PODS, labels=EXPORTERS, fields=f"spec.nodeName={node}")
-    return tuple(usage_of(page_of(client, each) for each in exporters).containers)
-
-
 # -- from pages to rows ----------------------------------------------------------------------------------
 
 _CARD = (
@@ -250,11 +120,18 @@ _CONTAINER = (
     "sm_utilization_ratio",
     "memory_refused_total",
     "throttled_seconds_total",
+    "last_active_timestamp_seconds",
     "processes",
 )
 """Metrics without their prefix, in the order of the fields that they fill."""
+_ACTIVE = _CONTAINER.index("last_active_timestamp_seconds")
 CARD_FIGURES = ("gpuslice_gpu_up", "gpuslice_gpu_memory_used_bytes", "gpuslice_gpu_utilization_ratio")
-CONTAINER_FIGURES = ("gpuslice_container_info", *(f"gpuslice_container_{name}" for name in _CONTAINER[:-1]))
+TIME = "gpuslice_exporter_time_seconds"
+CONTAINER_FIGURES = (
+    "gpuslice_container_info",
+    TIME,
+    *(f"gpuslice_container_{name}" for name in _CONTAINER[:-1]),
+)
 """Which metrics to query if each costs a query: for cards, how much is used."""
 
 
@@ -301,9 +178,17 @@ class _Figures:
 class _Containers(Sequence[ContainerUsage]):
     """Rows are created when they are read: a large cluster has tens of thousands, and they are kept."""
 
-    def __init__(self, places: Sequence[_Place], figures: _Figures) -> None:
+    def __init__(
+        self,
+        places: Sequence[_Place],
+        figures: _Figures,
+        workloads: Mapping[_Place, str],
+        clocks: Mapping[str, float],
+    ) -> None:
         self._places = places
         self._figures = figures
+        self._workloads = workloads
+        self._clocks = clocks  # of nodes, whose timestamps are theirs
 
     def __len__(self) -> int:
         return len(self._places)
@@ -314,10 +199,13 @@ class _Containers(Sequence[ContainerUsage]):
     def __getitem__(self, at: slice) -> Sequence[ContainerUsage]: ...
     def __getitem__(self, at: int | slice) -> ContainerUsage | Sequence[ContainerUsage]:
         if isinstance(at, slice):
-            return _Containers(self._places[at], self._figures)
+            return _Containers(self._places[at], self._figures, self._workloads, self._clocks)
         place = self._places[at]
         names = (place.node, place.gpu, place.namespace, place.pod, place.container)
-        return ContainerUsage(*names, *self._figures.of(place))
+        figures, now_s = self._figures.of(place), self._clocks.get(place.node)
+        active_s = figures[_ACTIVE]
+        figures[_ACTIVE] = max(0.0, now_s - active_s) if now_s and active_s is not None else None
+        return ContainerUsage(*names, self._workloads.get(place, ""), *figures)
 
 
 def usage_of(pages: Iterable[Page], problems: Iterable[str] = ()) -> ClusterUsage:
@@ -333,9 +221,14 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
     }
     figures = {kind: _Figures(len(fields)) for kind, fields in kinds.items()}
     up: dict[_Place, bool] = {}
-    containers: list[_Place] = []
+    known_containers: dict[_Place, None] = {}  # once, whichever exporters report them
     models: dict[str, str] = {}
+    workloads: dict[_Place, str] = {}
+    clocks: dict[str, float] = {}
     for one in samples:
+        if one.name == TIME:
+            clocks[one.labels.get("node", "")] = one.value
+            continue
         kind, _, name = one.name.removeprefix("gpuslice_").partition("_")
         fields = kinds.get(kind, {})
         if name not in fields and name not in ("info", "up"):
@@ -348,15 +241,21 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
         elif one.name == "gpuslice_gpu_up":
             up[place] = one.value == 1
         elif one.name == "gpuslice_container_info":
-            containers.append(place)
+            known_containers[place] = None
+            if workload := one.labels.get("workload"):
+                workloads[place] = intern(f"{one.labels.get('workload_kind', '')}/{workload}")
     cards = figures["gpu"]
     card_rows = [
         CardUsage(at.node, at.gpu, at.gpu_uuid, models.get(at.gpu_uuid, ""), answers, *cards.of(at))
         for at, answers in up.items()
     ]
     card_rows.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
-    containers.sort(key=lambda at: (at.node, gpu_order(at.gpu), at.namespace, at.pod, at.container))
-    return ClusterUsage(tuple(card_rows), _Containers(containers, figures["container"]), tuple(problems))
+    containers = sorted(
+        known_containers, key=lambda at: (at.node, gpu_order(at.gpu), at.namespace, at.pod, at.container)
+    )
+    return ClusterUsage(
+        tuple(card_rows), _Containers(containers, figures["container"], workloads, clocks), tuple(problems)
+    )
 
 
 def gpu_order(gpu: str) -> tuple[int, str]:

@@ -43,6 +43,15 @@ class ContainerSnapshot(msgspec.Struct, frozen=True, gc=False):
     throttled_s: float | None = None
 
 
+class Active(msgspec.Struct, frozen=True, gc=False):
+    """When a container last computed on a card, in seconds since the epoch by the node's clock, and the most
+    that it held there since it was first seen."""
+
+    pod_uid: str
+    last_s: int
+    peak_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class CardSnapshot:
     """One card. `missing`: (what, reason) → how many series are absent for it."""
@@ -82,6 +91,7 @@ class NodeSnapshot:
     driver_version: str = ""
     taken_at_s: float = 0.0
     sm_seconds: Mapping[tuple[str, ContainerKey], float] = field(default_factory=dict)
+    active: Mapping[tuple[str, ContainerKey], Active] = field(default_factory=dict)
     owners: Mapping[int, Owner] = field(default_factory=dict)  # pid → its owner
     peers: Mapping[tuple[int, int], int] = field(default_factory=dict)  # card numbers → NVLink status
 
@@ -261,6 +271,9 @@ def _container(  # noqa: PLR0917 — one caller
         limit_bytes = allocated  # a container that has it alone needs no enforced limit
     else:
         limit_bytes = None
+    peak_bytes = counted.peak_bytes if counted is not None else None
+    if facts.isolation.uses_nothing(key, sample.uuid):
+        peak_bytes = 0
     return ContainerSnapshot(
         used_bytes=used,
         sm_ratio=use.sm_ratio,
@@ -269,7 +282,7 @@ def _container(  # noqa: PLR0917 — one caller
         allocated_bytes=allocated,
         limit_bytes=limit_bytes,
         share_ratio=limit.compute_percent / 100 if limit is not None and limit.compute_percent else None,
-        peak_bytes=counted.peak_bytes if counted is not None else None,
+        peak_bytes=peak_bytes,
         refused=counts.refused if counts is not None else None,
         throttled_s=counts.throttled_ns / 1e9 if counts is not None else None,
     )

@@ -198,8 +198,9 @@ MIG_SM_BUSY = Metric(
 CONTAINER_INFO = Metric(
     "gpuslice_container_info",
     _GAUGE,
-    (*CONTAINER, "pod_uid", "container_id", "resource", "share_mode"),
-    "Slowly changing information about a container, for joins; always 1.",
+    (*CONTAINER, "pod_uid", "container_id", "resource", "share_mode", "workload_kind", "workload"),
+    "Slowly changing information about a container, for joins; always 1. The workload is the pod's "
+    "outermost known owner: the Deployment of its ReplicaSet, the CronJob of its Job, or itself.",
     "kubelet and the API server",
 )
 CONTAINER_MIG = Metric(
@@ -256,6 +257,14 @@ SM_SECONDS = Metric(
     _COUNTER,
     CONTAINER,
     "Card time used: the utilization summed over time since the exporter first saw the container.",
+    "as above",
+)
+LAST_ACTIVE = Metric(
+    "gpuslice_container_last_active_timestamp_seconds",
+    _GAUGE,
+    CONTAINER,
+    "When the container last computed on the card, or was first seen, by the node's clock; kept over "
+    "restarts of the exporter with --state-dir.",
     "as above",
 )
 COMPUTE_SHARE = Metric(
@@ -333,6 +342,12 @@ COLLECTOR_ERRORS = Metric(
     _COUNTER,
     (*NODE, "collector"),
     "Readings of this source that failed.",
+)
+TIME = Metric(
+    "gpuslice_exporter_time_seconds",
+    _GAUGE,
+    NODE,
+    "The node's clock, to subtract other timestamps of this page from.",
 )
 SAMPLE_AGE = Metric(
     "gpuslice_exporter_sample_age_seconds",

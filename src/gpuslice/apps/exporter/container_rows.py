@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpuslice.adapters.web.exposition import Piece, labels_once, sample_line
 from gpuslice.apps.exporter import catalogue as c
-from gpuslice.apps.exporter.card_snapshot import CardSnapshot, ContainerSnapshot
+from gpuslice.apps.exporter.card_snapshot import Active, CardSnapshot, ContainerSnapshot, NodeSnapshot
 from gpuslice.apps.exporter.node_pods import NodePods
 from gpuslice.core.attribution import ContainerKey
 
@@ -24,6 +24,7 @@ COLUMNS = (
     c.MEMORY_REFUSED,
     c.SM_UTILIZATION,
     c.SM_SECONDS,
+    c.LAST_ACTIVE,
     c.COMPUTE_SHARE,
     c.THROTTLED,
     c.PROCESSES,
@@ -40,6 +41,7 @@ class _Row:
 
     snapshot: ContainerSnapshot
     busy_s: float | None
+    active: Active | None
     version: int  # of the pods
     at: str
     about: Mapping[str, str]
@@ -81,16 +83,18 @@ class Rows:
         self,
         card: CardSnapshot,
         keys: Iterable[ContainerKey],
-        busy_s: Mapping[tuple[str, ContainerKey], float],
+        snapshot: NodeSnapshot,
     ) -> list[tuple[Piece, ...]]:
         """The card's containers `keys`: chunks of rows, each a piece for every one of `COLUMNS`."""
         uuid, place = card.sample.uuid, (card.sample.uuid, card.sample.index)
         before = self._cards.get(place, _NOTHING)
         version, old_rows, rows = self._pods.version, before.rows, {}
         for key in keys:
-            row, each, busy = old_rows.get(key), card.containers[key], busy_s.get((uuid, key))
-            if row is None or row.busy_s != busy or row.snapshot != each or row.version != version:
-                row = self._row(row, card, key, busy)
+            row, each = old_rows.get(key), card.containers[key]
+            busy_s, active = snapshot.sm_seconds.get((uuid, key)), snapshot.active.get((uuid, key))
+            same = row is not None and row.snapshot == each and row.version == version
+            if row is None or not same or row.busy_s != busy_s or row.active is not active:
+                row = self._row(row, card, key, busy_s, active)
             rows[key] = row
         lines = [row.lines for row in rows.values()]
         chunks = []
@@ -100,7 +104,14 @@ class Rows:
         self._cards[place] = _Card(rows, chunks)
         return [chunk.pieces for chunk in chunks]
 
-    def _row(self, before: _Row | None, card: CardSnapshot, key: ContainerKey, busy_s: float | None) -> _Row:
+    def _row(
+        self,
+        before: _Row | None,
+        card: CardSnapshot,
+        key: ContainerKey,
+        busy_s: float | None,
+        active: Active | None,
+    ) -> _Row:
         """Written again, except for lines whose content is unchanged."""
         each, pod = card.containers[key], self._pods.pod(key.namespace, key.pod)
         who = {
@@ -116,6 +127,8 @@ class Rows:
             "container_id": self._pods.container_id(key),
             "resource": each.grant.resource if each.grant is not None else "",
             "share_mode": each.grant.mode if each.grant is not None else "none",
+            "workload_kind": pod.workload[0] if pod is not None else "",
+            "workload": pod.workload[1] if pod is not None else "",
         }
         at = before.at if before is not None else labels_once(who)
         if before is not None and before.about == about:
@@ -126,10 +139,11 @@ class Rows:
             each.used_bytes,
             each.limit_bytes,
             each.allocated_bytes,
-            each.peak_bytes,
+            active.peak_bytes if each.peak_bytes is None and active is not None else each.peak_bytes,
             each.refused,
             each.sm_ratio,
             busy_s,
+            active.last_s if active is not None and each.sm_ratio is not None else None,
             each.share_ratio,
             each.throttled_s,
             each.processes,
@@ -139,7 +153,7 @@ class Rows:
                 lines.append(before.lines[number + 1])
             else:
                 lines.append("" if value is None else sample_line(metric.name, at, value))
-        return _Row(each, busy_s, self._pods.version, at, about, values, tuple(lines))
+        return _Row(each, busy_s, active, self._pods.version, at, about, values, tuple(lines))
 
 
 def _chunk(rows: list[_Lines], before: _Chunk | None) -> _Chunk:

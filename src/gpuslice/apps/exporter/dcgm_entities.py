@@ -119,11 +119,7 @@ def _entity(  # noqa: PLR0917 — the loop above alone calls it
     of_pods = [_pod_labels(key, each.grant, instance, pods, style) for key, each in holders]
     only = pods.pod(holders[0][0].namespace, holders[0][0].pod) if len(holders) == 1 else None
     if only is not None and style.labels_of_pods is not None:  # its own labels, under valid names
-        own = {
-            re.sub(r"\W|^(?=\d)", "_", name, flags=re.ASCII): value
-            for name, value in only.labels.items()
-            if not style.labels_of_pods or any(each.search(name) for each in style.labels_of_pods)
-        }
+        own = only.shown_labels(style.labels_of_pods)
         plain |= {name: value for name, value in own.items() if name not in device and name not in plain}
     named = jobs.get(str(sample.index) if instance is None else f"{sample.index}.{instance.gpu_instance}", ())
     of_jobs: list[Labels] = [{"hpc_job": job} for job in named] or [{}]

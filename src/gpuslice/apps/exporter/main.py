@@ -29,6 +29,7 @@ from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import tell_stacks_on_signal, until_stopped, work_until
 from gpuslice.adapters.web.webconfig import read_web_config
+from gpuslice.apps.exporter.activity import KEEP_EVERY_S
 from gpuslice.apps.exporter.dcgm import XID_FIELD
 from gpuslice.apps.exporter.device_grants import (
     DeviceSlices,
@@ -73,6 +74,7 @@ class Exporter:
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` is called with the port of the metrics."""
         settings, state, client = self.settings, self.state, self._client
+        self._try_activity(state.activity.load)
         drivers_cards = Path(settings.proc) / "driver" / "nvidia" / "gpus"
         tasks = {
             "samples": self._take_samples(),
@@ -81,6 +83,7 @@ class Exporter:
             ),
             "counter file": self._follow_counter_file(),
             "memory": set_aside_what_lives(),
+            "activity": self._keep_activity(),
         }
         if settings.kubernetes:
             tasks["device assignments"] = self._follow_device_assignments()
@@ -101,6 +104,7 @@ class Exporter:
             try:
                 await work_until(stopped, tasks)
             finally:
+                self._try_activity(state.activity.save)
                 await self._source.close()
 
     async def _take_samples(self) -> None:
@@ -112,6 +116,20 @@ class Exporter:
             await sampler.sample()
             log_unsupported(self.state, logged)
             await asyncio.sleep(max(0.0, began_s + self.settings.interval_s - time.monotonic()))
+
+    async def _keep_activity(self) -> None:
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            self._try_activity(self.state.activity.save)
+
+    def _try_activity(self, act: Callable[[], None]) -> None:
+        if self.state.activity.kept:
+            began_s, problem = time.monotonic(), ""
+            try:
+                act()
+            except OSError as error:
+                problem = f"{self.settings.state_dir}: {error.strerror}"
+            self.state.collectors.report("activity", time.monotonic() - began_s, problem)
 
     async def _follow_device_assignments(self) -> None:
         """What kubelet gave which container, as grants; the last ones stay while it cannot be queried."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuslice.adapters.cgroup.container import ContainerRef
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.resources import PODS, Resource
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.core.attribution import ContainerKey
@@ -41,6 +43,24 @@ class KnownPod:
     cgroup_uid: str = ""  # if it differs from `uid`: for a static pod
     requests: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """(container, claim) → the claim's requests that it uses; "" among them means all of the claim."""
+    workload: tuple[str, str] = ("", "")
+    """Kind and name of the outermost owner that is known, or of the pod itself."""
+
+    def shown_labels(self, patterns: Sequence[re.Pattern[str]], prefix: str = "") -> dict[str, str]:
+        """Its labels that any of `patterns` matches, all without patterns, under names that Prometheus takes.
+
+        Those that would have one name get _conflict1, _conflict2 …, as in kube-state-metrics.
+        """
+        alike: dict[str, list[str]] = {}
+        for label in sorted(self.labels):
+            if not patterns or any(pattern.search(label) for pattern in patterns):
+                name = re.sub(r"\W|^(?=\d)", "_", prefix + label, flags=re.ASCII)
+                alike.setdefault(name, []).append(self.labels[label])
+        return {
+            name if len(values) == 1 else f"{name}_conflict{number}": value
+            for name, values in alike.items()
+            for number, value in enumerate(values, start=1)
+        }
 
     def key(self, container: str) -> ContainerKey:
         return ContainerKey(self.namespace, self.name, container)
@@ -128,14 +148,9 @@ def known_pod(pod: objects.Pod) -> KnownPod:
     meta, status = pod.metadata, pod.status
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
     containers = (*(pod.spec.init_containers or ()), *pod.spec.containers)
-    named = (*(pod.spec.resource_claims or ()), *(status.resource_claim_statuses or ()))
-    claims = {each.name: each.resource_claim_name for each in named if each.resource_claim_name}
     requests: dict[tuple[str, str], frozenset[str]] = {}
-    for container in containers if claims else ():
-        for use in (container.resources and container.resources.claims) or ():
-            if use.name in claims:
-                key = container.name, claims[use.name]
-                requests[key] = requests.get(key, frozenset()) | {use.request}
+    for container, claim, request in pod.used_requests:
+        requests[container, claim] = requests.get((container, claim), frozenset()) | {request}
     return KnownPod(
         namespace=meta.namespace,
         name=meta.name,
@@ -147,6 +162,7 @@ def known_pod(pod: objects.Pod) -> KnownPod:
         labels=meta.labels or {},
         cgroup_uid=(meta.annotations or {}).get(CONFIG_HASH, ""),
         requests=requests,
+        workload=(made_by.kind, made_by.name) if (made_by := meta.controller) else ("Pod", meta.name),
     )
 
 
@@ -181,8 +197,28 @@ class LogFolders:
         return [pod for _, (_, pod) in sorted(found.items())]
 
 
+MIDDLE = {
+    "ReplicaSet": Resource("apps/v1", "replicasets", "ReplicaSet", objects.Owned),
+    "Job": Resource("batch/v1", "jobs", "Job", objects.Owned),
+}
+"""What is itself made by something else, mostly: by a Deployment, or a CronJob."""
+ASK_AGAIN_S = 60.0
+MOST_OWNERS = 5000
+
+
 async def follow_api(client: KubeClient, node: str, pods: NodePods, health: CollectorHealth) -> None:
     """Keeps `pods` up to date with the API server; runs until cancelled."""
+    made_by: dict[str, tuple[str, str]] = {}  # uid of a ReplicaSet or Job → its own owner
+    unknown: asyncio.Queue[tuple[objects.OwnerReference, KnownPod]] = asyncio.Queue()
+
+    def put(pod: objects.Pod) -> None:
+        known, owner = known_pod(pod), pod.metadata.controller
+        if owner is not None and owner.kind in MIDDLE:
+            if owner.uid in made_by:
+                known = replace(known, workload=made_by[owner.uid])
+            else:
+                unknown.put_nowait((owner, known))
+        pods.put(known)
 
     def changed(change: Change[objects.Pod]) -> None:
         pod = change.object
@@ -192,9 +228,33 @@ async def follow_api(client: KubeClient, node: str, pods: NodePods, health: Coll
         elif change.kind is ChangeKind.DELETED or pod.status.phase in {"Succeeded", "Failed"}:
             pods.remove(pod.metadata.uid)
         else:
-            pods.put(known_pod(pod))
+            put(pod)
 
-    await Reflector(client, PODS, changed, fields=f"spec.nodeName={node}", cached=True).run()
+    async def ask_for_owners() -> None:
+        while True:
+            owner, pod = await unknown.get()
+            if (now := pods.pod(pod.namespace, pod.name)) is None or now.uid != pod.uid:
+                continue
+            if len(made_by) > MOST_OWNERS:
+                made_by.clear()
+            began_s = time.monotonic()
+            try:
+                if owner.uid not in made_by:
+                    made = (await client.get(MIDDLE[owner.kind], owner.name, pod.namespace)).metadata
+                    above = made.controller or owner
+                    made_by[owner.uid] = above.kind, above.name
+                    health.good("workloads", time.monotonic() - began_s)
+                pods.put(replace(pods.pod(pod.namespace, pod.name) or now, workload=made_by[owner.uid]))
+            except NotFoundError:
+                made_by[owner.uid] = owner.kind, owner.name  # it was deleted, its pods stayed
+            except KubeError as error:
+                health.bad("workloads", str(error), time.monotonic() - began_s)
+                unknown.put_nowait((owner, pod))
+                await asyncio.sleep(ASK_AGAIN_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(Reflector(client, PODS, changed, fields=f"spec.nodeName={node}", cached=True).run())
+        tasks.create_task(ask_for_owners())
 
 
 async def follow_log_folders(folder: Path, pods: NodePods, health: CollectorHealth) -> None:

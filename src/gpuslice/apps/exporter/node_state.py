@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuslice.apps.exporter.activity import Activity
 from gpuslice.apps.exporter.card_history import CardHistory
 from gpuslice.apps.exporter.card_snapshot import NodeSnapshot
 from gpuslice.apps.exporter.collectors import CollectorHealth
@@ -31,6 +32,7 @@ class NodeState:
     collectors: CollectorHealth
     grants: DeviceGrants
     snapshot: NodeSnapshot
+    activity: Activity
     expected_cards: int = 0  # the most that were ever there
 
 
@@ -52,4 +54,5 @@ def initial_state(settings: ExporterSettings, node: str) -> NodeState:
         collectors=CollectorHealth(),
         grants=DeviceGrants({}),
         snapshot=NodeSnapshot(),
+        activity=Activity(Path(settings.state_dir) if settings.state_dir else None),
     )

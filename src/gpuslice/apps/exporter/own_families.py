@@ -87,7 +87,7 @@ def families(snapshot: NodeSnapshot, context: PageContext) -> list[Family]:
             at = card_labels(node, index, uuid, what="containers", reason="more series than max_series")
             found.add(c.UNAVAILABLE, at, left_out)
         room = 0 if left_out else room - fit * len(COLUMNS)
-        for chunk in context.rows.pieces(card, islice(card.containers, fit), snapshot.sm_seconds):
+        for chunk in context.rows.pieces(card, islice(card.containers, fit), snapshot):
             for metric, piece in zip(COLUMNS, chunk, strict=True):
                 found.of(metric).pieces.append(piece)
         for kind, use in card.strangers.items():
@@ -177,11 +177,7 @@ def pod_label_family(
     keys = {(key.namespace, key.pod) for card in snapshot.cards for key in card.containers}
     for namespace, name in sorted(keys):
         pod = pods.pod(namespace, name)
-        shown = {
-            "label_" + re.sub(r"\W", "_", label, flags=re.ASCII): value
-            for label, value in sorted((pod.labels if pod else {}).items())
-            if not patterns or any(pattern.search(label) for pattern in patterns)
-        }
+        shown = pod.shown_labels(patterns, "label_") if pod is not None else {}
         if shown:
             family.add(1, labels({"node": node, "namespace": namespace, "pod": name, **shown}))
     return family
@@ -200,6 +196,7 @@ def self_families(state: NodeState, snapshot: NodeSnapshot, series: int, *, kube
         found.add(c.COLLECTOR_SUCCESS, which, int(reading.success))
         found.add(c.COLLECTOR_DURATION, which, round(reading.took_s, 6))
         found.add(c.COLLECTOR_ERRORS, which, reading.errors)
+    found.add(c.TIME, at, round(time.time(), 3))
     if taken_at_s := state.snapshot.taken_at_s:
         found.add(c.SAMPLE_AGE, at, round(time.monotonic() - taken_at_s, 3))
     if kubernetes and cards:

@@ -101,6 +101,7 @@ class Sampler:
                 for key, each in card.containers.items()
                 if each.sm_ratio is not None
             },
+            active=state.activity.after(cards, state.pods),
             owners=facts.owners,
             peers=sample.peers,
         )

@@ -182,6 +182,10 @@ class ExporterSettings(Settings, frozen=True, kw_only=True):
     root: Annotated[
         str, about("The agent's folder on this host, with limits and the library's accounts.")
     ] = "/var/lib/gpuslice"
+    state_dir: Annotated[
+        str,
+        about("Folder that keeps, over restarts, when containers were last active; empty: it is forgotten."),
+    ] = ""
     memory_unit: Annotated[
         Literal["GiB", "MiB"], about("Size of one aliyun.com/gpu-mem; must match the agent's setting.")
     ] = "GiB"

@@ -11,13 +11,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.objects import ResourceClaim
-from gpuslice.adapters.kube.resources import PODS, RESOURCE_CLAIMS
+from gpuslice.adapters.kube.resources import RESOURCE_CLAIMS
 from gpuslice.adapters.kubelet.draplugin import DraService
 from gpuslice.adapters.kubelet.proto import draplugin_pb2 as pb
 from gpuslice.adapters.region.limits import LimitsError
@@ -29,10 +28,12 @@ from gpuslice.apps.agent.dra.prepared import (
     folder_name,
     valid_uid,
 )
-from gpuslice.apps.agent.folders import Folders, Owner
+from gpuslice.apps.agent.dra.users import User, users_of
+from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
+from gpuslice.apps.agent.owner import Owner
+from gpuslice.apps.agent.pods import NODE_PODS, AgentPod
 from gpuslice.core.claims import ClaimAllocation, ClaimedSlice, claimed_slices, device_name, units_held
-from gpuslice.core.container_files import hiding_mount
 from gpuslice.core.contract import CLAIM_DRIVER, ENV_VISIBLE
 from gpuslice.core.errors import ContractError, GpusliceError
 from gpuslice.core.grant import Grant, GrantError, grant_of_units
@@ -51,18 +52,6 @@ class UnpreparedError(GpusliceError):
     """A claim cannot be prepared now; kubelet shows the reason in the pod's events and retries."""
 
 
-@dataclass(frozen=True, slots=True)
-class _User:
-    """A container that uses requests of a claim."""
-
-    namespace: str
-    pod: str
-    uid: str
-    container: str
-    requests: frozenset[str]
-    hiding: str  # what is wrong about its mounts
-
-
 class ClaimDriver(DraService):
     """The driver of one node. `obstacle` returns why no claim may be prepared here, "" if it may."""
 
@@ -73,7 +62,7 @@ class ClaimDriver(DraService):
         folders: Folders,
         prepared: PreparedClaims,
         *,
-        unit: str,
+        unit: Callable[[], str],
         cdi_kind: str,
         obstacle: Callable[[], str],
         unhealthy: Callable[[], dict[int, str]],
@@ -222,7 +211,7 @@ class ClaimDriver(DraService):
         node = self._state.node
         results = found.status.allocation.devices.results or ()
         try:
-            slices = claimed_slices(results, node.name, node.cards, self._unit)
+            slices = claimed_slices(results, node.name, node.cards, self._unit())
         except ContractError as error:
             raise UnpreparedError(f"claim {claim.namespace}/{claim.name}: {error}") from error
         if not slices:
@@ -232,28 +221,25 @@ class ClaimDriver(DraService):
             )
         return ClaimAllocation(claim.uid, claim.namespace, claim.name, slices)
 
-    async def _users(self, found: ResourceClaim) -> list[_User]:
+    async def _users(self, found: ResourceClaim) -> list[User]:
         """The containers of this node's pods that use the claim, or also another one of ours."""
-        users: list[_User] = []
+        users: list[User] = []
         for consumer in found.status.reserved_for or ():
             if consumer.resource != "pods":
                 continue
             try:
-                pod = await self._client.get(PODS.as_dict(), consumer.name, found.metadata.namespace)
+                pod: AgentPod = await self._client.get(NODE_PODS, consumer.name, found.metadata.namespace)
             except NotFoundError:
                 continue
-            if pod["metadata"].get("uid") == consumer.uid and pod["spec"].get("nodeName") == (
-                self._state.node.name
-            ):
-                users += _users_of(pod, found)
+            if (pod.metadata.uid, pod.spec.node_name) == (consumer.uid, self._state.node.name):
+                users += users_of(pod, found)
         return users
 
-    def _edits(self, allocation: ClaimAllocation, request: str, users: list[_User]) -> CdiEdits:
+    def _edits(self, allocation: ClaimAllocation, request: str, users: list[User]) -> CdiEdits:
         """What a container gets for one request; its folder is ready for the first instruction."""
         slices = allocation.by_request()[request]
         if slices[0].admin:
-            uuids = self._uuids
-            return CdiEdits(request, {ENV_VISIBLE: ",".join(uuids[each.card] for each in slices)})
+            return self._admin_edits(request, slices)
         grant = self._grant(allocation, slices)
         mine = [each for each in users if request in each.requests]
         owner = Owner([])
@@ -262,7 +248,11 @@ class ClaimDriver(DraService):
             owner = Owner([], user.uid, user.namespace, user.pod, user.container)
         name = folder_name(allocation.uid, request)
         mounts = self._folders.start_claim(name, grant.limits, owner, self._state.rules)
-        return CdiEdits(request, grant.environment, mounts)
+        return CdiEdits(request, grant.environment, mounts, self._folders.records[name])
+
+    def _admin_edits(self, request: str, slices: tuple[ClaimedSlice, ...]) -> CdiEdits:
+        uuids = self._uuids
+        return CdiEdits(request, {ENV_VISIBLE: ",".join(uuids[each.card] for each in slices)})
 
     def _grant(self, allocation: ClaimAllocation, slices: tuple[ClaimedSlice, ...]) -> Grant:
         """The sum of a request's slices: kube-scheduler 1.34 may allocate several on one card."""
@@ -365,48 +355,35 @@ class ClaimDriver(DraService):
                 _log.info("claim is gone, let go", extra={"claim": f"{record.namespace}/{record.name}"})
         async with self._one_at_a_time:
             for uid in list(self.prepared.leftovers()):
-                self.prepared.remove(uid)
+                if not await self._adopted(uid):
+                    self.prepared.remove(uid)
 
+    async def _adopted(self, uid: str) -> bool:
+        """Whether a claim without a record is in use here: then it is recorded again, from what is there."""
+        names = [each for each in self._folders.of_claims() if each.startswith(folder_name(uid, ""))]
+        owner = next((each for name in names if (each := self._folders.owner(name)).pod), None)
+        if owner is None:
+            return False
+        try:
+            pod: AgentPod = await self._client.get(NODE_PODS, owner.pod, owner.namespace)
+            for name in {each.claim for each in pod.used_requests}:
+                found = await self._client.get(RESOURCE_CLAIMS, name, owner.namespace)
+                if found.metadata.uid == uid and pod.metadata.uid == owner.uid:
+                    asked = pb.Claim(uid=uid, name=name, namespace=owner.namespace)
+                    allocation = self._allocation(asked, found)
+                    edits = [self._found_edits(allocation, each) for each in allocation.by_request()]
+                    self.prepared.write(allocation, edits, self._uuids)
+                    return True
+        except (NotFoundError, UnpreparedError):
+            pass
+        return False
 
-def _users_of(pod: dict[str, Any], claim: ResourceClaim) -> list[_User]:
-    """The pod's containers that use `claim`, with the requests of it that each uses.
-
-    A container that names no request uses all of the claim's that are ours.
-    """
-    spec, meta = pod["spec"], pod["metadata"]
-    made = {
-        each["name"]: each.get("resourceClaimName")
-        for each in pod.get("status", {}).get("resourceClaimStatuses") or ()
-    }
-    names = {
-        each["name"]
-        for each in spec.get("resourceClaims") or ()
-        if (each.get("resourceClaimName") or made.get(each["name"])) == claim.metadata.name
-    }
-    allocation = claim.status.allocation
-    results = (allocation.devices.results if allocation else None) or ()
-    every = {each.request for each in results if each.driver == CLAIM_DRIVER}
-    users = []
-    for container in [*(spec.get("initContainers") or ()), *spec["containers"]]:
-        used: set[str] = set()
-        for each in (container.get("resources") or {}).get("claims") or ():
-            if each["name"] in names:
-                wanted = each.get("request", "")
-                used |= {one for one in every if wanted in ("", one, one.partition("/")[0])}
-        if used:
-            users.append(
-                _User(
-                    meta["namespace"],
-                    meta["name"],
-                    meta["uid"],
-                    container["name"],
-                    frozenset(used),
-                    hiding_mount(
-                        container["name"],
-                        container.get("volumeMounts"),
-                        container.get("volumeDevices"),
-                        container.get("terminationMessagePath"),
-                    ),
-                )
-            )
-    return users
+    def _found_edits(self, allocation: ClaimAllocation, request: str) -> CdiEdits:
+        """As `_edits`, of containers that may be running: their folder is left as it is."""
+        slices = allocation.by_request()[request]
+        if slices[0].admin:
+            return self._admin_edits(request, slices)
+        name = folder_name(allocation.uid, request)
+        owner = self._folders.owner(name)
+        mounts = self._folders.mounts(name, owner.cards, owner.library)
+        return CdiEdits(request, self._grant(allocation, slices).environment, mounts, owner)

@@ -10,12 +10,16 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from gpuslice.apps.agent.folders import CLAIM_PREFIX, Folders, HostMount
-from gpuslice.apps.agent.library import replace_file
+from gpuslice.adapters.region.plain import read_plain
+from gpuslice.apps.agent.folders import Folders, HostMount
+from gpuslice.apps.agent.library import make_folder, replace_file
+from gpuslice.apps.agent.owner import CLAIM_PREFIX, MOST_BYTES, Owner
+from gpuslice.apps.agent.upkeep import Owned
 from gpuslice.core.claims import ClaimAllocation, ClaimedSlice
 from gpuslice.core.contract import CLAIM_CDI_KIND
 
@@ -32,10 +36,19 @@ class PreparedSlice(msgspec.Struct, frozen=True):
     admin: bool = False
 
 
+class CdiEdits(msgspec.Struct, frozen=True):
+    """What a container gets that uses one request of a claim; `owner`: of its folder, if it has one."""
+
+    request: str
+    environment: dict[str, str]
+    mounts: tuple[HostMount, ...] = ()
+    owner: Owner | None = None
+
+
 class PreparedClaim(msgspec.Struct, frozen=True):
     """A record. `boot`: the run of the machine in which the claim was prepared; `uuids`: its cards, by index.
 
-    A reload of the driver may give a card's index to another card.
+    A reload of the driver may give a card's index to another card. `edits`: what is in the CDI file.
     """
 
     uid: str
@@ -44,19 +57,12 @@ class PreparedClaim(msgspec.Struct, frozen=True):
     boot: str
     slices: list[PreparedSlice]
     uuids: dict[int, str] = {}  # an older agent recorded none
+    edits: list[CdiEdits] = []
 
     @property
     def allocation(self) -> ClaimAllocation:
         slices = (ClaimedSlice(**msgspec.structs.asdict(each)) for each in self.slices)
         return ClaimAllocation(self.uid, self.namespace, self.name, tuple(slices))
-
-
-class CdiEdits(msgspec.Struct, frozen=True):
-    """What a container gets that uses one request of a claim."""
-
-    request: str
-    environment: dict[str, str]
-    mounts: tuple[HostMount, ...] = ()
 
 
 def folder_name(uid: str, request: str) -> str:
@@ -95,7 +101,7 @@ class PreparedClaims:
 
     def begin(self) -> None:
         """Record, across restarts, that this node serves claims. Raises OSError."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder, 0o700)
 
     def end(self) -> None:
         """Record that no claim is left. Raises OSError."""
@@ -109,6 +115,10 @@ class PreparedClaims:
                 with contextlib.suppress(OSError, ValueError):
                     record = msgspec.json.decode(path.read_bytes(), type=PreparedClaim)
                     self._known[record.uid] = record
+                    for each in record.edits if record.boot == self.boot else ():
+                        if each.owner is not None:
+                            name = folder_name(record.uid, each.request)
+                            self._folders.records.setdefault(name, each.owner)
         return list(self._known.values())
 
     def get(self, uid: str) -> PreparedClaim | None:
@@ -121,6 +131,9 @@ class PreparedClaims:
         record = self.get(allocation.uid)
         if record is None or record.boot != self.boot or record.allocation != allocation:
             return False
+        for path, content in self._wanted(record).items():
+            if not path.is_file():
+                self._write(path, content)
         folders = set(self._folders.of_claims())
         held = (each.request for each in allocation.slices if not each.admin)
         return self._cdi_file(allocation.uid).is_file() and all(
@@ -132,14 +145,44 @@ class PreparedClaims:
 
         `uuids`: of the node's cards, by index.
         """
-        uid = allocation.uid
-        self._cdi.mkdir(parents=True, exist_ok=True)
+        slices = [
+            PreparedSlice(
+                each.request, each.card, each.units, each.compute_percent, each.share_id, each.admin
+            )
+            for each in allocation.slices
+        ]
+        uid, of_cards = allocation.uid, {each.card: uuids[each.card] for each in allocation.slices}
+        record = PreparedClaim(
+            uid, allocation.namespace, allocation.name, self.boot, slices, of_cards, list(edits)
+        )
+        self.begin()
+        for path, content in self._wanted(record).items():
+            self._write(path, content)
+        self.all()
+        assert self._known is not None
+        self._known[uid] = record
+
+    def owned(self) -> Iterator[Owned]:
+        """The files of each claim."""
+        for record in self.all():
+            for path, content in self._wanted(record).items():
+                found = None
+                with contextlib.suppress(OSError):
+                    found = read_plain(path, MOST_BYTES)
+                what = f"{path} of claim {record.namespace}/{record.name}"
+                yield Owned(what, found, content, partial(self._write, path, content))
+
+    def _wanted(self, record: PreparedClaim) -> dict[Path, bytes]:
+        """The record comes last. A reboot empties the folder of CDI files, and kubelet asks again."""
+        wanted = {self._folder / f"{record.uid}.json": msgspec.json.encode(record)}
+        if record.boot != self.boot or not record.edits:
+            return wanted
         document = {
             "cdiVersion": CDI_VERSION,
             "kind": CLAIM_CDI_KIND,
             "devices": [
                 {
-                    "name": cdi_device(uid, each.request).partition("=")[2],
+                    "name": cdi_device(record.uid, each.request).partition("=")[2],
                     "containerEdits": {
                         "env": [f"{name}={value}" for name, value in each.environment.items()],
                         "mounts": [
@@ -152,23 +195,15 @@ class PreparedClaims:
                         ],
                     },
                 }
-                for each in edits
+                for each in record.edits
             ],
         }
-        replace_file(self._cdi_file(uid), msgspec.json.encode(document), 0o644)
-        slices = [
-            PreparedSlice(
-                each.request, each.card, each.units, each.compute_percent, each.share_id, each.admin
-            )
-            for each in allocation.slices
-        ]
-        of_cards = {each.card: uuids[each.card] for each in allocation.slices}
-        record = PreparedClaim(uid, allocation.namespace, allocation.name, self.boot, slices, of_cards)
-        self.begin()
-        replace_file(self._folder / f"{uid}.json", msgspec.json.encode(record), 0o600, lasting=True)
-        self.all()
-        assert self._known is not None
-        self._known[uid] = record
+        return {self._cdi_file(record.uid): msgspec.json.encode(document)} | wanted
+
+    def _write(self, path: Path, content: bytes) -> None:
+        lasting = path.parent == self._folder
+        make_folder(path.parent, 0o700 if lasting else 0o755)
+        replace_file(path, content, 0o600 if lasting else 0o644, lasting=lasting)
 
     def remove(self, uid: str) -> None:
         """Remove everything of the claim that exists. Raises OSError."""

@@ -21,13 +21,14 @@ from gpuslice.adapters.web.serve import work_until
 from gpuslice.apps.agent.active_lock import ActiveLock
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.cards import CardMonitor
-from gpuslice.apps.agent.device_list import memory_unit
 from gpuslice.apps.agent.dra.driver import ClaimDriver
 from gpuslice.apps.agent.dra.prepared import PreparedClaims
 from gpuslice.apps.agent.dra.publisher import Devices, SlicePublisher
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.settings import AgentSettings
+from gpuslice.apps.agent.units_in_force import UnitsInForce
+from gpuslice.apps.agent.writer import Writer
 from gpuslice.core.claims import Pool, units_held
 from gpuslice.core.contract import CLAIM_DRIVER
 from gpuslice.core.placement import SPREAD
@@ -54,23 +55,25 @@ class ClaimService:
         cards: CardMonitor,
         node: NodeReconciler,
         *,
+        writer: Writer,
+        units: UnitsInForce,
         lock: ActiveLock,
         settings: AgentSettings,
         obstacle: Callable[[], str],
     ) -> None:
-        name, unit = settings.node_name, memory_unit(settings.memory_unit)[0]
+        name = settings.node_name
         self.prepared = PreparedClaims(Path(settings.root), Path(settings.cdi_folder), folders)
         self.driver = ClaimDriver(
             client,
             state,
             folders,
             self.prepared,
-            unit=unit,
+            unit=lambda: units.unit,
             cdi_kind=settings.cdi_kind,
             obstacle=self._why_not,
             unhealthy=cards.reasons,
         )
-        self.publisher = SlicePublisher(client, name, self._devices, self._node_uid)
+        self.publisher = SlicePublisher(client, name, self._devices, self._node_uid, writer.not_repaired)
         self.server = DraServer(
             self.driver, DraAddress(CLAIM_DRIVER, Path(settings.dra_plugins), Path(settings.dra_registry))
         )
@@ -80,7 +83,7 @@ class ClaimService:
         self._node = node
         self._lock = lock
         self._obstacle = obstacle
-        self._unit = unit
+        self._units = units
         self._slots = settings.claim_slots
         self._first_card_only = False  # kube-scheduler looks at no other card of a node
         self._may_be_allocated = True  # claims that kubelet has not asked for yet; asked when switched away
@@ -127,7 +130,7 @@ class ClaimService:
         pool = Pool(
             self._state.node.name,
             self._state.node.cards,
-            unit=self._unit,
+            unit=self._units.unit,
             divides_compute=self._state.rules.divides_compute,
             driver_version=self._cards.driver_version,
             slots=self._slots,

@@ -1,6 +1,6 @@
 // The frame of the page: which view is shown, what stands above it, and the keys that lead to each.
 import { CardsView } from "./cards.js";
-import { copyable, empty, h, replace } from "./dom.js";
+import { copyable, empty, h, podHref, replace } from "./dom.js";
 import { HealthView } from "./health.js";
 import { showLogin } from "./login.js";
 import { PodView } from "./pod.js";
@@ -8,9 +8,10 @@ import { learn, say, told } from "./sentences.js";
 import { follow, readHealth, store, subscribe, waitingRows } from "./store.js";
 import { TeamsView } from "./teams.js";
 import { WaitingView } from "./waiting.js";
+import { WasteView } from "./waste.js";
 import { count, currentLanguage, setLanguage, span, t } from "./words.js";
 
-const VIEWS = { __proto__: null, cards: CardsView, waiting: WaitingView, teams: TeamsView, health: HealthView };
+const VIEWS = { __proto__: null, cards: CardsView, waiting: WaitingView, teams: TeamsView, waste: WasteView, health: HealthView };
 const main = document.getElementById("main");
 const preferences = {
   read: (name) => { try { return localStorage.getItem(`gpuslice.${name}`); } catch { return null; } },
@@ -127,12 +128,28 @@ function schedule() {
   });
 }
 
+/** The one pod, or else the one node, whose name holds what was searched for. */
+function goToOnlyHit() {
+  const query = search.value.trim().toLowerCase();
+  const only = (names) => {
+    const found = [...names].filter((name) => name.toLowerCase().includes(query));
+    return query && found.length ? found.find((name) => name.toLowerCase() === query) ?? (found.length === 1 ? found[0] : null) : null;
+  };
+  const pod = only(store.tables.pods.keys());
+  const node = pod ? null : only(store.tables.nodes.keys());
+  if (!pod && !node) return;
+  search.value = ""; // and the views after it show everything
+  const at = pod?.indexOf("/");
+  location.hash = pod ? podHref(pod.slice(0, at), pod.slice(at + 1)) : `#/cards/${encodeURIComponent(node)}`;
+}
+
 document.addEventListener("keydown", (event) => {
   const typing = event.target instanceof HTMLInputElement;
   if (event.key === "Escape" && typing) { search.value = ""; search.blur(); schedule(); return; }
+  if (event.key === "Enter" && typing && event.target === search) { goToOnlyHit(); return; }
   if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
   const number = Number(event.key);
-  if (number >= 1 && number <= 4) location.hash = `#/${Object.keys(VIEWS)[number - 1]}`;
+  if (number >= 1 && number <= 5) location.hash = `#/${Object.keys(VIEWS)[number - 1]}`;
   else if (event.key === "/") { event.preventDefault(); search.focus(); }
   else if (event.key === "Escape" && view?.name === "pods") history.back();
   else view?.key?.(event);

@@ -1,6 +1,6 @@
 // Cards: the whole cluster as a wall; a click goes to a card, and from there to its pods.
 import { announce, bar, command, copyOnly, copyable, empty, h, podLink, replace } from "./dom.js";
-import { HUES, hueOf, store, totals, unitName, units, unitsInMiB, waitingRows } from "./store.js";
+import { HUES, heldBy, hueOf, now, store, totals, unitsInMiB, waitingRows } from "./store.js";
 import { say, told } from "./sentences.js";
 import { BY_NAME, count, mib, span, t } from "./words.js";
 import { LARGE, cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, usedRatio } from "./wall.js";
@@ -8,6 +8,11 @@ import { LARGE, cellAt, cellsOf, draw, layout, redraw, slicesByCard, slicesOf, u
 const LARGE_ENOUGH = 34; // a card of so many pixels need not be zoomed to
 const LARGEST_ALONE = 200; // pixels of a card of the one node that is shown
 const MOST_ROWS = 300;
+
+/** "4.2 GiB of 15.8 GiB held", of one card. */
+function heldOf(card) {
+  return t("held2", mib(unitsInMiB(card[3], card)), mib(card[2] || unitsInMiB(card[1], card)));
+}
 
 export function percent(part, whole) {
   return whole ? `${Math.round((part / whole) * 100)} %` : "–";
@@ -20,9 +25,10 @@ export function figures() {
     h(`${href ? "a" : "div"}.figure${kind ? `.${kind}` : ""}`, { href }, h("span.label", {}, label), h("span.value", {}, value, small ? h("small", {}, small) : null), more);
   return h("div.figures", {},
     figure(t("cardsInUse"), count(sum.inUse), t("of", count(sum.cards))),
-    figure(t("allocated"), percent(sum.held, sum.units), `${count(sum.held)} / ${units(count(sum.units))}`, "", bar(t("allocated"), [[sum.units ? sum.held / sum.units : 0, "full"]])),
-    sum.measured || store.cluster.usage?.readAt ? figure(t("used"), sum.measured ? percent(sum.usedMiB, sum.totalMiB) : "…", sum.measured ? mib(sum.usedMiB) : "", "", bar(t("used"), [[sum.totalMiB ? sum.usedMiB / sum.totalMiB : 0, "full"]])) : null,
-    sum.unusedMiB ? figure(t("unused"), mib(sum.unusedMiB), t("byTeam"), "", null, "#/teams") : null,
+    figure(t("allocated"), percent(sum.held, sum.capacity), `${mib(sum.held)} / ${mib(sum.capacity)}`, "", bar(t("allocated"), [[sum.capacity ? sum.held / sum.capacity : 0, "full"]])),
+    sum.heldMeasured || store.cluster.usage?.readAt ? figure(t("used"), sum.heldMeasured ? mib(sum.used) : "…", sum.heldMeasured ? t("ofHeld", percent(sum.used, sum.heldMeasured)) : "", "", bar(t("used"), [[sum.heldMeasured ? sum.used / sum.heldMeasured : 0, "full"]])) : null,
+    sum.unused ? figure(t("unused"), mib(sum.unused), t("byPod"), "", null, "#/waste") : null,
+    sum.excess ? figure(t("excess"), mib(sum.excess), t("byPod"), "bad", null, "#/waste") : null,
     figure(t("waitingPods"), count(waiting), waiting ? t("whyThey") : "", "", null, waiting ? "#/waiting" : null),
     sum.sick ? figure(t("outOfUse"), count(sum.sick), "", "bad", null, "#/health") : null,
   );
@@ -116,7 +122,7 @@ export class CardsView {
     if (focused) [...this.top.querySelectorAll(".choice button")].find((each) => each.textContent === focused)?.focus();
     const held = new Map();
     for (const pod of store.tables.pods.values()) {
-      if (this.focus ? pod.node === this.focus : pod.node) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + pod.units);
+      if (this.focus ? pod.node === this.focus : pod.node) held.set(pod.namespace, (held.get(pod.namespace) ?? 0) + heldBy(pod));
     }
     const names = [...held].sort((a, b) => b[1] - a[1] || BY_NAME.compare(a[0], b[0]));
     const own = names.filter(([name]) => hueOf(name) < HUES);
@@ -125,7 +131,7 @@ export class CardsView {
     const shown = this.focus ? this.list : [...store.tables.nodes.values()];
     const unmeasured = store.cluster.usage?.problem;
     replace(this.legend,
-      this.mode === "team" ? own.map(([name, number]) => dot(`var(--hue${hueOf(name)})`, [h("bdi", {}, name), units(count(number))])) : this.mode === "use" ? dot("var(--accent)", t("used")) : dot("var(--warn)", t("unused")),
+      this.mode === "team" ? own.map(([name, number]) => dot(`var(--hue${hueOf(name)})`, [h("bdi", {}, name), mib(number)])) : this.mode === "use" ? dot("var(--accent)", t("used")) : dot("var(--warn)", t("unused")),
       this.mode === "team" && names.length > own.length ? dot(`var(--hue${HUES})`, t("more", names.length - own.length)) : null,
       this.mode === "team" && filled ? dot("var(--faint)", t("filled"), ".filled") : null,
       dot("var(--free)", t("free")),
@@ -167,7 +173,7 @@ export class CardsView {
     if (!this.placed || this.asTable) return;
     draw(this.canvas, this.placed, this.options());
     const sum = totals();
-    this.canvas.setAttribute("aria-label", `${t("cards")}: ${sum.cards}, ${t("cardsInUse")} ${sum.inUse}, ${t("allocated")} ${percent(sum.held, sum.units)}`);
+    this.canvas.setAttribute("aria-label", `${t("cards")}: ${sum.cards}, ${t("cardsInUse")} ${sum.inUse}, ${t("allocated")} ${percent(sum.held, sum.capacity)}`);
   }
 
   at(event) {
@@ -180,8 +186,8 @@ export class CardsView {
     this.tip.hidden = !cell;
     this.canvas.style.setProperty("cursor", cell ? "pointer" : "default");
     if (!cell) return;
-    replace(this.tip, h("b", {}, `${cell.node.name} · ${t("cardLabel", cell.card[0])}`), h("div", {}, `${t("held2", cell.card[3], units(cell.card[1]))}`),
-      slicesOf(cell.node, cell.card).slice(0, 6).map((each) => h("div", {}, each.pod ? `${each.key}  ${units(each.units)}` : `${t("others")}  ${units(each.units)}`)));
+    replace(this.tip, h("b", {}, `${cell.node.name} · ${t("cardLabel", cell.card[0])}`), h("div", {}, `${heldOf(cell.card)}`),
+      slicesOf(cell.node, cell.card).slice(0, 6).map((each) => h("div", {}, `${each.pod ? each.key : t("others")}  ${mib(unitsInMiB(each.units, cell.card))}`)));
     const right = event.clientX + 14 + 340 > innerWidth;
     this.tip.style.setProperty("left", `${right ? event.clientX - 14 - this.tip.offsetWidth : event.clientX + 14}px`);
     this.tip.style.setProperty("top", `${Math.min(event.clientY + 14, innerHeight - this.tip.offsetHeight - 8)}px`);
@@ -201,8 +207,8 @@ export class CardsView {
 
   select(cell) {
     this.selected = { node: cell.node.name, card: cell.card[0] };
-    const pods = slicesOf(cell.node, cell.card).map((each) => (each.pod ? `${each.key} ${units(each.units)}` : t("others")));
-    announce(`${cell.node.name}, ${t("cardLabel", cell.card[0])}: ${t("held2", cell.card[3], units(cell.card[1]))}. ${pods.join(", ")}`);
+    const pods = slicesOf(cell.node, cell.card).map((each) => (each.pod ? `${each.key} ${mib(unitsInMiB(each.units, cell.card))}` : t("others")));
+    announce(`${cell.node.name}, ${t("cardLabel", cell.card[0])}: ${heldOf(cell.card)}. ${pods.join(", ")}`);
     this.draw();
     this.panel();
   }
@@ -256,7 +262,7 @@ export class CardsView {
       h("div.stack", {}, h("div", {}, h("a", { href: `#/cards/${encodeURIComponent(node.name)}` }, node.name), h("div.muted.small", {}, [node.model, card[2] ? mib(card[2]) : ""].filter(Boolean).join(" · "))),
         sick ? h("p.tag.bad", {}, t("sick")) : null, sick && node.reason ? h("p.small", {}, told(node.reason)) : null),
       h("div.stack", {},
-        h("div.row.spread.small", {}, h("span.muted", {}, t("allocated")), h("span", {}, t("held2", card[3], units(card[1])))),
+        h("div.row.spread.small", {}, h("span.muted", {}, t("allocated")), h("span", {}, heldOf(card))),
         bar(t("allocated"), slicesOf(node, card).map((each) => [each.units / Math.max(card[1], card[3]), each.pod ? "full" : "others", each.pod ? `var(--hue${hueOf(each.pod.namespace)})` : ""])),
         usage && usage[2] !== null ? h("div.row.spread.small", {}, h("span.muted", {}, t("used")), h("span", {}, `${mib(usage[2])} · ${percent(usage[2], card[2])}`)) : null,
         usage && usage[3] !== null ? h("div.row.spread.small", {}, h("span.muted", {}, t("sm")), h("span", {}, `${Math.round(usage[3] * 100)} %`)) : null),
@@ -266,13 +272,13 @@ export class CardsView {
   }
 
   slice(each, card) {
-    if (!each.pod) return h("li", {}, h("div.row.spread", {}, h("span.muted", {}, t("others")), h("span", {}, units(each.units))));
+    if (!each.pod) return h("li", {}, h("div.row.spread", {}, h("span.muted", {}, t("others")), h("span", {}, mib(unitsInMiB(each.units, card)))));
     const usage = store.tables.podUsage.get(each.key);
     const limit = usage?.limit ?? unitsInMiB(each.units, card);
     return h("li", {},
-      h("div.row.spread", {}, podLink(each.pod.namespace, each.pod.name), h("span.nowrap", {}, units(each.units))),
+      h("div.row.spread", {}, podLink(each.pod.namespace, each.pod.name), h("span.nowrap", {}, mib(unitsInMiB(each.units, card)))),
       usage?.used !== undefined ? bar(`${t("used")} ${mib(usage.used)}`, [[usage.used / limit, "full", `var(--hue${hueOf(each.pod.namespace)})`]]) : null,
-      usage?.used !== undefined ? h("span.muted.small", {}, t("unitsUsed", mib(usage.used)), usage.refused ? ` · ${t("refused")} ${count(usage.refused)} ×` : "", usage.throttled ? ` · ${t("throttled")} ${span(usage.throttled)}` : "", usage.idleSince ? ` · ${t("idleSince", span(Date.now() / 1000 + store.clockOffset - usage.idleSince))}` : "") : null);
+      usage?.used !== undefined ? h("span.muted.small", {}, t("unitsUsed", mib(usage.used)), usage.refused ? ` · ${t("refused")} ${count(usage.refused)} ×` : "", usage.throttled ? ` · ${t("throttled")} ${span(usage.throttled)}` : "", usage.idleSince ? ` · ${t("idleSince", span(now() - usage.idleSince))}` : "") : null);
   }
 
   table() {
@@ -287,10 +293,10 @@ export class CardsView {
     }
     const shown = rows.slice(0, MOST_ROWS).map(([node, card, found]) => {
       const used = usedRatio(node, card);
-      return h("tr", {}, h("td", {}, node.name), h("td.number", {}, card[0]), h("td", {}, node.model ?? ""), h("td.number", {}, `${card[3]} / ${card[1]} ${unitName()}`),
+      return h("tr", {}, h("td", {}, node.name), h("td.number", {}, card[0]), h("td", {}, node.model ?? ""), h("td.number", {}, heldOf(card)),
         h("td.number", {}, used === null ? "–" : `${Math.round(used * 100)} %`),
         h("td", {}, node.sick?.includes(card[0]) ? h("span.tag.bad", {}, t("sick")) : node.state ? h("span.tag.warn", {}, t(node.state)) : ""),
-        h("td", {}, found.slice(0, 12).map((each, at) => [at ? ", " : "", podLink(each.pod.namespace, each.pod.name), ` (${each.units})`])),
+        h("td", {}, found.slice(0, 12).map((each, at) => [at ? ", " : "", podLink(each.pod.namespace, each.pod.name), ` (${mib(unitsInMiB(each.units, card))})`])),
         h("td", {}, copyOnly(command("gpuslice", "inspect", "-d", node.name))));
     });
     const heads = [t("node"), t("card"), t("model"), t("allocated"), t("used"), t("state"), t("podsColumn"), t("command")];

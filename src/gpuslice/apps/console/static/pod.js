@@ -1,7 +1,7 @@
 // One pod: its way, what explains it, what it used, who is beside it.
 import { busyChart, usageChart } from "./chart.js";
 import { command, copyable, empty, h, podHref, replace } from "./dom.js";
-import { ask, hueOf, now, store, units } from "./store.js";
+import { ask, hueOf, now, store, units, unitsInMiB } from "./store.js";
 import { told } from "./sentences.js";
 import { asked } from "./waiting.js";
 import { ago, clock, mib, span, t } from "./words.js";
@@ -85,20 +85,27 @@ export class PodView {
 
   facts(found, usage) {
     const fact = (label, value) => (value === null || value === undefined || value === "" ? null : h("div", {}, h("dt", {}, label), h("dd", {}, value)));
-    const gpus = Object.entries(found.gpus ?? {}).map(([card, number]) => `${card}: ${units(number)}`).join(", ");
+    const own = this.card(found);
+    const gpus = Object.entries(found.gpus ?? {}).map(([card, number]) => `${card}: ${mib(unitsInMiB(number, own))}`).join(", ");
     const better = found.suggestion;
     const row = store.tables.pods.get(this.key_);
     return h("dl.facts", {},
-      fact(t("asks"), [asked(row), row?.compute ? `, ${t("compute", row.compute)}` : ""]),
+      fact(t("asks"), [asked(row, own), row?.compute ? `, ${t("compute", row.compute)}` : ""]),
       fact(t("node"), found.node), fact(t("card"), gpus),
       fact(t("used"), usage.used === undefined ? null : mib(usage.used)),
-      fact(t("limit"), usage.limit === undefined ? null : mib(usage.limit)),
+      fact(t("limit"), usage.limit === undefined ? (usage.held === undefined ? null : t("noLimit")) : mib(usage.limit)),
+      fact(t("excess"), usage.used > (usage.limit ?? usage.held) * 1.03 ? mib(usage.used - (usage.limit ?? usage.held)) : null),
       fact(t("peak"), usage.peak === undefined ? null : mib(usage.peak)),
       fact(t("sm"), usage.sm === undefined ? null : `${Math.round(usage.sm * 100)} %${usage.idleSince ? ` · ${t("idleSince", span(now() - usage.idleSince))}` : ""}`),
       fact(t("refused"), usage.refused ? `${usage.refused} ×` : null),
       fact(t("throttled"), usage.throttled ? span(usage.throttled) : null),
       fact(t("restarts"), row?.restarts || null),
-      fact(t("suggested"), better ? (better.more ? t("suggestedMore", units(better.units)) : units(better.units)) : null));
+      fact(t("suggested"), better ? (better.more ? t("suggestedMore", units(better.units, own)) : units(better.units, own)) : null));
+  }
+
+  /** The first card that it is on, as rows of nodes have them. */
+  card(found) {
+    return found.card ? [0, found.card.units, found.card.memoryMiB] : null;
   }
 
   sentences(found) {
@@ -110,7 +117,7 @@ export class PodView {
     if (!found.classes?.length) return null;
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("whyNot"))), h("div.scroll", {}, h("table", {},
       h("thead", {}, h("tr", {}, h("th.number", { scope: "col" }, t("nodes")), h("th", { scope: "col" }, t("why")), h("th", { scope: "col" }, t("mostFree")))),
-      h("tbody", {}, found.classes.map((each) => h("tr", {}, h("td.number", {}, each.nodes.length), h("td.words", {}, told(each.reason)), h("td", {}, each.most === undefined ? "–" : `${units(each.most)} (${each.best}, ${t("cardOf", each.card)})`)))))));
+      h("tbody", {}, found.classes.map((each) => h("tr", {}, h("td.number", {}, each.nodes.length), h("td.words", {}, told(each.reason)), h("td", {}, each.most === undefined ? "–" : `${mib(unitsInMiB(each.most, store.tables.nodes.get(each.best)?.cards?.find((card) => card[0] === each.card)))} (${each.best}, ${t("cardOf", each.card)})`)))))));
   }
 
   chart(found, usage) {
@@ -133,15 +140,15 @@ export class PodView {
 
   cards(found) {
     if (!found.gpus) return null;
-    const total = found.card?.units ?? Object.values(found.gpus).reduce((sum, each) => sum + each, 0);
+    const total = found.card?.units * Object.keys(found.gpus).length || Object.values(found.gpus).reduce((sum, each) => sum + each, 0);
     const own = Object.values(found.gpus).reduce((sum, each) => sum + each, 0);
     const slice = (key, number, self) => {
       const at = key.indexOf("/");
-      return h(`a${self ? ".self" : ""}`, { href: podHref(key.slice(0, at), key.slice(at + 1)), title: `${key} ${units(number)}`, vars: { "--share": `${(number / total) * 100}%`, "--hue": `var(--hue${hueOf(key.slice(0, at))})` } }, key.slice(at + 1));
+      return h(`a${self ? ".self" : ""}`, { href: podHref(key.slice(0, at), key.slice(at + 1)), title: `${key} ${mib(unitsInMiB(number, this.card(found)))}`, vars: { "--share": `${(number / total) * 100}%`, "--hue": `var(--hue${hueOf(key.slice(0, at))})` } }, key.slice(at + 1));
     };
     return h("section.panel", {}, h("header", {}, h("h2", {}, t("neighbours"))), h("div.inside.stack", {},
       found.card ? h("div.cardbar", {}, slice(this.key_, own, true), (found.neighbours ?? []).map((each) => slice(each.pod, each.units))) : null,
-      found.neighbours?.length ? h("p.small.muted", {}, found.neighbours.map((each) => `${each.pod} (${units(each.units)})`).join(", ")) : h("p.small.muted", {}, t("nobody"))));
+      found.neighbours?.length ? h("p.small.muted", {}, found.neighbours.map((each) => `${each.pod} (${mib(unitsInMiB(each.units, this.card(found)))})`).join(", ")) : h("p.small.muted", {}, t("nobody"))));
   }
 
   events(found) {

@@ -1,5 +1,5 @@
 // What the page knows of the cluster: tables of rows, brought up to date by asking for what changed.
-import { BY_NAME } from "./words.js";
+import { BY_NAME, mib, t } from "./words.js";
 
 const TABLES = ["nodes", "pods", "waiting", "cardUsage", "podUsage", "quotas"];
 const RETRY_MS = 2000;
@@ -124,48 +124,77 @@ export function waitingRows() {
   return found;
 }
 
-/** "GiB" or "MiB": what one unit of a card is. */
-export function unitName() {
-  for (const node of store.tables.nodes.values()) {
-    const card = node.cards?.[0];
-    if (card) return card[1] >= 1000 ? "MiB" : "GiB";
+/** MiB of one unit on the cards of this cluster, the least and the most: cards differ. */
+function unitSizes() {
+  if (sizes.shape !== store.shape) {
+    const found = [...store.tables.nodes.values()].flatMap((node) => (node.cards ?? []).filter((card) => card[1] && card[2]).map((card) => card[2] / card[1]));
+    const [least, most] = found.reduce(([low, high], each) => [Math.min(low, each), Math.max(high, each)], [Infinity, 0]);
+    Object.assign(sizes, { shape: store.shape, least: most ? least : 1024, most: most || 1024 });
   }
-  return "GiB";
+  return sizes;
 }
+const sizes = { shape: -1 };
 
-export function units(number) {
-  return `${number} ${unitName()}`;
+/** What somebody wrote, or is to write: units, with what they are worth on the cards here, or on `card`. */
+export function units(number, card) {
+  const { least, most } = unitSizes();
+  const [low, high] = card ? [unitsInMiB(number, card), unitsInMiB(number, card)] : [number * least, number * most];
+  const worth = mib(low) === mib(high) ? mib(low) : `${mib(low)} – ${mib(high)}`;
+  return `${number === 1 ? t("oneUnit") : t("manyUnits", number)} (${worth})`;
 }
 
 /** MiB that `number` units of a card are, by the card's own size where it is known. */
 export function unitsInMiB(number, card) {
-  if (card && card[1] && card[2]) return (card[2] * number) / card[1];
-  return unitName() === "GiB" ? number * 1024 : number;
+  if (card && card[1] && card[2]) return Math.floor((card[2] * number) / card[1]);
+  return number * unitSizes().least;
 }
 
+/** MiB that a pod holds, of all its cards. */
+export function heldBy(pod) {
+  if (!pod.slices) return 0;
+  const cards = store.tables.nodes.get(pod.node)?.cards;
+  let held = 0;
+  for (const [index, number] of pod.slices) {
+    const card = cards?.[index]; // mostly: there are tens of thousands of pods, and numbers may have gaps
+    held += unitsInMiB(number, card?.[0] === index ? card : cards?.find((each) => each[0] === index));
+  }
+  return held;
+}
+
+/** What a pod holds, uses of it, holds in vain and uses beyond it, in MiB; `used` is null where nobody measures it. */
+export function amounts(key, pod) {
+  const held = heldBy(pod);
+  const used = store.tables.podUsage.get(key)?.used ?? null;
+  return { held, used, unused: used === null ? 0 : Math.max(0, held - used), excess: used === null ? 0 : Math.max(0, used - held) };
+}
+
+/** What a card of a node can hold: of one out of use, or of a node that takes nobody, what is held of it. */
+export function capacity(node, card) {
+  const takesNobody = node.state || node.sick?.includes(card[0]);
+  return takesNobody ? unitsInMiB(card[3], card) : Math.max(card[2], unitsInMiB(card[3], card));
+}
+
+/** Sums of the whole cluster in MiB: held = used + unused − excess, of what is measured; free = capacity − held. */
 export function totals() {
-  const sum = { nodes: 0, cards: 0, inUse: 0, sick: 0, units: 0, held: 0, usedMiB: 0, totalMiB: 0, measured: 0, unusedMiB: 0 };
+  const sum = { cards: 0, inUse: 0, sick: 0, capacity: 0, held: 0, heldMeasured: 0, used: 0, unused: 0, excess: 0 };
   for (const node of store.tables.nodes.values()) {
     if (!node.cards) continue;
-    sum.nodes += 1;
     sum.sick += node.sick?.length ?? 0;
-    for (const [, units, mib, held] of node.cards) {
-      sum.cards += 1;
-      sum.units += units;
-      sum.held += held;
-      sum.totalMiB += mib;
-      if (held) sum.inUse += 1;
-    }
-  }
-  for (const node of store.tables.cardUsage.values()) {
     for (const card of node.cards) {
-      if (card[2] === null) continue;
-      sum.usedMiB += card[2];
-      sum.measured += 1;
+      sum.cards += 1;
+      sum.held += unitsInMiB(card[3], card);
+      sum.capacity += capacity(node, card);
+      if (card[3]) sum.inUse += 1;
     }
   }
-  for (const { used, limit } of store.tables.podUsage.values()) {
-    if (limit && used !== undefined) sum.unusedMiB += Math.max(0, limit - used);
+  for (const [key, { used }] of store.tables.podUsage) {
+    const pod = used === undefined ? null : store.tables.pods.get(key);
+    if (!pod?.slices) continue;
+    const held = heldBy(pod);
+    sum.heldMeasured += held;
+    sum.used += used;
+    if (held > used) sum.unused += held - used;
+    else sum.excess += used - held;
   }
   return sum;
 }

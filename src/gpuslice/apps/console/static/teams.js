@@ -1,17 +1,21 @@
 // Teams: who holds how much, uses how much of it, and what could be given back.
 import { bar, command, copyOnly, copyable, empty, h, podLink, replace } from "./dom.js";
-import { ask, hueOf, now, store, unitName, units, unitsInMiB } from "./store.js";
+import { amounts, ask, hueOf, now, store, units } from "./store.js";
 import { told } from "./sentences.js";
 import { BY_NAME, count, mib, span, t } from "./words.js";
 
 const IDLE_S = 600;
 const MOST = 100;
 
+function none(namespace) {
+  return { namespace, pods: 0, heldMiB: 0, usedMiB: 0, unusedMiB: 0, measured: 0, idle: 0, waiting: 0, quotas: [] };
+}
+
 /** One row a namespace. What is not measured is not counted as used or unused. */
 export function teams() {
   const found = new Map();
   const of = (namespace) => {
-    if (!found.has(namespace)) found.set(namespace, { namespace, pods: 0, units: 0, heldMiB: 0, usedMiB: 0, measuredMiB: 0, idle: 0, waiting: 0, quotas: [] });
+    if (!found.has(namespace)) found.set(namespace, none(namespace));
     return found.get(namespace);
   };
   for (const [key, pod] of store.tables.pods) {
@@ -21,19 +25,20 @@ export function teams() {
       continue;
     }
     team.pods += 1;
-    team.units += pod.units;
-    const card = store.tables.nodes.get(pod.node)?.cards?.find((each) => each[0] === pod.slices?.[0]?.[0]);
-    const held = unitsInMiB(pod.units, card);
-    team.heldMiB += held;
-    const usage = store.tables.podUsage.get(key);
-    if (usage?.used !== undefined) {
-      team.usedMiB += usage.used;
-      team.measuredMiB += held;
-    }
-    if (usage?.idleSince && now() - usage.idleSince >= IDLE_S) team.idle += pod.units;
+    const own = amounts(key, pod);
+    team.heldMiB += own.held;
+    team.unusedMiB += own.unused;
+    if (own.used !== null) [team.usedMiB, team.measured] = [team.usedMiB + own.used, team.measured + own.held];
+    const idleSince = store.tables.podUsage.get(key)?.idleSince;
+    if (idleSince && now() - idleSince >= IDLE_S) team.idle += own.held;
   }
   for (const quota of store.tables.quotas.values()) of(quota.namespace).quotas.push(quota);
   return [...found.values()];
+}
+
+/** A card, as rows of nodes have them, of which `number` units are `mib`. */
+function worth(number, mib) {
+  return [0, number, mib];
 }
 
 function amount(hours) {
@@ -66,14 +71,17 @@ export class TeamsView {
 
   update(query) {
     this.query = query;
-    const rows = teams().filter((team) => !query || team.namespace.toLowerCase().includes(query));
+    const all = teams();
+    const found = new Set(all.map((team) => team.namespace));
+    const rows = all.filter((team) => !query || team.namespace.toLowerCase().includes(query));
     const state = JSON.stringify([rows, this.sort, this.advice, this.hours, query, document.documentElement.lang]);
     if (state === this.drawn) return;
     this.drawn = state;
-    const unused = (team) => team.measuredMiB - team.usedMiB;
+    for (const each of this.hours?.hours ?? []) if (!found.has(each.namespace) && each.held && (!query || each.namespace.toLowerCase().includes(query))) rows.push(none(each.namespace)); // its last pod is gone, its hours are not
+    const unused = (team) => team.unusedMiB;
     const hours = new Map((this.hours?.hours ?? []).map((each) => [each.namespace, each]));
-    const order = { hours: (team) => hours.get(team.namespace)?.held ?? 0, unused, units: (team) => team.units, idle: (team) => team.idle, waiting: (team) => team.waiting, back: (team) => this.back(team) };
-    rows.sort((a, b) => order[this.sort](b) - order[this.sort](a) || b.units - a.units || BY_NAME.compare(a.namespace, b.namespace));
+    const order = { hours: (team) => hours.get(team.namespace)?.held ?? 0, unused, units: (team) => team.heldMiB, idle: (team) => team.idle, waiting: (team) => team.waiting, back: (team) => this.back(team) };
+    rows.sort((a, b) => order[this.sort](b) - order[this.sort](a) || b.heldMiB - a.heldMiB || BY_NAME.compare(a.namespace, b.namespace));
     const focused = document.activeElement?.closest?.("th") ? document.activeElement.textContent : null;
     if (!rows.length) {
       replace(this.root, h("h1", {}, t("teams")), h("div.panel", {}, empty(t("noTeams"), t("noTeamsText"))));
@@ -91,19 +99,19 @@ export class TeamsView {
   }
 
   back(team) {
-    return this.advice?.namespaces?.find((each) => each.namespace === team.namespace)?.units ?? 0;
+    return this.advice?.namespaces?.find((each) => each.namespace === team.namespace)?.mib ?? 0;
   }
 
   team(team, most, unused, hours) {
     const hue = `var(--hue${hueOf(team.namespace)})`;
     const label = `${t("used")} ${mib(team.usedMiB)}, ${t("held")} ${mib(team.heldMiB)}`;
-    const quota = team.quotas.map((each) => `${each.used} / ${each.hard} ${each.of === "units" ? unitName() : t(`of_${each.of}`)}`).join(", ");
+    const quota = team.quotas.map((each) => each.of === "units" ? `${each.used} / ${units(each.hard)}` : `${each.used} / ${each.hard} ${t(`of_${each.of}`)}`).join(", ");
     return h("tr", {},
       h("td", {}, h("span.row.nowrap", {}, h("i.dot", { vars: { "--hue": hue } }), h("a.pod", { href: `#/search/${encodeURIComponent(team.namespace)}` }, team.namespace))),
-      h("td", {}, bar(label, [[team.usedMiB / most, "full", hue], [(team.heldMiB - team.usedMiB) / most, "pale", hue]]), h("span.muted.small", {}, team.measuredMiB ? `${mib(team.usedMiB)} / ${mib(team.heldMiB)}` : mib(team.heldMiB))),
-      h("td.number", {}, team.measuredMiB ? `${mib(Math.max(0, unused))} · ${Math.round((Math.max(0, unused) / team.measuredMiB) * 100)} %` : "–"),
-      h("td.number", {}, team.idle ? units(count(team.idle)) : "–"),
-      h("td.number", {}, this.back(team) ? units(count(this.back(team))) : "–"),
+      h("td", {}, bar(label, [[team.usedMiB / most, "full", hue], [(team.heldMiB - team.usedMiB) / most, "pale", hue]]), h("span.muted.small", {}, team.measured ? `${mib(team.usedMiB)} / ${mib(team.heldMiB)}` : mib(team.heldMiB))),
+      h("td.number", {}, team.measured ? `${mib(unused)} · ${Math.round((unused / team.measured) * 100)} %` : "–"),
+      h("td.number", {}, team.idle ? mib(team.idle) : "–"),
+      h("td.number", {}, this.back(team) ? mib(this.back(team)) : "–"),
       h("td.number", {}, hours ? [amount(hours.held), hours.used === null ? null : h("span.muted.small", {}, ` · ${amount(hours.used)} ${t("hoursUsed")}`)] : "–"),
       h("td.number", {}, hours && hours.sm !== null ? amount(hours.sm) : "–"),
       h("td.number", {}, count(team.pods)),
@@ -122,11 +130,11 @@ export class TeamsView {
       h("p.muted", {}, t("adviceRisk")),
       advice.resizes.length ? h("section.panel", {}, h("header", {}, h("h2", {}, t("resize"))), h("div.scroll", {}, h("table", {},
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("pod")), h("th.number", { scope: "col" }, t("now")), h("th.number", { scope: "col" }, t("peak")), h("th.number", { scope: "col" }, t("suggestedShort")), h("th", { scope: "col" }, t("theSame")))),
-        h("tbody", {}, advice.resizes.slice(0, MOST).map((each) => h("tr", {}, h("td", {}, podLink(each.namespace, each.pod)), h("td.number", {}, units(each.units)), h("td.number", {}, mib(each.peakMiB)),
-          h("td.number", {}, h(`span.tag.${each.more ? "warn" : "good"}`, {}, each.more ? t("suggestedMore", units(each.suggestedUnits)) : units(each.suggestedUnits))), h("td", {}, copyable(command("gpuslice", "explain", `${each.namespace}/${each.pod}`))))))))) : null,
+        h("tbody", {}, advice.resizes.slice(0, MOST).map((each) => h("tr", {}, h("td", {}, podLink(each.namespace, each.pod)), h("td.number", {}, units(each.units, worth(each.units, each.mib))), h("td.number", {}, mib(each.peakMiB)),
+          h("td.number", {}, h(`span.tag.${each.more ? "warn" : "good"}`, {}, each.more ? t("suggestedMore", units(each.suggestedUnits, worth(each.suggestedUnits, each.suggestedMiB))) : each.suggestedUnits ? units(each.suggestedUnits, worth(each.suggestedUnits, each.suggestedMiB)) : t("neverUsed"))), h("td", {}, copyable(command("gpuslice", "explain", `${each.namespace}/${each.pod}`))))))))) : null,
       advice.cards.length ? h("section.panel", {}, h("header", {}, h("h2", {}, t("emptyCards"))), h("div.scroll", {}, h("table", {},
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, t("card")), h("th", { scope: "col" }, t("moves")))),
-        h("tbody", {}, advice.cards.slice(0, MOST).map((each) => h("tr", {}, h("td.nowrap", {}, `${each.node}, ${t("cardOf", each.card)}`), h("td", {}, each.moves.map((move) => h("div", {}, podLink(move.namespace, move.pod), ` ${units(move.units)} ${t("to")} ${move.node}, ${t("cardOf", move.card)}`))))))))) : null,
+        h("tbody", {}, advice.cards.slice(0, MOST).map((each) => h("tr", {}, h("td.nowrap", {}, `${each.node}, ${t("cardOf", each.card)}`), h("td", {}, each.moves.map((move) => h("div", {}, podLink(move.namespace, move.pod), ` ${mib(move.mib)} ${t("to")} ${move.node}, ${t("cardOf", move.card)}`))))))))) : null,
     ];
   }
 }

@@ -12,9 +12,10 @@ function oldestFirst(a, b) {
   return first < second ? -1 : Number(first > second);
 }
 
-export function asked(pod) {
+/** What a pod asks for; `card`: the one that it is on. */
+export function asked(pod, card) {
   if (!pod?.units) return "–";
-  return pod.cards > 1 ? t("wantsMany", units(pod.units / pod.cards), pod.cards) : t("wants", units(pod.units));
+  return pod.cards > 1 ? t("wantsMany", units(pod.units / pod.cards, card), pod.cards) : t("wants", units(pod.units, card));
 }
 
 export class WaitingView {

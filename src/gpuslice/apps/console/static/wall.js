@@ -1,6 +1,6 @@
 // The wall: nodes as blocks of cards on a canvas, each card filled by the slices that pods hold of it.
-import { HUES, hueOf, store, unitName } from "./store.js";
-import { t } from "./words.js";
+import { HUES, hueOf, store, unitsInMiB } from "./store.js";
+import { mib, t } from "./words.js";
 
 const GAP_BLOCK = 14;
 const ROW = 8; // cards of a node beside each other
@@ -96,9 +96,10 @@ export function wasteOf(card, slices) {
   let [waste, measured] = [0, false];
   for (const { key, units } of slices) {
     const usage = store.tables.podUsage.get(key);
-    if (!usage?.limit || usage.used === undefined) continue;
+    const promised = usage?.limit ?? usage?.held;
+    if (!promised || usage.used === undefined) continue;
     measured = true;
-    waste += (1 - Math.min(1, usage.used / usage.limit)) * units;
+    waste += (1 - Math.min(1, usage.used / promised)) * units;
   }
   return measured ? Math.min(1, waste / Math.max(card[1], card[3], 1)) : null;
 }
@@ -161,6 +162,7 @@ function paint(canvas, placed, blocks, { mode, matches, selected }) {
       put(colours.free, alpha, x, y, cell.width, cell.height);
       if (mode !== "team") {
         const part = mode === "use" ? ratioOf(usage, card) : wasteOf(card, slices);
+        if (large) drawSlices(cell, slices, colours, alpha, () => {}, labels); // whose they are, in any colour
         if (part !== null) put(mode === "use" ? colours.accent : colours.warn, alpha * 0.85, x, y + cell.height * (1 - part), cell.width, cell.height * part);
       } else {
         drawSlices(cell, slices, colours, alpha, put, large ? labels : null);
@@ -274,7 +276,8 @@ function drawSlices(cell, slices, colours, alpha, put, labels) {
     if (labels) {
       const usage = store.tables.podUsage.get(each.key);
       const inner = Math.max(1, tall - 2);
-      const share = usage?.limit && usage.used !== undefined ? Math.min(1, usage.used / usage.limit) : null;
+      const promised = usage?.limit ?? usage?.held;
+      const share = promised && usage.used !== undefined ? Math.min(1, usage.used / promised) : null;
       put(colour, alpha * (share === null ? 0.72 : 0.34), x, bottom + 1, width, inner);
       if (share !== null && share > 0) put(colour, alpha * 0.95, x, bottom + 1 + inner * (1 - share), width, Math.max(1.5, inner * share));
       if (width >= 70 && tall >= 17) labels.push({ x, y: bottom, width, height: tall, text: each.pod.name, alpha, refused: usage?.refused > 0, throttled: usage?.throttled > 0 });
@@ -300,8 +303,8 @@ function fitted(context, text, width) {
 function write(context, placed, blocks, colours, labels, mode) {
   context.textBaseline = "alphabetic";
   for (const { node, x, y, width } of blocks) {
-    const held = node.cards.reduce((sum, card) => sum + card[3], 0);
-    const all = node.cards.reduce((sum, card) => sum + card[1], 0);
+    const held = node.cards.reduce((sum, card) => sum + unitsInMiB(card[3], card), 0);
+    const all = node.cards.reduce((sum, card) => sum + (card[2] || unitsInMiB(card[1], card)), 0);
     const twoLines = placed.head >= 40;
     context.font = `600 ${twoLines ? 13 : 11.5}px ${colours.font}`;
     context.fillStyle = colours.text;
@@ -313,7 +316,7 @@ function write(context, placed, blocks, colours, labels, mode) {
     context.fillText(state, x, y + 29);
     const aside = context.measureText(state).width;
     context.fillStyle = colours.muted;
-    context.fillText(fitted(context, [`${held} / ${all} ${unitName()}`, node.model].filter(Boolean).join(" · "), width - aside), x + aside, y + 29);
+    context.fillText(fitted(context, [`${mib(held)} / ${mib(all)}`, node.model].filter(Boolean).join(" · "), width - aside), x + aside, y + 29);
   }
   if (placed.foot) {
     context.font = `400 11.5px ${colours.font}`;
@@ -321,7 +324,7 @@ function write(context, placed, blocks, colours, labels, mode) {
       const sick = cell.node.sick?.includes(cell.card[0]);
       context.fillStyle = sick ? colours.bad : colours.muted;
       const part = mode === "use" ? usedRatio(cell.node, cell.card) : mode === "waste" ? wasteOf(cell.card, slicesOf(cell.node, cell.card)) : null;
-      const figure = mode === "team" ? `${cell.card[3]} / ${cell.card[1]}` : part === null ? "–" : `${Math.round(part * 100)} %`;
+      const figure = mode === "team" ? gib(cell.card) : part === null ? "–" : `${Math.round(part * 100)} %`;
       context.fillText(`${cell.card[0]}`, cell.x + 1, cell.y + cell.height + 14);
       context.textAlign = "right";
       context.fillText(figure, cell.x + cell.width - 1, cell.y + cell.height + 14);
@@ -351,6 +354,11 @@ function write(context, placed, blocks, colours, labels, mode) {
     });
   }
   context.globalAlpha = 1;
+}
+
+/** "4.2 / 15.8" GiB, which the node's line says: of one card. */
+function gib(card) {
+  return [unitsInMiB(card[3], card), card[2] || unitsInMiB(card[1], card)].map((each) => (each / 1024).toFixed(each % 1024 && each < 102400 ? 1 : 0)).join(" / ");
 }
 
 export function cellAt(placed, x, y) {

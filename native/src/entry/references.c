@@ -1,7 +1,9 @@
-/* Our functions come first wherever the dynamic linker looks up the driver's names; this is how linked programs are limited. But
- * a library may define *variables* of these names, into which it writes what it finds by dlsym: it would get the address of our
- * code instead of that of its variable. So every reference that was bound to a hook, and would be to a variable without us, is
- * bound to the variable again.
+/* Our functions come first wherever the dynamic linker looks up the driver's names; this is how linked programs are limited. Some
+ * references must not be bound to them, and others to nothing else:
+ * - A library may define *variables* of these names, into which it writes what it finds by dlsym: it would get the address of our
+ *   code instead of that of its variable. So references that would be to a variable without us are bound to the variable again.
+ * - A weak reference that would be null without us, since no driver is loaded, is null: the program asks thereby for CUDA.
+ * - What is opened with RTLD_DEEPBIND finds libcuda's and libc's functions before ours: these references are bound to ours.
  *
  * This is done once a library has been bound and before any of its own code runs: see __gmon_start__ at the end. */
 #define _GNU_SOURCE
@@ -11,6 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "entry/entries.h"
 #include "entry/hook_table.h"
 #include "entry/symbol_lookup.h"
 #include "system/elf.h"
@@ -18,9 +21,9 @@
 #include "system/text.h"
 
 #if defined(__x86_64__)
-enum { POINTER = R_X86_64_64, SLOT = R_X86_64_GLOB_DAT, COPY = R_X86_64_COPY };
+enum { POINTER = R_X86_64_64, SLOT = R_X86_64_GLOB_DAT, CALLED = R_X86_64_JUMP_SLOT, COPY = R_X86_64_COPY };
 #elif defined(__aarch64__)
-enum { POINTER = R_AARCH64_ABS64, SLOT = R_AARCH64_GLOB_DAT, COPY = R_AARCH64_COPY };
+enum { POINTER = R_AARCH64_ABS64, SLOT = R_AARCH64_GLOB_DAT, CALLED = R_AARCH64_JUMP_SLOT, COPY = R_AARCH64_COPY };
 #endif
 
 /* ---- which variable is meant ---- */
@@ -62,6 +65,7 @@ struct object {
     const void *code; /* to find: an address inside it */
     uintptr_t base;
     const ElfW(Dyn) * dynamic;
+    bool is_deep;
     char path[4096];
 };
 
@@ -70,6 +74,7 @@ static void describe(struct object *object, const struct dl_phdr_info *info)
     size_t length = 0;
     object->base = info->dlpi_addr;
     object->dynamic = gs_elf_dynamic(info);
+    object->is_deep = false;
     while (length < sizeof object->path - 1 && (object->path[length] = info->dlpi_name[length]))
         length++;
     object->path[length] = 0;
@@ -97,41 +102,69 @@ static void copy(char *place, const struct variable *variable)
         place[i] = ((const char *)variable->address)[i];
 }
 
-static void bind_one(const struct object *object, const ElfW(Rela) * entry, const char *name, void *handle)
+/* What was bound to a hook. */
+static void bind_hooked(uintptr_t *place, const ElfW(Sym) * symbol, const char *name, uintptr_t added, void *handle)
+{
+    struct variable variable = without_us(handle, name);
+    if (variable.bytes)
+        write_at(place, (uintptr_t)variable.address + added);
+    else if (!variable.address && ELF64_ST_BIND(symbol->st_info) == STB_WEAK && !gs_elf_is_loaded(gs_driver_file(name)))
+        write_at(place, added);
+}
+
+/* What was bound past ours, or will be when it is first called. */
+static void bind_deep(const struct object *object, uintptr_t *place, const char *name, void *ours, void *handle)
+{
+    const void *found = (const void *)*place;
+    if (gs_elf_together(found, object->dynamic))
+        found = gs_real_dlsym(handle, name);
+    if (gs_is_driver_name(name) ? gs_elf_is_in(found, gs_driver_file(name)) : found == gs_real_entry(name))
+        write_at(place, (uintptr_t)ours);
+}
+
+static void bind_one(const struct object *object, const ElfW(Rela) * entry, const ElfW(Sym) * symbol, const char *name, void *handle)
 {
     uintptr_t *place = (uintptr_t *)(object->base + entry->r_offset);
     uint32_t type = (uint32_t)ELF64_R_TYPE(entry->r_info);
-    int hook = type == POINTER || type == SLOT || type == COPY ? gs_hook_named(name) : -1;
-    if (hook < 0)
-        return;
+    int hook = gs_is_driver_name(name) ? gs_hook_named(name) : -1;
+    void *ours = hook >= 0 ? gs_hook_address(hook) : gs_own_entry(name);
     uintptr_t added = type == POINTER ? (uintptr_t)entry->r_addend : 0;
-    if (type != COPY && *place != (uintptr_t)gs_hook_address((enum gs_function)hook) + added)
+    if (!ours || (type != POINTER && type != SLOT && type != CALLED && type != COPY))
         return;
-    struct variable variable = without_us(handle, name);
-    if (variable.bytes && type == COPY)
-        copy((char *)place, &variable);
-    else if (variable.bytes)
-        write_at(place, (uintptr_t)variable.address + added);
+    if (type == COPY && hook >= 0) {
+        struct variable variable = without_us(handle, name);
+        if (variable.bytes)
+            copy((char *)place, &variable);
+    } else if (hook >= 0 && type != CALLED && *place == (uintptr_t)ours + added)
+        bind_hooked(place, symbol, name, added, handle);
+    else if (object->is_deep && type != COPY && symbol->st_shndx == SHN_UNDEF && *place != (uintptr_t)ours)
+        bind_deep(object, place, name, ours, handle);
+}
+
+static void bind_table(const struct object *object, const struct gs_elf_symbols *symbols, int64_t start, int64_t size, void *handle)
+{
+    const ElfW(Rela) *entries = NULL;
+    size_t bytes = 0;
+    for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == start)
+            entries = gs_elf_pointer(object->base, entry);
+        else if (entry->d_tag == size)
+            bytes = entry->d_un.d_val;
+    }
+    for (size_t i = 0; entries && i < bytes / sizeof *entries; i++) {
+        const ElfW(Sym) *symbol = &symbols->table[ELF64_R_SYM(entries[i].r_info)];
+        bind_one(object, &entries[i], symbol, symbols->names + symbol->st_name, handle);
+    }
 }
 
 static void bind_object(const struct object *object, void *handle)
 {
     struct gs_elf_symbols symbols;
-    const ElfW(Rela) *entries = NULL;
-    size_t bytes = 0;
     if (!gs_elf_symbols(object->base, object->dynamic, &symbols))
         return;
-    for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++) {
-        if (entry->d_tag == DT_RELA)
-            entries = gs_elf_pointer(object->base, entry);
-        else if (entry->d_tag == DT_RELASZ)
-            bytes = entry->d_un.d_val;
-    }
-    for (size_t i = 0; entries && i < bytes / sizeof *entries; i++) {
-        const char *name = symbols.names + symbols.table[ELF64_R_SYM(entries[i].r_info)].st_name;
-        if (gs_is_driver_name(name))
-            bind_one(object, &entries[i], name, handle);
-    }
+    bind_table(object, &symbols, DT_RELA, DT_RELASZ, handle);
+    if (object->is_deep)
+        bind_table(object, &symbols, DT_JMPREL, DT_PLTRELSZ, handle);
 }
 
 /* For an object that was opened: variables are looked for in it and in the libraries that it needs. */
@@ -156,11 +189,26 @@ static bool has_variables(const struct dl_phdr_info *info)
     return gs_elf_symbols(info->dlpi_addr, gs_elf_dynamic(info), &symbols) && gs_hook_is_variable_in(&symbols);
 }
 
-static int look_at_start(struct dl_phdr_info *info, size_t size, void *unused)
+/* What an object lacks comes first in its table, before what can be found in it. */
+static bool has_weak(const struct dl_phdr_info *info)
 {
-    (void)size, (void)unused;
+    struct gs_elf_symbols symbols;
+    if (!gs_elf_symbols(info->dlpi_addr, gs_elf_dynamic(info), &symbols))
+        return false;
+    uint32_t count = symbols.gnu_hash ? symbols.gnu_hash[1] : symbols.sysv_hash ? symbols.sysv_hash[1] : 0;
+    for (const ElfW(Sym) *symbol = symbols.table; symbol < symbols.table + count; symbol++)
+        if (symbol->st_shndx == SHN_UNDEF && ELF64_ST_BIND(symbol->st_info) == STB_WEAK &&
+            gs_is_driver_name(symbols.names + symbol->st_name))
+            return true;
+    return false;
+}
+
+static int look_at_start(struct dl_phdr_info *info, size_t size, void *weak)
+{
+    (void)size;
     loaded_at_start = info->dlpi_adds;
     any |= has_variables(info);
+    *(bool *)weak |= has_weak(info);
     return 0;
 }
 
@@ -175,15 +223,17 @@ static int describe_nth(struct dl_phdr_info *info, size_t size, void *context)
 }
 
 /* For all objects that the program starts with: variables are looked for in all of them. */
-static void bind_all_at_start(struct object *object)
+static bool bind_all_at_start(struct object *object)
 {
-    gs_elf_each_object(look_at_start, NULL);
-    for (int i = 0; any; i++) {
+    bool weak = false;
+    gs_elf_each_object(look_at_start, &weak);
+    for (int i = 0; any || weak; i++) {
         object->passed_over = i;
         if (!gs_elf_each_object(describe_nth, object))
-            return;
+            return true;
         bind_object(object, NULL);
     }
+    return false;
 }
 
 static int describe_opened(struct dl_phdr_info *info, size_t size, void *context)
@@ -196,7 +246,8 @@ static int describe_opened(struct dl_phdr_info *info, size_t size, void *context
         return 0;
     any |= has_variables(info);
     describe(object, info);
-    return 1;
+    object->is_deep = gs_opens_deep();
+    return any || object->is_deep || has_weak(info) ? 1 : -1;
 }
 
 /* If a function of this name exists, which is meant for profilers, every library and program that was linked with the compiler's
@@ -207,11 +258,14 @@ __attribute__((visibility("default"))) void __gmon_start__(void)
     struct object object; /* not zeroed: a sanitizer may override memset() */
     int saved = errno;
     object.code = __builtin_return_address(0);
+    bool bound = false;
     if (!loaded_at_start)
-        bind_all_at_start(&object);
-    else if (gs_elf_each_object(describe_opened, &object) == 1 && any)
+        bound = bind_all_at_start(&object);
+    else if (gs_elf_each_object(describe_opened, &object) == 1) {
         bind_opened(&object);
-    if (any) { /* our own failed lookups must not appear as the program's errors */
+        bound = true;
+    }
+    if (bound) { /* our own failed lookups must not appear as the program's errors */
         char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
         if (forget_error)
             forget_error();
