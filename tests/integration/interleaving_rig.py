@@ -76,7 +76,10 @@ class World:
         client = KubeClient(HeldTransport(self.network, self.process))
         limits = NominationLimits(room=0, spare=0, at_once=2)
         self.extender = Extender(
-            ExtenderSettings(policy="binpack", nominate_from=1), client, nomination_limits=limits
+            ExtenderSettings(policy="binpack", nominate_from=1),
+            client,
+            nomination_limits=limits,
+            clock=self.loop.time,
         )
         self.process.start(self.extender.work(), "work")
         self.loop.settle()

@@ -135,6 +135,15 @@ def test_lines_that_are_swallowed_are_missed_within_half_a_minute(
     assert followed.noticed_after_s("newer") <= NOTICED_S
 
 
+def test_a_way_that_carries_no_line_from_the_beginning_is_found_by_a_list(loop: VirtualLoop) -> None:
+    way = Way(loop)
+    way.swallow(also_new=True)
+    followed = Followed(loop, way)
+    assert followed.noticed_after_s("new") <= NOTICED_S
+    loop.advance(100)
+    assert followed.noticed_after_s("newer") <= NOTICED_S
+
+
 def test_a_deletion_and_a_change_are_missed_as_well(loop: VirtualLoop) -> None:
     followed = Followed(loop, Way(loop))
     for name in ("gone", "changed"):
@@ -157,9 +166,9 @@ def test_a_quiet_watch_is_asked_about_and_left_open(loop: VirtualLoop, bookmarks
     followed = Followed(loop, way, Pace(watch_timeout_s=TEN_MINUTES_S))
     loop.advance(TEN_MINUTES_S - 1)
     probes = [each for each in way.watches if each < 10]
-    assert len(way.watches) - len(probes) == 1
+    assert len(way.watches) - len(probes) == (1 if bookmarks else 2)
     assert len(probes) <= TEN_MINUTES_S / 15
-    assert way.lists == 1
+    assert way.lists == (1 if bookmarks else 2), "without bookmarks silence says nothing; one list looks"
     assert followed.noticed_after_s("new") == 0
 
 

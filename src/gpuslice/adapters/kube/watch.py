@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -137,7 +137,8 @@ class Reflector(Generic[T]):
         self._must_list = True
         self._pause: asyncio.Future[None] | None = None  # after a failure
         self._hurried = asyncio.Event()
-        self._bookmarked = False  # the server is one that sends them
+        self._bookmarked = False  # the server sends some, so that silence says something
+        self._doubted = False  # a list has looked since the last watch ended by itself
         self._heard_s: float | None = None
         self._failures = 0  # in a row: lists and watches that got no answer
         self._refusals = 0  # since a watch last worked, however well lists do
@@ -199,6 +200,8 @@ class Reflector(Generic[T]):
             (_, _, version, uid), (_, _, known, known_uid) = map(_metadata, (found[key], self.objects[key]))
             if uid == known_uid:
                 self._check_not_older(version, known)  # restored as if at a later version
+        if self._doubted and _versions(found) != _versions(self.objects):
+            self._bookmarked = True  # whether it does or not: this way carries none
         for key in [key for key in self.objects if key not in found]:
             self._delete(key, self.objects[key])
         for number, item in enumerate(found.values(), start=1):
@@ -238,6 +241,7 @@ class Reflector(Generic[T]):
             if not deaf.expired():
                 raise
         finally:
+            self._doubted = self._doubted and deaf.expired()
             probing.cancel()
             await asyncio.wait([probing])
             worked = worked or self._clock() - began >= WORKED_S
@@ -250,8 +254,8 @@ class Reflector(Generic[T]):
         """Ends the watch once it turns out to have missed something: what swallows lines may keep it open."""
         asked_s = self._clock()
         while True:
-            silent_s = self._clock() - max(asked_s, self._heard_s or 0.0)
-            rest_s = self._pace.quiet_s * self._uniform(0.8, 1) - silent_s
+            quiet_s = self._pace.quiet_s * self._uniform(0.8, 1)
+            rest_s = quiet_s - (self._clock() - max(asked_s, self._heard_s or 0.0))
             self._hurried.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest_s):
@@ -285,9 +289,10 @@ class Reflector(Generic[T]):
             return "too much to be told"
         except (KubeError, TimeoutError):
             return ""  # the next try may tell
-        if answered or self._heard_s != heard_s or not self._bookmarked:
+        if answered or self._heard_s != heard_s or (self._doubted and not self._bookmarked):
             return ""
-        self._must_list = True  # the way is barred to every watch
+        # the way is barred to every watch; or it is a server without a cache, which is listed once in a watch
+        self._doubted = self._must_list = True
         return "even a bookmark"
 
     # -- changes --------------------------------------------------------------------------------------
@@ -353,6 +358,10 @@ def _metadata(item: Any) -> tuple[str, str, str, str]:
         return tuple(str(metadata.get(name, "")) for name in names)  # type: ignore[return-value]
     metadata = item.metadata
     return metadata.namespace, metadata.name, metadata.resource_version, metadata.uid
+
+
+def _versions(objects: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], str]:
+    return {key: _metadata(item)[2] for key, item in objects.items()}
 
 
 def _key(item: Any) -> tuple[str, str]:
