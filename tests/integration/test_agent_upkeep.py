@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, RESOURCE_SLICES
+from gpuslice.adapters.region import layout
 from gpuslice.apps.agent.upkeep import EVERY_S
 from gpuslice.core.contract import NODE_GPUS, NODE_KUBELET_AWAY, NODE_LINKS, NODE_TIER
 from simcluster.cluster.faults import Fault
@@ -340,6 +342,24 @@ async def test_what_the_agent_may_not_write_is_told_once_and_written_when_it_may
         await comes_back(annotation(node, NODE_KUBELET_AWAY), "true", "the annotation")
         await eventually(lambda: "gpuslice_agent_not_repaired{" not in page(node), "nothing is wrong")
         await node.kubelet.start()
+
+
+@pytest.mark.parametrize("trap", [".region.{pid}", "region"])
+async def test_a_region_that_a_tenant_removes_comes_back_and_its_links_lead_nowhere(
+    tmp_path: Path, trap: str
+) -> None:
+    async with sharing(tmp_path) as node:
+        (var,) = (node.folder / "host" / "containers").glob("*/var")
+        victim = tmp_path / "of-the-host"
+        victim.write_bytes(b"as it was")
+        (var / "region").unlink()
+        (var / trap.format(pid=os.getpid())).symlink_to(victim)
+        hurried(node)
+        region = var / "region"
+        await eventually(lambda: region.is_file() and not region.is_symlink(), "a region")
+        assert victim.read_bytes() == b"as it was"
+        assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+        assert (region.stat().st_size, stat.S_IMODE(region.stat().st_mode)) == (layout.REGION_BYTES, 0o666)
 
 
 async def test_a_library_of_an_older_agent_that_is_damaged_is_told(tmp_path: Path) -> None:
