@@ -26,6 +26,8 @@ from gpuslice.apps.agent.upkeep import Owned, Upkeep
 Content = bytes | int | None
 """Of a file, or a folder's mode (0: any); None: a file of any content."""
 MISSING = b"missing"
+EVERY_S = 3.0
+"""200 containers take 27 ms of CPU."""
 
 
 class FileUpkeep(Upkeep):
@@ -43,7 +45,7 @@ class FileUpkeep(Upkeep):
         recover: Callable[[], bool],
         tell: Callable[[str], None],
     ) -> None:
-        super().__init__(self.owned, tell, on_disk=True, before=self._recover_once)
+        super().__init__(self.owned, tell, every_s=EVERY_S, on_disk=True, before=self._recover_once)
         self._root = root
         self._folders = folders
         self._others = others
