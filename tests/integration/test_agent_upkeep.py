@@ -6,15 +6,20 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpuslice.adapters.kube.errors import NotFoundError
-from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, PODS, RESOURCE_SLICES
-from gpuslice.core.contract import NODE_GPUS, NODE_LINKS, NODE_TIER
+from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, RESOURCE_SLICES
+from gpuslice.adapters.region import layout
+from gpuslice.apps.agent.folder_upkeep import EVERY_S
+from gpuslice.core.contract import NODE_GPUS, NODE_KUBELET_AWAY, NODE_LINKS, NODE_TIER
+from simcluster.cluster.faults import Fault
 from tests.integration.agent_bench import NODE, Bench, container, eventually, uuid
 from tests.integration.claims_rig import ClaimBench, claim_node, result
 
@@ -231,8 +236,17 @@ async def comes_back(thing: Thing, before: Any, what: str) -> None:
     await eventually(is_back, f"{what} is as it was", WITHIN_S)
 
 
+def hurried(bench: Bench) -> None:
+    """It looks more often than it does on a real node, so that the tests take less time."""
+    assert EVERY_S < WITHIN_S - 1
+    for each in (bench.agent.files, bench.agent.node.upkeep, bench.agent.cards.upkeep):
+        each.every_s = 0.1
+        each.wake()
+
+
 async def withstands(thing: Thing, what: str, bench: Bench, *, restarted: bool) -> None:
     """Each damage is made good, by the agent that runs or by the next one."""
+    hurried(bench)
     before = await eventually(thing.read, f"{what} is there")
     for how in DAMAGES:
         if how == "changed" and what in MODES_LEFT_ALONE:
@@ -245,6 +259,7 @@ async def withstands(thing: Thing, what: str, bench: Bench, *, restarted: bool) 
         await thing.damage(how, before)
         if restarted:
             await bench.start_agent()
+            hurried(bench)
         await comes_back(thing, before, f"{how}: {what}")
     await eventually(lambda: not bench.agent.not_ready(), "the agent serves kubelet")
 
@@ -300,3 +315,86 @@ async def test_what_the_agent_of_a_node_of_claims_owns_comes_back(
 
 async def _says_less(bench: ClaimBench) -> bool:
     return len(await bench.slices()) == 1 and bench.node.agent.claims.publisher.upkeep.settled
+
+
+# -- what cannot be put back, and what it costs -------------------------------------------------------------
+async def told(node: Bench) -> list[tuple[str, int]]:
+    """The events about what cannot be repaired, with how often each was told."""
+    events = (await node.client.list(EVENTS, "default")).items or []
+    return [(each.message, each.count) for each in events if each.reason == "GPUNotRepaired"]
+
+
+async def test_what_the_agent_may_not_write_is_told_once_and_written_when_it_may(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as node:
+        hurried(node)
+        refused = Fault(method="PATCH", path="/api/v1/nodes/.*", code=403, times=1000)
+        node.cluster.add_fault(refused)
+        await node.kubelet.stop()
+        what = f"annotation {NODE_KUBELET_AWAY} of the node"
+        await eventually(lambda: what in node.agent.node.upkeep.problems, "it cannot be written")
+        await eventually(lambda: told(node), "an event")
+        await eventually(lambda: refused.times is not None and refused.times < 998, "tried again")
+        ((message, count),) = await told(node)
+        assert message.startswith(f"{what}: ")
+        assert count == 1
+        assert f'gpuslice_agent_not_repaired{{what="{what}"}} 1' in page(node)
+        node.cluster.faults.clear()
+        await comes_back(annotation(node, NODE_KUBELET_AWAY), "true", "the annotation")
+        await eventually(lambda: "gpuslice_agent_not_repaired{" not in page(node), "nothing is wrong")
+        await node.kubelet.start()
+
+
+@pytest.mark.parametrize("trap", [".region.{pid}", "region"])
+async def test_a_region_that_a_tenant_removes_comes_back_and_its_links_lead_nowhere(
+    tmp_path: Path, trap: str
+) -> None:
+    async with sharing(tmp_path) as node:
+        (var,) = (node.folder / "host" / "containers").glob("*/var")
+        victim = tmp_path / "of-the-host"
+        victim.write_bytes(b"as it was")
+        (var / "region").unlink()
+        (var / trap.format(pid=os.getpid())).symlink_to(victim)
+        hurried(node)
+        region = var / "region"
+        await eventually(lambda: region.is_file() and not region.is_symlink(), "a region")
+        assert victim.read_bytes() == b"as it was"
+        assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+        assert (region.stat().st_size, stat.S_IMODE(region.stat().st_mode)) == (layout.REGION_BYTES, 0o666)
+
+
+async def test_a_library_of_an_older_agent_that_is_damaged_is_told(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as node:
+        (path,) = (node.folder / "host" / "lib").glob("*/libgpuslice.so")
+        older = path.parent.with_name("0123456789abcdef") / path.name
+        older.parent.mkdir()
+        older.write_bytes(b"not what its name says")
+        (owner,) = (node.folder / "host" / "containers").glob("*/owner.json")
+        name, known = owner.parent.name, node.agent.folders.records[owner.parent.name]
+        node.agent.folders.records[name] = msgspec.structs.replace(known, library=older.parent.name)
+        hurried(node)
+        ((message, _),) = await eventually(lambda: told(node), "an event")
+        assert message == (
+            f"library {older}: only an agent of that version could restore it; recreate the pods that use it"
+        )
+
+
+async def test_what_is_as_it_ought_to_be_costs_the_api_server_nothing(tmp_path: Path) -> None:
+    async with sharing(tmp_path) as node:
+        hurried(node)
+        upkeeps = (node.agent.files, node.agent.node.upkeep, node.agent.cards.upkeep)
+        await eventually(lambda: all(each.settled for each in upkeeps), "everything is as it ought to be")
+        counting = Fault(times=1000)  # delays by nothing
+        node.cluster.add_fault(counting)
+        for _ in range(20):
+            for each in upkeeps:
+                await each.round()
+        assert all(each.settled for each in upkeeps)
+        assert counting.times == 1000
+
+
+def page(node: Bench) -> str:
+    return "".join(
+        f"{family.name}{labels} {value:g}\n"
+        for family in node.agent.status().families()
+        for labels, value in family.samples
+    )

@@ -191,7 +191,9 @@ def kubelet_of_sockets(sockets: int = 2, **settings: Any) -> DeviceAssignments:
 def listing(topology: TopologyManager, devices: Mapping[str, tuple[int, ...] | None]) -> DeviceAssignments:
     kubelet = DeviceAssignments(topology=topology)
     generation = kubelet.register(GPU_MEM, Options(preferred_allocation=True))
-    kubelet.update(GPU_MEM, generation, [Device(one, numa_nodes=numa) for one, numa in devices.items()])
+    kubelet.update(
+        GPU_MEM, generation, [Device(one, True, numa or (), numa == ()) for one, numa in devices.items()]
+    )
     return kubelet
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuslice.core.model import ContainerKind
 from simcluster.kubelet.plugin_calls import (
@@ -56,7 +56,8 @@ class Options:
 class Device:
     identifier: str
     healthy: bool = True
-    numa_nodes: tuple[int, ...] | None = None  # None: it says nothing about its topology
+    numa_nodes: tuple[int, ...] = ()
+    empty_topology: bool = False  # its plugin names a topology, and no NUMA node in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class DeviceAssignments:
             return False
         self._endpoints[resource].stopped_at = now
         self.devices[resource] = {
-            identifier: Device(identifier, healthy=False, numa_nodes=device.numa_nodes)
+            identifier: replace(device, healthy=False)
             for identifier, device in self.devices.get(resource, {}).items()
         }
         return True
@@ -279,7 +280,11 @@ class DeviceAssignments:
         self._affinity |= {(pod_uid, each.name): hint.nodes for each in containers}
 
     def _places(self, resource: str) -> dict[str, tuple[int, ...] | None]:
-        return {one: device.numa_nodes for one, device in self.devices.get(resource, {}).items()}
+        """The NUMA nodes that the plugin named for each device; None where it named no topology."""
+        return {
+            one: device.numa_nodes or (() if device.empty_topology else None)
+            for one, device in self.devices.get(resource, {}).items()
+        }
 
     def _hints(self, pod_uid: str, containers: Sequence[ContainerDemand]) -> Hints:
         found: dict[str, list[Hint] | None] = {}

@@ -165,5 +165,6 @@ def error_text(error: BaseException) -> str:
 
 
 def device_of(message: dp.Device) -> Device:
-    nodes = tuple(node.ID for node in message.topology.nodes) if message.HasField("topology") else None
-    return Device(message.ID, message.health == HEALTHY, nodes)
+    nodes = tuple(node.ID for node in message.topology.nodes)
+    empty = message.HasField("topology") and not nodes
+    return Device(message.ID, message.health == HEALTHY, nodes, empty)

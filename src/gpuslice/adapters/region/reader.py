@@ -72,25 +72,34 @@ class RegionReading:
     cards: tuple[CardUsage, ...]
 
 
-def prepare_region(path: Path | str, *, replace: bool = True) -> None:
-    """Put a new region in place: processes of an earlier container keep their own, unlinked one.
-
-    Unless `replace`, one that somebody created meanwhile stays.
-    """
+def prepare_region(path: Path | str) -> None:
+    """Put a new region in place: processes of an earlier container keep their own, unlinked one."""
     place = Path(path)
     temporary = place.with_name(f".{place.name}.{os.getpid()}")
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         os.fchmod(file, 0o666)
         os.truncate(file, layout.REGION_BYTES)
-        if replace:
-            temporary.rename(place)
-        else:
-            with contextlib.suppress(FileExistsError):
-                place.hardlink_to(temporary)
+        temporary.rename(place)
     finally:
         os.close(file)
-        temporary.unlink(missing_ok=True)
+
+
+def restore_region(path: Path | str) -> None:
+    """Put a new region where there is none, in a folder where tenants write: one of theirs stays."""
+    place = Path(path)
+    folder = os.open(place.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    file = -1
+    try:
+        file = os.open(place.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)  # no name to guess
+        os.fchmod(file, 0o666)
+        os.truncate(file, layout.REGION_BYTES)
+        with contextlib.suppress(FileExistsError):  # with a folder it is linkat(2), which follows the link
+            os.link(f"/proc/self/fd/{file}", place.name, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+        if file >= 0:
+            os.close(file)
 
 
 def read_region(path: Path | str, cards: Container[str] | None = None) -> RegionReading | None:

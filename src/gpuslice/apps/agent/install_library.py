@@ -32,8 +32,7 @@ async def keep(
         nonlocal waits
         while True:
             try:
-                if not folders.library.version:
-                    await asyncio.to_thread(folders.library.install, settings.library)
+                await asyncio.to_thread(folders.library.install, settings.library)  # leaves what is right
                 await asyncio.to_thread(folders.library.check)
                 await asyncio.to_thread(folders.sweep_libraries, settings.sweep_after_s)
                 if waits:

@@ -50,6 +50,8 @@ class Library:
                 raise IsolationMissingError(f"library {source} cannot be read: {error}") from error
             self.version = version_of(content)
             if writes:
+                for folder in (self._root / "lib", self._root / self.folder):
+                    make_folder(folder, 0o755)
                 _put(self._root / self.folder / LIBRARY, content, 0o755)
 
     def check(self) -> None:
@@ -74,8 +76,6 @@ class Library:
     def _restore(self, version: str) -> None:
         if version != self.version or not self._source:
             raise LostError("only an agent of that version could restore it; recreate the pods that use it")
-        for folder in (self._root / "lib", self._root / self.folder) if self._writes else ():
-            make_folder(folder, 0o755)
         try:
             self.install(self._source, writes=self._writes)
             self.check()
@@ -110,7 +110,6 @@ def _put(path: Path, content: bytes, mode: int) -> None:
     except OSError:  # also if a container has a lease on it
         found = b""
     if found != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content, mode)
 
 

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from gpuslice.apps.agent.status import AgentStatus, Counters
 from gpuslice.apps.agent.sweeper import Sweeper
 from gpuslice.apps.agent.traced_plugin import TracedPlugin
 from gpuslice.apps.agent.units_in_force import UnitsInForce
+from gpuslice.apps.agent.upkeep import Upkeep
 from gpuslice.apps.agent.watchdog import Watchdog
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import shown
@@ -320,10 +322,15 @@ class Agent:
             self.reconciler.without_devices,
             self.watchdog.containers_past_limit,
             tuple(self.watchdog.tiers.tiers()),
+            dict(chain.from_iterable(each.problems.items() for each in self._upkeeps())),
+            self.units.waits,
             self.cards.driver_version,
             self.cards.problem,
             self.reconciler.problem,
         )
+
+    def _upkeeps(self) -> tuple[Upkeep, ...]:
+        return self.node.upkeep, self.cards.upkeep, self.claims.publisher.upkeep, self.files
 
     def _app(self) -> App:
         def families() -> Iterator[Family]:

@@ -45,7 +45,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         str,
         about(
             "Size of one aliyun.com/gpu-mem: GiB or MiB; anything else means GiB. MiB is only for small "
-            "cards, and a change needs a node without pods that use cards."
+            "cards, and a change takes effect once no pod of the node uses a card."
         ),
     ] = "GiB"
     resource_names: NamesSetting = "aliyun.com"
@@ -243,7 +243,7 @@ class InstallLibrarySettings(Settings, frozen=True, kw_only=True):
 
     library: Annotated[str, about("libgpuslice.so to install below the root.")] = ""
     root: Annotated[str, about("Folder for the library and the containers' limits.")] = "/var/lib/gpuslice"
-    every_s: Annotated[float, about("How often to check the files.", unit="s", ge=0.01)] = 10.0
+    every_s: Annotated[float, about("How often to check the files.", unit="s", ge=0.01)] = 3.0
     sweep_after_s: Annotated[
         float, about("How long a version that no container uses is kept.", unit="s", ge=1)
     ] = 3600.0

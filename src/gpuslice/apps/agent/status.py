@@ -76,6 +76,8 @@ class AgentStatus:
     without_devices: Sequence[Pod]
     containers_past_limit: int
     tiers: Sequence[tuple[NodePod, str, Tier]]  # of containers, what holds their limits
+    not_repaired: Mapping[str, str]  # why, by what is not as it ought to be
+    units_wait: str  # which settings are not in force yet
     driver_version: str
     cards_problem: str
     assignments_problem: str
@@ -122,6 +124,11 @@ class AgentStatus:
         for health, count in self.devices.items():
             devices.add(count, labels({"health": health.lower()}))
         yield devices
+        about = "1 for something that the agent owns, is not as it ought to be and cannot be written."
+        damaged = Family("gpuslice_agent_not_repaired", MetricKind.GAUGE, about)
+        for what in self.not_repaired:
+            damaged.add(1.0, labels({"what": what}))
+        yield damaged
         cards = Family("gpuslice_agent_card_healthy", MetricKind.GAUGE, "0 for a card that is not given out.")
         for card in state.node.cards:
             healthy = float(card.index not in self.out_of_use)
@@ -147,6 +154,8 @@ class AgentStatus:
                 }
                 for card in state.node.cards
             ],
+            "not_repaired": dict(self.not_repaired),
+            "units_wait": self.units_wait,
             "cards_problem": self.cards_problem,
             "assignments_problem": self.assignments_problem,
             "assignments": [

@@ -63,7 +63,7 @@ class Upkeep:
         self.settled = False  # after the last round everything was as it ought to be
         self._things = things
         self._tell = tell
-        self._every_s = every_s
+        self.every_s = every_s
         self._on_disk = on_disk
         self._before = before
         self._woken = asyncio.Event()
@@ -76,7 +76,7 @@ class Upkeep:
         """Keep everything for ever. What fails is tried again, ever more rarely."""
         retry_s = FIRST_RETRY_S
         while True:
-            wait_s = self._every_s
+            wait_s = self.every_s
             await self.round()
             if self.problems:
                 wait_s, retry_s = retry_s, min(LONGEST_RETRY_S, 2 * retry_s)
