@@ -5,6 +5,7 @@
 #include "hooks/kernels.h"
 #include "hooks/place.h"
 #include "policy/driver_overhead.h"
+#include "policy/held.h"
 #include "policy/opened.h"
 #include "policy/pool_accounts.h"
 #include "policy/provisional.h"

@@ -4,6 +4,7 @@
 #include "policy/held.h"
 #include "policy/opened.h"
 #include "policy/provisional.h"
+#include "policy/unconfirmed.h"
 
 static void mark_exported(CUdeviceptr address)
 {
@@ -16,7 +17,7 @@ static void mark_exported(CUdeviceptr address)
         return;
     entry.kind |= GS_EXPORTED;
     gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
-    gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
+    gs_unconfirmed_add(entry.card, GS_MAY_BE_UNLISTED, (int64_t)entry.bytes);
     gs_table_put(&gs_held, &entry);
 }
 

@@ -12,6 +12,7 @@
 #include "policy/held.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
 static struct gs_table handles;    /* handle → the references that it holds, in `bytes`, and the object, in `owner` */
@@ -240,7 +241,7 @@ static bool mark_exported(uint64_t object, int descriptor)
     if (first) {
         entry.kind |= GS_EXPORTED;
         gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
-        gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
+        gs_unconfirmed_add(entry.card, GS_MAY_BE_UNLISTED, (int64_t)entry.bytes);
         gs_table_put(&objects, &entry);
     }
     if (descriptor >= 0)
@@ -259,7 +260,7 @@ static void change_lent(struct gs_entry *entry, int64_t bytes)
     entry->kind ^= GS_EXPORTED | GS_LENT;
     gs_table_put(&objects, entry);
     gs_accounts_exported(&gs_accounts, entry->card, bytes);
-    gs_doubt(entry->card, GS_PERHAPS_MISSING, bytes);
+    gs_unconfirmed_add(entry->card, GS_MAY_BE_UNLISTED, bytes);
 }
 
 void gs_physical_lend(uint64_t object)

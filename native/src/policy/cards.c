@@ -9,6 +9,7 @@
 #define DEVICES 128
 
 struct gs_accounts gs_accounts;
+struct gs_table gs_held;
 
 static struct gs_card cards[GPUSLICE_CARDS];
 /* A card that the limits do not name belongs to others. */
@@ -16,7 +17,11 @@ static struct gs_card foreign_card = {.index = GPUSLICE_CARDS};
 static uint32_t card_count;
 static struct gs_card *device_cards[DEVICES];
 
-static void forget(void) { gs_accounts_forget(&gs_accounts); }
+static void forget(void)
+{
+    gs_accounts_forget(&gs_accounts);
+    gs_table_forget(&gs_held);
+}
 GS_AT_FORK(forget);
 
 void gs_cards_make(const struct gs_limits *limits)

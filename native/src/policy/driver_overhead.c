@@ -9,11 +9,9 @@
 #include "policy/figures.h"
 #include "policy/nvml_readings.h"
 #include "policy/pool_accounts.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
-/* How often the driver's own use is measured while a program allocates: kernels are loaded onto the card when they are
- * first launched, and with them the local memory that they need. */
-#define MEASURE_EVERY_NS UINT64_C(1000000000)
 #define MEASURE_LATEST_NS UINT64_C(8000000000) /* when nothing has changed for long */
 #define LEAST_SURPLUS (UINT64_C(16) << 20)     /* less is a guess's inaccuracy */
 #define LOOKS 3                                /* in a row, while other threads have calls in flight */
@@ -23,15 +21,10 @@ static struct own owns[GPUSLICE_CARDS];
 static struct gs_table pieces; /* context, module or limit → what it was measured to take, and its context */
 static struct gs_lock lock;
 
-/* Drivers may differ in which process they charge for what two have open; other memory is known to be in nobody's
- * figure. */
-static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
-
 static void forget(void)
 {
     lock = (struct gs_lock){0};
     memset(owns, 0, sizeof owns);
-    memset((void *)perhaps, 0, sizeof perhaps);
     gs_table_forget(&pieces);
 }
 GS_AT_FORK(forget);
@@ -59,32 +52,11 @@ static void charge_own(struct own *own, uint64_t bytes)
     gs_accounts_set_own(&gs_accounts, own->card->index, bytes);
 }
 
-/* Others may compare our slot with the driver's figure only while the figure contains all that we count. */
-static void show_provisional(uint32_t card)
-{
-    bool comparable = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]) == 0 && atomic_load(&perhaps[card][GS_UNLISTED]) == 0;
-    gs_accounts_set_provisional(&gs_accounts, card, comparable && __atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED));
-}
-
 /* If NVML lists this process, every measurement is the driver's figure. */
-static void set_provisional(struct own *own, bool provisional)
+static void set_provisional(const struct own *own, bool provisional)
 {
-    if (gs_nvml_pid_known())
-        return;
-    __atomic_store_n(&own->provisional, provisional, __ATOMIC_RELAXED);
-    show_provisional(own->card->index);
-}
-
-void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
-{
-    if (card >= GPUSLICE_CARDS)
-        return;
-    if (bytes >= 0)
-        atomic_fetch_add(&perhaps[card][doubt], (uint64_t)bytes);
-    else
-        gs_subtract(&perhaps[card][doubt], (uint64_t)-bytes);
-    if (__atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED))
-        show_provisional(card);
+    if (!gs_nvml_pid_known())
+        gs_set_provisional(own->card->index, provisional);
 }
 
 /* Narrows the bounds of the driver's own use: the driver's figure, less what we know of. Other threads' calls in flight
@@ -94,7 +66,7 @@ void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
 static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held)
 {
     uint32_t card = own->card->index;
-    uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]), other = own->charged + atomic_load(&perhaps[card][GS_UNLISTED]);
+    uint64_t missing = gs_unconfirmed(card, GS_MAY_BE_UNLISTED), other = own->charged + gs_unconfirmed(card, GS_UNLISTED);
     uint64_t certain = gs_less(gs_less(held.least, other), missing), possible = gs_less(held.most, other);
     uint64_t most = gs_less(figure, certain), least = gs_less(figure, possible);
     own->most = most < own->most ? most : own->most;
@@ -249,34 +221,23 @@ void gs_settle_own(struct gs_card *card)
 }
 
 /* Whether this thread is to measure now; the next one does so no sooner than the last measurement's cost allows. */
-static bool is_due(struct own *own, uint64_t now)
+static bool is_due(uint32_t card, uint64_t now)
 {
-    uint64_t due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
+    uint64_t *next = &gs_measurement_due_ns[card], due = __atomic_load_n(next, __ATOMIC_RELAXED);
     return now >= due &&
-           __atomic_compare_exchange_n(&own->due_ns, &due, now + MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
-           due;
+           __atomic_compare_exchange_n(next, &due, now + GS_MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) && due;
 }
 
 static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
 {
     uint64_t longer = own->pause_ns < MEASURE_LATEST_NS ? own->pause_ns * 2 : MEASURE_LATEST_NS;
-    own->pause_ns = steady && longer ? longer : MEASURE_EVERY_NS;
+    own->pause_ns = steady && longer ? longer : GS_MEASURE_EVERY_NS;
     return own->pause_ns > cost_ns * MEASURE_PART ? own->pause_ns : cost_ns * MEASURE_PART;
-}
-
-void gs_loan_ended(uint32_t card)
-{
-    gs_accounts_imported(&gs_accounts, card, -1);
-    if (card >= GPUSLICE_CARDS)
-        return;
-    uint64_t due = __atomic_load_n(&owns[card].due_ns, __ATOMIC_RELAXED), soon = gs_coarse_ns() + MEASURE_EVERY_NS;
-    if (due > soon)
-        __atomic_compare_exchange_n(&owns[card].due_ns, &due, soon, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 static void measure_if_due(struct gs_card *card, uint64_t now)
 {
-    if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(&owns[card->index], now))
+    if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(card->index, now))
         return;
     uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
@@ -289,11 +250,11 @@ static void measure_if_due(struct gs_card *card, uint64_t now)
     else
         gs_figures_at() ? settle_own(own) : settle_by_card(own);
     uint64_t ended = gs_monotonic_ns();
-    bool steady = own->charged == before && own->last == before && !own->provisional;
+    bool steady = own->charged == before && own->last == before && !gs_is_provisional(card->index);
     uint64_t pause = pause_after(own, steady, ended - began);
     gs_unlock(&lock);
     gs_rest_ends(&gs_accounts, card->index);
-    __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
+    __atomic_store_n(&gs_measurement_due_ns[card->index], ended + pause, __ATOMIC_RELAXED);
 }
 
 /* Measures every card: a process may be charged too much on one long after it last allocated there. */

@@ -40,11 +40,4 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes);
 /* Drops the context and the pieces in it. True for the last on this card: then the driver holds nothing of its own. */
 bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context);
 
-/* Bytes that we count and the driver's figure for this process may lack, or does lack: managed memory, which belongs to
- * nvidia-uvm, and memory that only a descriptor keeps. */
-enum gs_doubt { GS_PERHAPS_MISSING, GS_UNLISTED, GS_DOUBTS };
-void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes);
-/* Memory of another process is no longer open here; a measurement soon shows how much of it was in our figure. */
-void gs_loan_ended(uint32_t card);
-
 #endif

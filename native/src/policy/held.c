@@ -5,15 +5,14 @@
 #include "policy/array_pages.h"
 #include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
-struct gs_table gs_held;
 
 static struct gs_table pages;
 
 static void forget(void)
 {
-    gs_table_forget(&gs_held);
     gs_table_forget(&pages);
 }
 GS_AT_FORK(forget);
@@ -50,7 +49,7 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
     }
     charge = own ? charge : count_pages(address, bytes, 1);
     if (managed)
-        gs_doubt(entry.card, GS_UNLISTED, (int64_t)charge);
+        gs_unconfirmed_add(entry.card, GS_UNLISTED, (int64_t)charge);
     gs_settle(place.card, reserved, charge);
 }
 
@@ -78,13 +77,13 @@ static uint64_t release(struct gs_entry *entry, const struct gs_giver *on)
         break;
     }
     if (entry->kind & GS_MANAGED) /* before the return: what the figure lacks must be counted */
-        gs_doubt(entry->card, GS_UNLISTED, -(int64_t)bytes);
+        gs_unconfirmed_add(entry->card, GS_UNLISTED, -(int64_t)bytes);
     if (entry->kind & GS_EXPORTED)
         gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
     else
         gs_accounts_return(&gs_accounts, entry->card, bytes);
     if (entry->kind & GS_EXPORTED) /* after the return: what is counted and may be missing must be in doubt */
-        gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
+        gs_unconfirmed_add(entry->card, GS_MAY_BE_UNLISTED, -(int64_t)entry->bytes);
     return bytes;
 }
 

@@ -3,22 +3,6 @@
 #define GPUSLICE_HELD_H
 
 #include "policy/cards.h"
-#include "system/table.h"
-
-enum gs_kind {
-    GS_LINEAR = 1, /* has pages of its own: bytes are what is charged */
-    GS_SMALL,      /* shares pages with others: bytes are its length */
-    GS_STREAM_ORDERED,
-    GS_ARRAY,
-    GS_SMALL_ARRAY, /* shares pages with others: bytes are its page << 8 | its steps in it */
-    GS_IMPORT,
-    GS_EXTERNAL,
-    GS_GROUP, /* a group of other objects, which it keeps alive */
-    GS_EXPORTED = 0x100, /* a flag, added to the kind */
-    GS_MANAGED = 0x200,  /* likewise */
-    GS_LENT = 0x400,     /* likewise: others may have opened this block of a pool, or the group that lends this memory */
-};
-extern struct gs_table gs_held;
 
 /* Records linear memory that was allocated at `address`, for which `reserved` bytes were reserved. */
 void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_t reserved, uint32_t managed);

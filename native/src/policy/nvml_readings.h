@@ -12,11 +12,9 @@ struct own {
     uint64_t least, most; /* bounds of one measurement */
     uint64_t loaned; /* of what is charged: added while memory of others was open here, which our figure may contain */
     uint64_t last; /* what the last periodic look found: a decrease counts when it is seen twice */
-    uint64_t due_ns; /* when the next look is due; 0: none is planned */
     uint64_t pause_ns;
     uint64_t figure_at_ns; /* time of the agent's last figure that was used */
     uint32_t contexts;
-    bool provisional; /* charged by difference: the driver's figure is not known yet */
 };
 
 struct reading {
