@@ -1,8 +1,8 @@
 /* Other processes' memory opened here, and ours opened by others. It is counted once, by the process that allocated it. */
 #include "hooks/place.h"
-#include "policy/driver_overhead.h"
 #include "policy/held.h"
 #include "policy/opened.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 #include "policy/unconfirmed.h"
 
@@ -77,6 +77,6 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
 
 int cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    struct gs_giving giving = gs_give((uint64_t)(uintptr_t)memory);
-    return gs_gave(&giving, DRIVER(cuDestroyExternalMemory)(memory));
+    struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)memory);
+    return gs_released(&releasing, DRIVER(cuDestroyExternalMemory)(memory));
 }

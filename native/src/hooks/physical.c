@@ -8,8 +8,8 @@
 
 #include "hooks/place.h"
 #include "policy/descriptors.h"
-#include "policy/driver_overhead.h"
 #include "policy/held.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/unconfirmed.h"
@@ -128,12 +128,12 @@ int cuMemRelease(CUmemGenericAllocationHandle handle)
     if (known && (entry.bytes || made_with(entry.owner, handle)))
         gs_table_put(&handles, &entry);
     if (held)
-        gs_giving_begins();
+        gs_releasing_begins();
     int result = DRIVER(cuMemRelease)(handle);
     if (held && result == CUDA_SUCCESS)
         gs_physical_drop(entry.owner);
     if (held)
-        gs_giving_ends();
+        gs_releasing_ends();
     return result;
 }
 
@@ -154,14 +154,14 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
 int cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct gs_entry entry;
-    gs_giving_begins();
+    gs_releasing_begins();
     int result = DRIVER(cuMemUnmap)(address, bytes);
     CUdeviceptr end = address + bytes;
     while (result == CUDA_SUCCESS && address < end && gs_table_take(&mappings, address, &entry)) {
         gs_physical_drop(entry.owner);
         address += entry.bytes;
     }
-    gs_giving_ends();
+    gs_releasing_ends();
     return result;
 }
 

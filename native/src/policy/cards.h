@@ -80,8 +80,8 @@ void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
 /* Changes what is already counted from `before` to `now` bytes. */
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now);
 /* Bracket calls by which the driver releases an unknown amount, on any card, and its return to the accounts. */
-void gs_giving_begins(void);
-void gs_giving_ends(void);
+void gs_releasing_begins(void);
+void gs_releasing_ends(void);
 uint64_t gs_used(const struct gs_card *card);
 
 #endif

@@ -1,7 +1,7 @@
 #include "policy/descriptors.h"
 
-#include "policy/driver_overhead.h"
 #include "policy/held.h"
+#include "policy/process_usage.h"
 #include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 

@@ -3,8 +3,8 @@
 #include "accounts/in_flight.h"
 #include "accounts/slots.h"
 #include "policy/array_pages.h"
-#include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/process_usage.h"
 #include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
@@ -114,31 +114,31 @@ static uint64_t most_of(const struct gs_entry *entry)
     }
 }
 
-struct gs_giving gs_give(uint64_t key)
+struct gs_releasing gs_release_begins(uint64_t key)
 {
-    struct gs_giving giving = {0};
-    giving.known = gs_table_take(&gs_held, key, &giving.entry);
-    if (giving.known) {
-        giving.bytes = most_of(&giving.entry);
-        gs_flight_begins(&gs_accounts, giving.entry.card, GS_GIVING, giving.bytes);
+    struct gs_releasing releasing = {0};
+    releasing.known = gs_table_take(&gs_held, key, &releasing.entry);
+    if (releasing.known) {
+        releasing.bytes = most_of(&releasing.entry);
+        gs_flight_begins(&gs_accounts, releasing.entry.card, GS_RELEASING, releasing.bytes);
     }
-    return giving;
+    return releasing;
 }
 
-int gs_gave_on(struct gs_giving *giving, int result, const struct gs_giver *on)
+int gs_released_on(struct gs_releasing *releasing, int result, const struct gs_giver *on)
 {
-    if (!giving->known)
+    if (!releasing->known)
         return result;
-    uint32_t card = giving->entry.card;
+    uint32_t card = releasing->entry.card;
     if (result == CUDA_SUCCESS)
-        release(&giving->entry, on);
+        release(&releasing->entry, on);
     else
-        gs_table_put(&gs_held, &giving->entry);
-    gs_flight_ends(&gs_accounts, card, GS_GIVING, giving->bytes);
+        gs_table_put(&gs_held, &releasing->entry);
+    gs_flight_ends(&gs_accounts, card, GS_RELEASING, releasing->bytes);
     return result;
 }
 
-int gs_gave(struct gs_giving *giving, int result) { return gs_gave_on(giving, result, NULL); }
+int gs_released(struct gs_releasing *releasing, int result) { return gs_released_on(releasing, result, NULL); }
 
 /* ---- destroyed contexts ---- */
 

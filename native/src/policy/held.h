@@ -8,16 +8,16 @@
 void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_t reserved, uint32_t managed);
 /* Something that the driver is asked to free: in the meantime its entry is not in the table, since another thread may
  * get the same address as soon as it is free, and a call is in flight. */
-struct gs_giving {
+struct gs_releasing {
     bool known;
     struct gs_entry entry;
     uint64_t bytes; /* in flight */
 };
-struct gs_giving gs_give(uint64_t key);
+struct gs_releasing gs_release_begins(uint64_t key);
 /* Takes the driver's answer, and returns it: the bytes go back to the accounts, or the entry to the table. */
-int gs_gave(struct gs_giving *giving, int result);
+int gs_released(struct gs_releasing *releasing, int result);
 struct gs_giver;
-int gs_gave_on(struct gs_giving *giving, int result, const struct gs_giver *on); /* when that stream gets there */
+int gs_released_on(struct gs_releasing *releasing, int result, const struct gs_giver *on); /* when that stream gets there */
 /* Returns to the accounts what an entry was charged. The entry must not be in the table any more. */
 uint64_t gs_release_entry(struct gs_entry *entry);
 /* Releases what a destroyed context held. */

@@ -37,7 +37,7 @@ struct graph_device {
 };
 
 static struct pool pools[POOLS];
-/* Beside them, so that a process with many pools finds one, and those to ask again, at a glance. */
+/* Beside them, so that a process with many pools finds one, and those to ask again, at a snapshot. */
 static uint64_t handles[POOLS]; /* the owners that blocks name; 0 for a free entry */
 static bool may_shrink[POOLS];
 static int pools_high; /* [0, pools_high) were ever in use */
