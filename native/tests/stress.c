@@ -64,9 +64,9 @@ static void *play(void *argument)
         if (!gs_table_take(&table, key, &entry) || entry.bytes != bytes)
             atomic_fetch_add(&shared->overshot, 1);
         atomic_fetch_sub(&shared->held, bytes);
-        gs_flight_begins(&accounts, card, GS_GIVING, bytes);
+        gs_flight_begins(&accounts, card, GS_RELEASING, bytes);
         gs_accounts_return(&accounts, card, bytes);
-        gs_flight_ends(&accounts, card, GS_GIVING, bytes);
+        gs_flight_ends(&accounts, card, GS_RELEASING, bytes);
     }
     return NULL;
 }

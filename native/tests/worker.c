@@ -1102,7 +1102,7 @@ static int advise(int id)
     return result;
 }
 
-/* What the current pool of the device keeps instead of giving it back. */
+/* What the current pool of the device keeps instead of releasing it back. */
 static int keep(unsigned long long bytes)
 {
     CUmemoryPool pool;

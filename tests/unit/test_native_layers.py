@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 SOURCES = NATIVE / "src"
 LAYERS = ("system", "driver", "accounts", "policy", "hooks", "entry")
-LARGEST_CIRCLE = 3
 ONLY_HEADERS = {"accounts/state", "driver/driver_abi", "system/text"}
 """Structures and a few inline functions."""
 
@@ -77,8 +79,18 @@ def test_every_call_leads_down() -> None:
     assert len(graph) > 30
 
 
-def test_no_circle_of_sources_is_large() -> None:
-    assert [sorted(circle) for circle in circles(calls()) if len(circle) > LARGEST_CIRCLE] == []
+def includes() -> dict[str, set[str]]:
+    """Which files, each a source with its header, each one includes."""
+    found: dict[str, set[str]] = {}
+    for path in SOURCES.rglob("*.[ch]"):
+        name = str(path.relative_to(SOURCES).with_suffix(""))
+        found.setdefault(name, set()).update(re.findall(r'#include "(\w+/\w+)\.h"', path.read_text()))
+    return {name: {other for other in others if other in found} - {name} for name, others in found.items()}
+
+
+@pytest.mark.parametrize("graph", [calls, includes])
+def test_no_files_need_each_other(graph: Callable[[], dict[str, set[str]]]) -> None:
+    assert [sorted(circle) for circle in circles(graph())] == []
 
 
 def test_a_circle_is_found() -> None:

@@ -55,9 +55,10 @@ void gs_rest_begins(struct gs_accounts *accounts, uint32_t card)
     atomic_fetch_add(&holding->rests, 1);
     if (flights_here)
         return;
-    bool given = AWAIT(has_ended(&flights[GS_GIVING]), LONGEST_FREE_NS);
-    bool taken = given && AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
-    if (!taken)
+    bool ended = AWAIT(has_ended(&flights[GS_RELEASING]), LONGEST_FREE_NS);
+    if (ended)
+        ended = AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
+    if (!ended)
         atomic_compare_exchange_strong(&accounts->era, &era, era + 1);
 }
 
@@ -117,7 +118,7 @@ void gs_span_begin(const struct gs_accounts *accounts, uint32_t card, struct gs_
 struct gs_bounds gs_span_end(const struct gs_accounts *accounts, uint32_t card, const struct gs_span *span)
 {
     const struct gs_holding *holding = &accounts->mine[card];
-    uint64_t giving = bytes_in(accounts, card, GS_GIVING), lost = atomic_load(&holding->lost), gained = atomic_load(&holding->gained);
-    return (struct gs_bounds){.least = gs_less(gs_less(gs_holding_bytes(span->gained, lost), span->taking), giving),
+    uint64_t releasing = bytes_in(accounts, card, GS_RELEASING), lost = atomic_load(&holding->lost), gained = atomic_load(&holding->gained);
+    return (struct gs_bounds){.least = gs_less(gs_less(gs_holding_bytes(span->gained, lost), span->taking), releasing),
                               .most = gs_holding_bytes(gained, span->lost)};
 }

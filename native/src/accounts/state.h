@@ -20,7 +20,7 @@ struct gs_attachment {
 };
 
 #define GS_ERAS 4u /* of calls in flight */
-enum gs_flight { GS_TAKING, GS_GIVING }; /* whether a driver call in flight allocates or frees (accounts/in_flight.h) */
+enum gs_flight { GS_TAKING, GS_RELEASING }; /* whether a driver call in flight allocates or frees (accounts/in_flight.h) */
 
 /* What this process holds of a card, in its own memory, so that nobody who overwrites the region can change it. */
 struct gs_holding {

@@ -201,12 +201,12 @@ int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTO
 
 #define DESTROY(symbol)                                                                                                \
     do {                                                                                                               \
-        gs_giving_begins(); /* includes the tiles that are mapped into it */                                           \
-        struct gs_giving giving = gs_give((uint64_t)(uintptr_t)array);                                                 \
-        int result = gs_gave(&giving, DRIVER(symbol)(array));                                                          \
+        gs_releasing_begins(); /* includes the tiles that are mapped into it */                                           \
+        struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)array);                                                 \
+        int result = gs_released(&releasing, DRIVER(symbol)(array));                                                          \
         if (result == CUDA_SUCCESS)                                                                                    \
             gs_physical_let_go((uint64_t)(uintptr_t)array);                                                                      \
-        gs_giving_ends();                                                                                              \
+        gs_releasing_ends();                                                                                              \
         return result;                                                                                                 \
     } while (0)
 

@@ -4,9 +4,10 @@
 
 #include "hooks/kernels.h"
 #include "hooks/place.h"
-#include "policy/driver_overhead.h"
+#include "policy/held.h"
 #include "policy/opened.h"
 #include "policy/pool_accounts.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/throttle.h"
@@ -19,42 +20,42 @@
 enum { MULTIPROCESSOR_COUNT = 16 };
 
 /* Contexts are created one at a time on a card: otherwise each of two would be measured with the other. */
-static struct gs_lock birth_locks[GPUSLICE_CARDS + 1];
+static struct gs_lock creation_locks[GPUSLICE_CARDS + 1];
 static CUcontext primary_contexts[DEVICES];
 static struct gs_table greens; /* the CUcontext of a green context → its device plus one */
 /* A tool that is notified of a new context during its creation may call us. That call must not take the lock again. */
-static _Thread_local bool giving_birth __attribute__((tls_model("initial-exec")));
+static _Thread_local bool is_creating __attribute__((tls_model("initial-exec")));
 
-static struct gs_lock *begin_births(CUdevice device)
+static struct gs_lock *begin_creation(CUdevice device)
 {
     const struct gs_card *card = gs_card_of_device(device);
-    struct gs_lock *lock = &birth_locks[card ? card->index : GPUSLICE_CARDS];
+    struct gs_lock *lock = &creation_locks[card ? card->index : GPUSLICE_CARDS];
     gs_lock(lock);
     gs_locks--; /* a creation lock (system/os.h) */
-    giving_birth = true;
+    is_creating = true;
     return lock;
 }
 
-static void end_births(struct gs_lock *lock)
+static void end_creation(struct gs_lock *lock)
 {
-    giving_birth = false;
+    is_creating = false;
     gs_locks++;
     gs_unlock(lock);
 }
 
 static void forget(void)
 {
-    memset((void *)birth_locks, 0, sizeof birth_locks);
-    giving_birth = false;
+    memset((void *)creation_locks, 0, sizeof creation_locks);
+    is_creating = false;
     memset(primary_contexts, 0, sizeof primary_contexts);
     gs_table_forget(&greens);
 }
 GS_AT_FORK(forget);
 
-struct birth {
+struct creation {
     struct gs_card *card;
     CUdevice device;
-    struct gs_sight before;
+    struct gs_card_snapshot before;
     uint64_t reserved, counted; /* counted: all that this process held, with the reservation */
     bool refused;
     bool green; /* a part of a context, of unknown size */
@@ -85,31 +86,31 @@ static void learn(const struct gs_card *card, uint64_t bytes)
         atomic_store(&region->cards[card->index].context_bytes, bytes);
 }
 
-static void begin(struct birth *birth, CUdevice device, bool green)
+static void begin(struct creation *creation, CUdevice device, bool green)
 {
-    birth->card = gs_card_of_device(device);
-    birth->device = device;
-    birth->refused = false;
-    birth->green = green;
-    if (!birth->card)
+    creation->card = gs_card_of_device(device);
+    creation->device = device;
+    creation->refused = false;
+    creation->green = green;
+    if (!creation->card)
         return;
-    birth->reserved = green ? 0 : learned(birth->card);
-    birth->refused = birth->card->index >= GPUSLICE_CARDS || !gs_reserve(birth->card, birth->reserved);
-    if (birth->refused)
+    creation->reserved = green ? 0 : learned(creation->card);
+    creation->refused = creation->card->index >= GPUSLICE_CARDS || !gs_reserve(creation->card, creation->reserved);
+    if (creation->refused)
         return;
-    birth->counted = gs_accounts_mine(&gs_accounts, birth->card->index);
-    gs_look_at_card(birth->card, &birth->before, GS_MEMORY_AND_PROCESSES);
+    creation->counted = gs_accounts_mine(&gs_accounts, creation->card->index);
+    gs_snapshot_card(creation->card, &creation->before, GS_MEMORY_AND_PROCESSES);
 }
 
-static uint64_t by_difference(const struct birth *birth, const struct gs_sight *after)
+static uint64_t by_difference(const struct creation *creation, const struct gs_card_snapshot *after)
 {
-    int64_t grown = gs_grown(&birth->before, after);
-    if (birth->green)
+    int64_t grown = gs_grown(&creation->before, after);
+    if (creation->green)
         return grown > 0 ? (uint64_t)grown : 0;
     bool plausible = grown > 0 && (uint64_t)grown <= LARGEST_CONTEXT_BYTES;
     /* A neighbour that grew meanwhile only adds to the difference, so a known size is never replaced by a larger one. */
-    bool believed = plausible && (!birth->reserved || (uint64_t)grown < birth->reserved);
-    return believed ? (uint64_t)grown : expected(birth->card, birth->device);
+    bool believed = plausible && (!creation->reserved || (uint64_t)grown < creation->reserved);
+    return believed ? (uint64_t)grown : expected(creation->card, creation->device);
 }
 
 /* For when several processes have appeared in NVML's list at once and we do not know which of them is this one. All of them
@@ -124,43 +125,43 @@ static uint64_t least_of_the_new(const struct reading *before, const struct read
     return least;
 }
 
-static uint64_t context_bytes(const struct birth *birth, struct own *own)
+static uint64_t context_bytes(const struct creation *creation, struct process_usage *own)
 {
-    struct gs_sight after;
-    gs_look_at_card(own->card, &after, GS_MEMORY_AND_PROCESSES);
-    gs_learn_nvml_pid(own, &birth->before.reading, &after.reading);
+    struct gs_card_snapshot after;
+    gs_snapshot_card(own->card, &after, GS_MEMORY_AND_PROCESSES);
+    gs_learn_nvml_pid(own, &creation->before.reading, &after.reading);
     if (!gs_nvml_pid_known())
         gs_watch_kernels();
-    if (after.reading.listed && birth->before.reading.listed && after.reading.mine > birth->before.reading.mine)
-        return after.reading.mine - birth->before.reading.mine;
+    if (after.reading.listed && creation->before.reading.listed && after.reading.mine > creation->before.reading.mine)
+        return after.reading.mine - creation->before.reading.mine;
     /* The account includes own->charged and the reservation, and both are for what is measured here. */
-    if (after.reading.listed && gs_accounts_mine(&gs_accounts, own->card->index) == birth->counted) {
-        uint64_t other = birth->counted - birth->reserved;
+    if (after.reading.listed && gs_accounts_mine(&gs_accounts, own->card->index) == creation->counted) {
+        uint64_t other = creation->counted - creation->reserved;
         return after.reading.mine > other ? after.reading.mine - other : 0;
     }
-    uint64_t bytes = after.reading.listed || own->charged ? 0 : least_of_the_new(&birth->before.reading, &after.reading);
-    return bytes ? bytes : by_difference(birth, &after);
+    uint64_t bytes = after.reading.listed || own->charged ? 0 : least_of_the_new(&creation->before.reading, &after.reading);
+    return bytes ? bytes : by_difference(creation, &after);
 }
 
 /* True if the new context fits under the limit. `key` is the handle by which it will be destroyed. */
-static bool finish(struct birth *birth, bool made, const void *key)
+static bool finish(struct creation *creation, bool made, const void *key)
 {
-    if (!birth->card)
+    if (!creation->card)
         return true;
     if (!made) {
-        gs_settle(birth->card, birth->reserved, 0);
+        gs_settle(creation->card, creation->reserved, 0);
         return true;
     }
-    struct own *own = gs_own_of(birth->card);
-    uint64_t bytes = context_bytes(birth, own);
-    gs_settle(birth->card, birth->reserved, 0);
-    gs_context_made(birth->card, (uint64_t)(uintptr_t)key, bytes);
-    gs_measure(birth->card); /* excludes what other threads allocated meanwhile */
-    gs_throttle_meet(birth->card);
-    if (!birth->green)
-        learn(birth->card, bytes);
+    struct process_usage *own = gs_process_usage_of(creation->card);
+    uint64_t bytes = context_bytes(creation, own);
+    gs_settle(creation->card, creation->reserved, 0);
+    gs_context_made(creation->card, (uint64_t)(uintptr_t)key, bytes);
+    gs_measure(creation->card); /* excludes what other threads allocated meanwhile */
+    gs_throttle_meet(creation->card);
+    if (!creation->green)
+        learn(creation->card, bytes);
     gs_contexts_changed();
-    return !gs_over_limit(birth->card);
+    return !gs_over_limit(creation->card);
 }
 
 /* A context is gone, and with it, if `context` is given, everything that was allocated in it. True if this process has other
@@ -184,26 +185,26 @@ static void ended(struct gs_card *card, CUcontext context, const void *key)
         gs_measure(card);
 }
 
-static int refuse(struct birth *birth)
+static int refuse(struct creation *creation)
 {
-    gs_refuse(birth->card);
+    gs_refuse(creation->card);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 #define CREATE(symbol, green, call, undo)                                                                              \
     do {                                                                                                               \
-        struct birth birth = {0};                                                                                      \
-        if (giving_birth)                                                                                              \
+        struct creation creation = {0};                                                                                      \
+        if (is_creating)                                                                                              \
             return DRIVER(symbol) call;                                                                                \
-        struct gs_lock *births = begin_births(device);                                                                 \
-        begin(&birth, device, green);                                                                                  \
-        int result = birth.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
-        if (!birth.refused && !finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL)) {                    \
+        struct gs_lock *creations = begin_creation(device);                                                                 \
+        begin(&creation, device, green);                                                                                  \
+        int result = creation.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
+        if (!creation.refused && !finish(&creation, result == CUDA_SUCCESS, context ? *context : NULL)) {                    \
             undo;                                                                                                      \
-            ended(birth.card, NULL, *context);                                                                         \
-            result = refuse(&birth);                                                                                   \
+            ended(creation.card, NULL, *context);                                                                         \
+            result = refuse(&creation);                                                                                   \
         }                                                                                                              \
-        end_births(births);                                                                                            \
+        end_creation(creations);                                                                                            \
         return result;                                                                                                 \
     } while (0)
 
@@ -283,12 +284,12 @@ static struct gs_card *card_of_context(CUcontext context)
     do {                                                                                                               \
         struct gs_card *card = card_of_context(context);                                                               \
         gs_pools_stream_ends(NULL);                                                                                    \
-        gs_giving_begins();                                                                                            \
+        gs_releasing_begins();                                                                                            \
         gs_throttle_context_ends(context);                                                                             \
         int result = DRIVER(symbol)(context);                                                                          \
         gs_throttle_context_ended(context, result == CUDA_SUCCESS);                                                    \
         bool others = result == CUDA_SUCCESS && is_ended(card, context, context);                                      \
-        gs_giving_ends();                                                                                              \
+        gs_releasing_ends();                                                                                              \
         if (others)                                                                                                    \
             gs_measure(card);                                                                                          \
         return result;                                                                                                 \
@@ -303,13 +304,13 @@ int cuCtxDetach(CUcontext context)
 {
     struct gs_card *card = card_of_context(context);
     gs_pools_stream_ends(NULL);
-    gs_giving_begins();
+    gs_releasing_begins();
     gs_throttle_context_ends(context);
     int result = DRIVER(cuCtxDetach)(context);
     bool gone = result == CUDA_SUCCESS && !card_of_context(context);
     gs_throttle_context_ended(context, gone);
     bool others = gone && is_ended(card, context, context);
-    gs_giving_ends();
+    gs_releasing_ends();
     if (others)
         gs_measure(card);
     return result;
@@ -348,30 +349,30 @@ static void remember_primary(CUdevice device, CUcontext context)
 
 static int retain_first(CUcontext *context, CUdevice device)
 {
-    struct birth birth = {0};
-    begin(&birth, device, false);
-    if (birth.refused)
+    struct creation creation = {0};
+    begin(&creation, device, false);
+    if (creation.refused)
         return CUDA_ERROR_OUT_OF_MEMORY;
     int result = DRIVER(cuDevicePrimaryCtxRetain)(context, device);
     if (result == CUDA_SUCCESS)
         remember_primary(device, *context);
-    if (finish(&birth, result == CUDA_SUCCESS, context ? *context : NULL))
+    if (finish(&creation, result == CUDA_SUCCESS, context ? *context : NULL))
         return result;
     if (gs_driver_has(GS_cuDevicePrimaryCtxRelease_v2))
         DRIVER(cuDevicePrimaryCtxRelease_v2)(device);
     else
         DRIVER(cuDevicePrimaryCtxRelease)(device);
-    ended(birth.card, *context, *context);
-    return refuse(&birth);
+    ended(creation.card, *context, *context);
+    return refuse(&creation);
 }
 
 int cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    if (giving_birth || is_active(device))
+    if (is_creating || is_active(device))
         return DRIVER(cuDevicePrimaryCtxRetain)(context, device);
-    struct gs_lock *births = begin_births(device);
+    struct gs_lock *creations = begin_creation(device);
     int result = is_active(device) ? DRIVER(cuDevicePrimaryCtxRetain)(context, device) : retain_first(context, device);
-    end_births(births);
+    end_creation(creations);
     return result;
 }
 
@@ -383,7 +384,7 @@ static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
         remember_primary(device, context);
     gs_context_made(card, (uint64_t)(uintptr_t)context, 0);
     gs_throttle_meet(card);
-    gs_assume_nvml_pid(gs_own_of(card));
+    gs_assume_nvml_pid(gs_process_usage_of(card));
     if (gs_measure(card))
         return;
     gs_watch_kernels();
@@ -403,12 +404,12 @@ static bool is_alive(void)
 /* Adds to the accounts a current context that was created without a call that we intercept. */
 static void noticed(struct gs_card *card, CUdevice device, CUcontext context)
 {
-    if (giving_birth || !is_alive())
+    if (is_creating || !is_alive())
         return;
-    struct gs_lock *births = begin_births(device);
+    struct gs_lock *creations = begin_creation(device);
     if (!gs_has_context(card))
         take_in(card, device, context);
-    end_births(births);
+    end_creation(creations);
 }
 GS_ON_CONTEXT(noticed);
 
@@ -458,11 +459,11 @@ static bool primary_ended(CUdevice device, CUcontext context, int result)
 #define END_PRIMARY(symbol)                                                                                            \
     do {                                                                                                               \
         gs_pools_stream_ends(NULL);                                                                                    \
-        gs_giving_begins();                                                                                            \
+        gs_releasing_begins();                                                                                            \
         CUcontext context = primary_ends(device);                                                                      \
         int result = DRIVER(symbol)(device);                                                                           \
         bool others = primary_ended(device, context, result) && is_ended(gs_card_of_device(device), context, context); \
-        gs_giving_ends();                                                                                              \
+        gs_releasing_ends();                                                                                              \
         if (others)                                                                                                    \
             gs_measure(gs_card_of_device(device));                                                                     \
         return result;                                                                                                 \

@@ -93,11 +93,11 @@ static void lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 /* A call by which the driver may release memory, and what follows if it succeeds. */
 #define RELEASE(symbol, call, then)                                                                                    \
     do {                                                                                                               \
-        gs_giving_begins();                                                                                            \
+        gs_releasing_begins();                                                                                            \
         int result = DRIVER(symbol) call;                                                                              \
         if (result == CUDA_SUCCESS)                                                                                    \
             then;                                                                                                      \
-        gs_giving_ends();                                                                                              \
+        gs_releasing_ends();                                                                                              \
         return result;                                                                                                 \
     } while (0)
 

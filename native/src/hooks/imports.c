@@ -1,9 +1,10 @@
 /* Other processes' memory opened here, and ours opened by others. It is counted once, by the process that allocated it. */
 #include "hooks/place.h"
-#include "policy/driver_overhead.h"
 #include "policy/held.h"
 #include "policy/opened.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
+#include "policy/unconfirmed.h"
 
 static void mark_exported(CUdeviceptr address)
 {
@@ -16,7 +17,7 @@ static void mark_exported(CUdeviceptr address)
         return;
     entry.kind |= GS_EXPORTED;
     gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
-    gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
+    gs_unconfirmed_add(entry.card, GS_MAY_BE_UNLISTED, (int64_t)entry.bytes);
     gs_table_put(&gs_held, &entry);
 }
 
@@ -76,6 +77,6 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
 
 int cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    struct gs_giving giving = gs_give((uint64_t)(uintptr_t)memory);
-    return gs_gave(&giving, DRIVER(cuDestroyExternalMemory)(memory));
+    struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)memory);
+    return gs_released(&releasing, DRIVER(cuDestroyExternalMemory)(memory));
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "hooks/place.h"
-#include "policy/driver_overhead.h"
+#include "policy/process_usage.h"
 #include "system/at_fork.h"
 #include "system/table.h"
 
@@ -21,7 +21,7 @@ static _Atomic bool measuring;   /* one thread at a time: otherwise each of two 
 
 static _Thread_local struct {
     struct gs_place place;
-    struct gs_glance before;
+    struct gs_memory_snapshot before;
     bool measured;
 } first __attribute__((tls_model("initial-exec")));
 
@@ -55,7 +55,7 @@ void gs_code_may_come(void)
     first.before.known = false;
     first.place = gs_current_place();
     if (first.place.card && first.place.card->index < GPUSLICE_CARDS)
-        gs_glance(first.place.card, &first.before);
+        gs_snapshot_memory(first.place.card, &first.before);
 }
 
 void gs_first_launch(CUfunction function)
@@ -70,9 +70,9 @@ static uint64_t key_of_code(CUcontext context) { return (uint64_t)(uintptr_t)con
 
 static void charge_code(void)
 {
-    struct gs_glance after;
+    struct gs_memory_snapshot after;
     struct gs_card *card = first.place.card;
-    gs_glance(card, &after);
+    gs_snapshot_memory(card, &after);
     if (!after.known || after.held != first.before.held || after.device_used <= first.before.device_used)
         return;
     uint64_t grown = after.device_used - first.before.device_used, key = key_of_code(first.place.context);

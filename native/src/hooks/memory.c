@@ -117,31 +117,31 @@ int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int wid
 
 int cuMemFree_v2(CUdeviceptr address)
 {
-    struct gs_giving giving = gs_give(address);
-    return gs_gave(&giving, DRIVER(cuMemFree_v2)(address));
+    struct gs_releasing releasing = gs_release_begins(address);
+    return gs_released(&releasing, DRIVER(cuMemFree_v2)(address));
 }
 
 int cuMemFree(unsigned int address)
 {
-    struct gs_giving giving = gs_give(address);
-    return gs_gave(&giving, DRIVER(cuMemFree)(address));
+    struct gs_releasing releasing = gs_release_begins(address);
+    return gs_released(&releasing, DRIVER(cuMemFree)(address));
 }
 
-static int gave(struct gs_giving *giving, int result, CUstream stream, bool own_stream)
+static int gave(struct gs_releasing *releasing, int result, CUstream stream, bool own_stream)
 {
-    bool ordered = giving->known && !gs_is_capturing(stream, own_stream);
+    bool ordered = releasing->known && !gs_is_capturing(stream, own_stream);
     struct gs_giver on = ordered ? gs_giver_of(stream, own_stream) : (struct gs_giver){0};
-    return gs_gave_on(giving, result, ordered ? &on : NULL);
+    return gs_released_on(releasing, result, ordered ? &on : NULL);
 }
 
 int cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
-    struct gs_giving giving = gs_give(address);
-    return gave(&giving, DRIVER(cuMemFreeAsync)(address, stream), stream, false);
+    struct gs_releasing releasing = gs_release_begins(address);
+    return gave(&releasing, DRIVER(cuMemFreeAsync)(address, stream), stream, false);
 }
 
 int cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
-    struct gs_giving giving = gs_give(address);
-    return gave(&giving, DRIVER(cuMemFreeAsync_ptsz)(address, stream), stream, true);
+    struct gs_releasing releasing = gs_release_begins(address);
+    return gave(&releasing, DRIVER(cuMemFreeAsync_ptsz)(address, stream), stream, true);
 }

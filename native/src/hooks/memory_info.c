@@ -1,8 +1,8 @@
 /* What the container is shown: a card of the size of its share, which nobody else uses. */
 #include "hooks/place.h"
 #include "policy/descriptors.h"
-#include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 #include "system/os.h"
 
@@ -28,7 +28,7 @@ struct share {
 static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t card_free)
 {
     struct share share = {.total = card->limit_bytes < card_total ? card->limit_bytes : card_total};
-    share.used = gs_used_as_known(card);
+    share.used = gs_used_snapshot(card);
     share.free = share.used < share.total ? share.total - share.used : 0;
     share.free = share.free < card_free ? share.free : card_free;
     return share;

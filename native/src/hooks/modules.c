@@ -1,13 +1,13 @@
 /* Modules, libraries and heaps, whose size is known only after they are loaded. Kernel code that the driver loads at its first
  * use (since CUDA 12.2) is included in the next measurement, where NVML reports this process. */
 #include "hooks/place.h"
-#include "policy/driver_overhead.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 
 struct load {
     struct gs_card *card;
     CUcontext context;
-    struct gs_sight before;
+    struct gs_card_snapshot before;
     int64_t grown, most; /* the growth by difference, and its upper bound by the second measurement */
     bool measured, repeated;
 };
@@ -18,17 +18,17 @@ static bool begin(struct load *load)
     *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return false;
-    gs_look_at_card(load->card, &load->before, GS_MEMORY); /* used where NVML does not report this process, or stops doing so */
+    gs_snapshot_card(load->card, &load->before, GS_MEMORY); /* used where NVML does not report this process, or stops doing so */
     return true;
 }
 
 /* Charges what was loaded. True if it fits. */
 static bool fits(struct load *load, uint64_t key)
 {
-    struct gs_sight after;
+    struct gs_card_snapshot after;
     load->measured = gs_measure(load->card);
     if (!load->measured) {
-        gs_look_at_card(load->card, &after, GS_MEMORY);
+        gs_snapshot_card(load->card, &after, GS_MEMORY);
         load->grown = gs_grown(&load->before, &after);
         load->grown = load->grown < load->most ? load->grown : load->most;
         load->before = after; /* the state before it is possibly unloaded again */
@@ -41,13 +41,13 @@ static bool fits(struct load *load, uint64_t key)
  * by unloading is a second measurement, and if the module fits by that, it is loaded once more. */
 static bool again(struct load *load, uint64_t key)
 {
-    struct gs_sight after;
+    struct gs_card_snapshot after;
     bool fits = false;
     if (load->measured) {
         gs_measure(load->card);
     } else {
         gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, -load->grown);
-        gs_look_at_card(load->card, &after, GS_MEMORY);
+        gs_snapshot_card(load->card, &after, GS_MEMORY);
         int64_t returned = -gs_grown(&load->before, &after);
         load->most = returned < load->grown ? (returned > 0 ? returned : 0) : load->grown;
         load->before = after;

@@ -8,10 +8,11 @@
 
 #include "hooks/place.h"
 #include "policy/descriptors.h"
-#include "policy/driver_overhead.h"
 #include "policy/held.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
 static struct gs_table handles;    /* handle → the references that it holds, in `bytes`, and the object, in `owner` */
@@ -127,12 +128,12 @@ int cuMemRelease(CUmemGenericAllocationHandle handle)
     if (known && (entry.bytes || made_with(entry.owner, handle)))
         gs_table_put(&handles, &entry);
     if (held)
-        gs_giving_begins();
+        gs_releasing_begins();
     int result = DRIVER(cuMemRelease)(handle);
     if (held && result == CUDA_SUCCESS)
         gs_physical_drop(entry.owner);
     if (held)
-        gs_giving_ends();
+        gs_releasing_ends();
     return result;
 }
 
@@ -153,14 +154,14 @@ int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
 int cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     struct gs_entry entry;
-    gs_giving_begins();
+    gs_releasing_begins();
     int result = DRIVER(cuMemUnmap)(address, bytes);
     CUdeviceptr end = address + bytes;
     while (result == CUDA_SUCCESS && address < end && gs_table_take(&mappings, address, &entry)) {
         gs_physical_drop(entry.owner);
         address += entry.bytes;
     }
-    gs_giving_ends();
+    gs_releasing_ends();
     return result;
 }
 
@@ -240,7 +241,7 @@ static bool mark_exported(uint64_t object, int descriptor)
     if (first) {
         entry.kind |= GS_EXPORTED;
         gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
-        gs_doubt(entry.card, GS_PERHAPS_MISSING, (int64_t)entry.bytes);
+        gs_unconfirmed_add(entry.card, GS_MAY_BE_UNLISTED, (int64_t)entry.bytes);
         gs_table_put(&objects, &entry);
     }
     if (descriptor >= 0)
@@ -259,7 +260,7 @@ static void change_lent(struct gs_entry *entry, int64_t bytes)
     entry->kind ^= GS_EXPORTED | GS_LENT;
     gs_table_put(&objects, entry);
     gs_accounts_exported(&gs_accounts, entry->card, bytes);
-    gs_doubt(entry->card, GS_PERHAPS_MISSING, bytes);
+    gs_unconfirmed_add(entry->card, GS_MAY_BE_UNLISTED, bytes);
 }
 
 void gs_physical_lend(uint64_t object)

@@ -1,6 +1,6 @@
 #include "hooks/place.h"
 
-#include "policy/driver_overhead.h"
+#include "policy/process_usage.h"
 #include "system/at_fork.h"
 
 enum { CU_STREAM_LEGACY = 1, CU_STREAM_PER_THREAD = 2 };

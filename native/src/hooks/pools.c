@@ -1,8 +1,8 @@
 /* Stream-ordered memory comes from pools. Before an allocation the possible growth of the pool is reserved; afterwards its
  * actual growth is charged. */
 #include "hooks/place.h"
-#include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/throttle.h"
@@ -224,10 +224,10 @@ int cuMemPoolExportPointer(void *data, CUdeviceptr address)
 int cuMemPoolDestroy(CUmemoryPool pool)
 {
     gs_pool_ends(pool);
-    gs_giving_begins();
+    gs_releasing_begins();
     int result = DRIVER(cuMemPoolDestroy)(pool);
     gs_pool_destroyed(pool, result == CUDA_SUCCESS);
-    gs_giving_ends();
+    gs_releasing_ends();
     return result;
 }
 

@@ -9,6 +9,7 @@
 #define DEVICES 128
 
 struct gs_accounts gs_accounts;
+struct gs_table gs_held;
 
 static struct gs_card cards[GPUSLICE_CARDS];
 /* A card that the limits do not name belongs to others. */
@@ -16,7 +17,11 @@ static struct gs_card foreign_card = {.index = GPUSLICE_CARDS};
 static uint32_t card_count;
 static struct gs_card *device_cards[DEVICES];
 
-static void forget(void) { gs_accounts_forget(&gs_accounts); }
+static void forget(void)
+{
+    gs_accounts_forget(&gs_accounts);
+    gs_table_forget(&gs_held);
+}
 GS_AT_FORK(forget);
 
 void gs_cards_make(const struct gs_limits *limits)
@@ -179,16 +184,16 @@ void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
     gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
 }
 
-void gs_giving_begins(void)
+void gs_releasing_begins(void)
 {
     for (uint32_t i = 0; i < card_count; i++)
-        gs_flight_begins(&gs_accounts, cards[i].index, GS_GIVING, GS_MOST_BYTES);
+        gs_flight_begins(&gs_accounts, cards[i].index, GS_RELEASING, GS_MOST_BYTES);
 }
 
-void gs_giving_ends(void)
+void gs_releasing_ends(void)
 {
     for (uint32_t i = 0; i < card_count; i++)
-        gs_flight_ends(&gs_accounts, cards[i].index, GS_GIVING, GS_MOST_BYTES);
+        gs_flight_ends(&gs_accounts, cards[i].index, GS_RELEASING, GS_MOST_BYTES);
 }
 
 uint64_t gs_used(const struct gs_card *card) { return gs_accounts_used(&gs_accounts, card->index); }

@@ -9,6 +9,7 @@
 #include "driver/driver.h"
 #include "policy/limits.h"
 #include "policy/share.h"
+#include "system/table.h"
 
 #define GS_PAGE_BYTES (UINT64_C(2) << 20) /* the driver allocates physical memory in these */
 
@@ -54,6 +55,22 @@ static inline uint64_t gs_round_up(uint64_t bytes, uint64_t step) /* UINT64_MAX 
     return !rest ? bytes : bytes > UINT64_MAX - step ? UINT64_MAX : bytes - rest + step;
 }
 
+/* What this process holds, by address. */
+enum gs_kind {
+    GS_LINEAR = 1, /* has pages of its own: bytes are what is charged */
+    GS_SMALL,      /* shares pages with others: bytes are its length */
+    GS_STREAM_ORDERED,
+    GS_ARRAY,
+    GS_SMALL_ARRAY, /* shares pages with others: bytes are its page << 8 | its steps in it */
+    GS_IMPORT,
+    GS_EXTERNAL,
+    GS_GROUP, /* a group of other objects, which it keeps alive */
+    GS_EXPORTED = 0x100, /* a flag, added to the kind */
+    GS_MANAGED = 0x200,  /* likewise */
+    GS_LENT = 0x400,     /* likewise: others may have opened this block of a pool, or the group that lends this memory */
+};
+extern struct gs_table gs_held;
+
 void gs_refuse(struct gs_card *card); /* counts it */
 /* Reserves these bytes under that limit, for a call that is in flight from then on, until it is settled. */
 bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes);
@@ -63,8 +80,8 @@ void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
 /* Changes what is already counted from `before` to `now` bytes. */
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now);
 /* Bracket calls by which the driver releases an unknown amount, on any card, and its return to the accounts. */
-void gs_giving_begins(void);
-void gs_giving_ends(void);
+void gs_releasing_begins(void);
+void gs_releasing_ends(void);
 uint64_t gs_used(const struct gs_card *card);
 
 #endif

@@ -1,7 +1,8 @@
 #include "policy/descriptors.h"
 
-#include "policy/driver_overhead.h"
 #include "policy/held.h"
+#include "policy/process_usage.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
 struct export {
@@ -80,7 +81,7 @@ static void forget_closed(uint64_t object)
         unused_exports = it;
         if (!it->kept)
             continue;
-        gs_doubt(it->card, GS_UNLISTED, -(int64_t)it->bytes); /* first: what the figure lacks must be counted */
+        gs_unconfirmed_add(it->card, GS_UNLISTED, -(int64_t)it->bytes); /* first: what the figure lacks must be counted */
         struct gs_entry gone = {.bytes = it->bytes, .kind = GS_LINEAR | GS_EXPORTED, .card = it->card};
         gs_release_entry(&gone);
         atomic_fetch_sub(&lingering, 1);
@@ -93,7 +94,7 @@ bool gs_descriptors_keep(uint64_t object)
     forget_closed(object);
     struct export *kept = export_of(object);
     if (kept) { /* its bytes are in nobody's figure, or in an importer's */
-        gs_doubt(kept->card, GS_UNLISTED, (int64_t)kept->bytes);
+        gs_unconfirmed_add(kept->card, GS_UNLISTED, (int64_t)kept->bytes);
         kept->kept = true;
         atomic_fetch_add(&lingering, 1);
     }

@@ -3,17 +3,16 @@
 #include "accounts/in_flight.h"
 #include "accounts/slots.h"
 #include "policy/array_pages.h"
-#include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/process_usage.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
-struct gs_table gs_held;
 
 static struct gs_table pages;
 
 static void forget(void)
 {
-    gs_table_forget(&gs_held);
     gs_table_forget(&pages);
 }
 GS_AT_FORK(forget);
@@ -50,7 +49,7 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
     }
     charge = own ? charge : count_pages(address, bytes, 1);
     if (managed)
-        gs_doubt(entry.card, GS_UNLISTED, (int64_t)charge);
+        gs_unconfirmed_add(entry.card, GS_UNLISTED, (int64_t)charge);
     gs_settle(place.card, reserved, charge);
 }
 
@@ -78,13 +77,13 @@ static uint64_t release(struct gs_entry *entry, const struct gs_giver *on)
         break;
     }
     if (entry->kind & GS_MANAGED) /* before the return: what the figure lacks must be counted */
-        gs_doubt(entry->card, GS_UNLISTED, -(int64_t)bytes);
+        gs_unconfirmed_add(entry->card, GS_UNLISTED, -(int64_t)bytes);
     if (entry->kind & GS_EXPORTED)
         gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
     else
         gs_accounts_return(&gs_accounts, entry->card, bytes);
     if (entry->kind & GS_EXPORTED) /* after the return: what is counted and may be missing must be in doubt */
-        gs_doubt(entry->card, GS_PERHAPS_MISSING, -(int64_t)entry->bytes);
+        gs_unconfirmed_add(entry->card, GS_MAY_BE_UNLISTED, -(int64_t)entry->bytes);
     return bytes;
 }
 
@@ -115,31 +114,31 @@ static uint64_t most_of(const struct gs_entry *entry)
     }
 }
 
-struct gs_giving gs_give(uint64_t key)
+struct gs_releasing gs_release_begins(uint64_t key)
 {
-    struct gs_giving giving = {0};
-    giving.known = gs_table_take(&gs_held, key, &giving.entry);
-    if (giving.known) {
-        giving.bytes = most_of(&giving.entry);
-        gs_flight_begins(&gs_accounts, giving.entry.card, GS_GIVING, giving.bytes);
+    struct gs_releasing releasing = {0};
+    releasing.known = gs_table_take(&gs_held, key, &releasing.entry);
+    if (releasing.known) {
+        releasing.bytes = most_of(&releasing.entry);
+        gs_flight_begins(&gs_accounts, releasing.entry.card, GS_RELEASING, releasing.bytes);
     }
-    return giving;
+    return releasing;
 }
 
-int gs_gave_on(struct gs_giving *giving, int result, const struct gs_giver *on)
+int gs_released_on(struct gs_releasing *releasing, int result, const struct gs_giver *on)
 {
-    if (!giving->known)
+    if (!releasing->known)
         return result;
-    uint32_t card = giving->entry.card;
+    uint32_t card = releasing->entry.card;
     if (result == CUDA_SUCCESS)
-        release(&giving->entry, on);
+        release(&releasing->entry, on);
     else
-        gs_table_put(&gs_held, &giving->entry);
-    gs_flight_ends(&gs_accounts, card, GS_GIVING, giving->bytes);
+        gs_table_put(&gs_held, &releasing->entry);
+    gs_flight_ends(&gs_accounts, card, GS_RELEASING, releasing->bytes);
     return result;
 }
 
-int gs_gave(struct gs_giving *giving, int result) { return gs_gave_on(giving, result, NULL); }
+int gs_released(struct gs_releasing *releasing, int result) { return gs_released_on(releasing, result, NULL); }
 
 /* ---- destroyed contexts ---- */
 

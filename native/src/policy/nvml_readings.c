@@ -128,7 +128,7 @@ static uint64_t figure_of(const struct reading *reading, uint32_t pid)
 }
 
 /* A driver without a figure looked for the wrong PID: a process with a context holds something. */
-void gs_read_processes(const struct own *own, struct reading *reading)
+void gs_read_processes(const struct process_usage *own, struct reading *reading)
 {
     nvmlDevice_t device;
     reading->count = 0;
@@ -140,7 +140,7 @@ void gs_read_processes(const struct own *own, struct reading *reading)
 }
 
 /* Without NVML, as in a container without the utility libraries: the driver's own answer, once there is a context. */
-static void ask_driver(const struct own *own, struct reading *reading)
+static void ask_driver(const struct process_usage *own, struct reading *reading)
 {
     size_t free_bytes, total;
     CUdevice device;
@@ -152,7 +152,7 @@ static void ask_driver(const struct own *own, struct reading *reading)
     gs_restore_capture(mode);
 }
 
-void gs_read_memory(const struct own *own, struct reading *reading)
+void gs_read_memory(const struct process_usage *own, struct reading *reading)
 {
     nvmlDevice_t device;
     nvmlMemory_t memory;
@@ -200,7 +200,7 @@ static uint32_t number_of_ours(const struct reading *before, const struct readin
     return the_new_one(before, after);
 }
 
-void gs_learn_nvml_pid(struct own *own, const struct reading *before, struct reading *after)
+void gs_learn_nvml_pid(struct process_usage *own, const struct reading *before, struct reading *after)
 {
     uint32_t found = our_nvml_pid() || own->contexts || !before->known ? 0 : number_of_ours(before, after);
     if (!found)
@@ -212,7 +212,7 @@ void gs_learn_nvml_pid(struct own *own, const struct reading *before, struct rea
 }
 
 /* Without an earlier reading: takes our own PID, if it is listed with a figure. */
-void gs_assume_nvml_pid(struct own *own)
+void gs_assume_nvml_pid(struct process_usage *own)
 {
     struct reading reading = {0};
     gs_read_processes(own, &reading);

@@ -6,17 +6,15 @@
 
 #define GS_LISTED 256
 
-struct own {
+struct process_usage {
     struct gs_card *card;
     uint64_t charged;
     uint64_t least, most; /* bounds of one measurement */
     uint64_t loaned; /* of what is charged: added while memory of others was open here, which our figure may contain */
     uint64_t last; /* what the last periodic look found: a decrease counts when it is seen twice */
-    uint64_t due_ns; /* when the next look is due; 0: none is planned */
     uint64_t pause_ns;
     uint64_t figure_at_ns; /* time of the agent's last figure that was used */
     uint32_t contexts;
-    bool provisional; /* charged by difference: the driver's figure is not known yet */
 };
 
 struct reading {
@@ -30,12 +28,12 @@ struct reading {
 };
 
 bool gs_open_device(const struct gs_card *card, nvmlDevice_t *device);
-void gs_read_memory(const struct own *own, struct reading *reading);
-void gs_read_processes(const struct own *own, struct reading *reading); /* a thousand times slower with many drivers */
+void gs_read_memory(const struct process_usage *own, struct reading *reading);
+void gs_read_processes(const struct process_usage *own, struct reading *reading); /* a thousand times slower with many drivers */
 bool gs_reading_lists(const struct reading *reading, uint32_t pid);
 /* When our first context is created, it shows by which PID NVML lists us. */
-void gs_learn_nvml_pid(struct own *own, const struct reading *before, struct reading *after);
-void gs_assume_nvml_pid(struct own *own);
+void gs_learn_nvml_pid(struct process_usage *own, const struct reading *before, struct reading *after);
+void gs_assume_nvml_pid(struct process_usage *own);
 bool gs_nvml_pid_known(void);
 
 #endif

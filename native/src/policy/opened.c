@@ -1,6 +1,7 @@
 #include "policy/opened.h"
 
-#include "policy/driver_overhead.h"
+#include "policy/process_usage.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 #include "system/table.h"
 

@@ -1,7 +1,7 @@
 #include "policy/pool_accounts.h"
 
 #include "accounts/in_flight.h"
-#include "policy/driver_overhead.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
 #define POOLS 512
@@ -37,7 +37,7 @@ struct graph_device {
 };
 
 static struct pool pools[POOLS];
-/* Beside them, so that a process with many pools finds one, and those to ask again, at a glance. */
+/* Beside them, so that a process with many pools finds one, and those to ask again, at a snapshot. */
 static uint64_t handles[POOLS]; /* the owners that blocks name; 0 for a free entry */
 static bool may_shrink[POOLS];
 static int pools_high; /* [0, pools_high) were ever in use */
@@ -123,7 +123,7 @@ static void show_exported(struct pool *pool)
 static void recharge_pool(struct pool *pool, uint64_t now, uint64_t reserved)
 {
     if (pool->managed)
-        gs_doubt(pool->card->index, GS_UNLISTED, (int64_t)(now - pool->charged));
+        gs_unconfirmed_add(pool->card->index, GS_UNLISTED, (int64_t)(now - pool->charged));
     recharge(pool->card, &pool->charged, now, reserved);
     show_exported(pool);
 }

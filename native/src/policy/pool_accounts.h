@@ -4,7 +4,6 @@
 #define GPUSLICE_POOL_ACCOUNTS_H
 
 #include "policy/cards.h"
-#include "policy/held.h"
 #include "policy/pool_givers.h"
 
 extern bool gs_pools_exist;

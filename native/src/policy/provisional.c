@@ -3,8 +3,8 @@
 #include "policy/provisional.h"
 
 #include "accounts/slots.h"
-#include "policy/driver_overhead.h"
 #include "policy/figures.h"
+#include "policy/process_usage.h"
 
 #define LATEST_NS UINT64_C(3000000000) /* time for two figures, and some patience with a busy agent */
 #define NAP_NS UINT64_C(10000000)
@@ -49,7 +49,7 @@ static struct outlook outlook_of(const struct gs_card *card)
     return outlook;
 }
 
-uint64_t gs_used_as_known(struct gs_card *card)
+uint64_t gs_used_snapshot(struct gs_card *card)
 {
     uint64_t used = gs_used(card), excess = outlook_of(card).excess;
     return used > excess ? used - excess : 0;
@@ -67,7 +67,7 @@ static bool may_fit_later(struct gs_card *card, uint64_t bytes, const struct out
     return outlook->open && fits(card, bytes, used > doubtful ? used - doubtful : 0);
 }
 
-bool gs_reserve_as_known(struct gs_card *card, uint64_t bytes)
+bool gs_reserve_by_figures(struct gs_card *card, uint64_t bytes)
 {
     uint64_t before = gs_used(card);
     struct outlook outlook = outlook_of(card);
@@ -90,7 +90,7 @@ bool gs_over_limit(struct gs_card *card)
     if (fits(card, 0, gs_used(card)))
         return false;
     /* Zero bytes fit as soon as what is held fits. */
-    bool is_room = gs_reserve_as_known(card, 0);
+    bool is_room = gs_reserve_by_figures(card, 0);
     if (is_room)
         gs_settle(card, 0, 0);
     return !is_room;

@@ -5,9 +5,9 @@
 #include "policy/cards.h"
 
 /* What the container holds of a card, less what its processes are known to be charged too much. */
-uint64_t gs_used_as_known(struct gs_card *card);
+uint64_t gs_used_snapshot(struct gs_card *card);
 /* Reserves these bytes if there is room according to the driver's figures. Waits for figures that may decide it. */
-bool gs_reserve_as_known(struct gs_card *card, uint64_t bytes);
+bool gs_reserve_by_figures(struct gs_card *card, uint64_t bytes);
 /* Whether more is held than the limit allows, according to the driver's figures where they are available. */
 bool gs_over_limit(struct gs_card *card);
 /* Memory that another container lent and has freed since is held by this one alone, and is in its figures. Returns

@@ -1,8 +1,8 @@
 #include "policy/reserve.h"
 
 #include "policy/descriptors.h"
-#include "policy/driver_overhead.h"
 #include "policy/pool_accounts.h"
+#include "policy/process_usage.h"
 #include "policy/provisional.h"
 
 bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
@@ -12,7 +12,7 @@ bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
     /* As the driver does before it gives up: reclaim memory that pools keep and nobody uses. */
     bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
     return ((settled || trimmed) && gs_take_room(card, bytes, card->limit_bytes)) ||
-           gs_reserve_as_known(card, bytes);
+           gs_reserve_by_figures(card, bytes);
 }
 
 bool gs_reserve(struct gs_card *card, uint64_t bytes)

@@ -1,6 +1,6 @@
 /* The driver's own use: contexts, modules, heaps. No program requests these bytes, so they are measured: by NVML's
  * figure for this process, or, if it has none for us, by how much the card's use grew during the call. */
-#include "policy/driver_overhead.h"
+#include "policy/process_usage.h"
 
 #include <string.h>
 
@@ -9,45 +9,38 @@
 #include "policy/figures.h"
 #include "policy/nvml_readings.h"
 #include "policy/pool_accounts.h"
+#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
-/* How often the driver's own use is measured while a program allocates: kernels are loaded onto the card when they are
- * first launched, and with them the local memory that they need. */
-#define MEASURE_EVERY_NS UINT64_C(1000000000)
 #define MEASURE_LATEST_NS UINT64_C(8000000000) /* when nothing has changed for long */
 #define LEAST_SURPLUS (UINT64_C(16) << 20)     /* less is a guess's inaccuracy */
 #define LOOKS 3                                /* in a row, while other threads have calls in flight */
 #define MEASURE_PART 500u                      /* at most 1/500 of the time, if a driver answers slowly */
 
-static struct own owns[GPUSLICE_CARDS];
+static struct process_usage usages[GPUSLICE_CARDS];
 static struct gs_table pieces; /* context, module or limit → what it was measured to take, and its context */
 static struct gs_lock lock;
-
-/* Drivers may differ in which process they charge for what two have open; other memory is known to be in nobody's
- * figure. */
-static _Atomic uint64_t perhaps[GPUSLICE_CARDS][GS_DOUBTS];
 
 static void forget(void)
 {
     lock = (struct gs_lock){0};
-    memset(owns, 0, sizeof owns);
-    memset((void *)perhaps, 0, sizeof perhaps);
+    memset(usages, 0, sizeof usages);
     gs_table_forget(&pieces);
 }
 GS_AT_FORK(forget);
 
 /* ---- charging ---- */
 
-struct own *gs_own_of(struct gs_card *card)
+struct process_usage *gs_process_usage_of(struct gs_card *card)
 {
-    struct own *own = &owns[card->index];
+    struct process_usage *own = &usages[card->index];
     own->card = card;
     return own;
 }
 
-static bool has_loans(const struct own *own) { return atomic_load(&gs_accounts.mine[own->card->index].imports) != 0; }
+static bool has_loans(const struct process_usage *own) { return atomic_load(&gs_accounts.mine[own->card->index].imports) != 0; }
 
-static void charge_own(struct own *own, uint64_t bytes)
+static void charge_own(struct process_usage *own, uint64_t bytes)
 {
     if (bytes != own->charged)
         gs_recharge(own->card, own->charged, bytes);
@@ -59,42 +52,21 @@ static void charge_own(struct own *own, uint64_t bytes)
     gs_accounts_set_own(&gs_accounts, own->card->index, bytes);
 }
 
-/* Others may compare our slot with the driver's figure only while the figure contains all that we count. */
-static void show_provisional(uint32_t card)
-{
-    bool comparable = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]) == 0 && atomic_load(&perhaps[card][GS_UNLISTED]) == 0;
-    gs_accounts_set_provisional(&gs_accounts, card, comparable && __atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED));
-}
-
 /* If NVML lists this process, every measurement is the driver's figure. */
-static void set_provisional(struct own *own, bool provisional)
+static void set_provisional(const struct process_usage *own, bool provisional)
 {
-    if (gs_nvml_pid_known())
-        return;
-    __atomic_store_n(&own->provisional, provisional, __ATOMIC_RELAXED);
-    show_provisional(own->card->index);
-}
-
-void gs_doubt(uint32_t card, enum gs_doubt doubt, int64_t bytes)
-{
-    if (card >= GPUSLICE_CARDS)
-        return;
-    if (bytes >= 0)
-        atomic_fetch_add(&perhaps[card][doubt], (uint64_t)bytes);
-    else
-        gs_subtract(&perhaps[card][doubt], (uint64_t)-bytes);
-    if (__atomic_load_n(&owns[card].provisional, __ATOMIC_RELAXED))
-        show_provisional(card);
+    if (!gs_nvml_pid_known())
+        gs_set_provisional(own->card->index, provisional);
 }
 
 /* Narrows the bounds of the driver's own use: the driver's figure, less what we know of. Other threads' calls in flight
  * widen these bounds, and so do doubtful bytes; the present charge is kept if it lies within them. Each look brings the
  * charge nearer to the truth or leaves it, and none overshoots: thus even dense traffic cannot let the account fall
  * short for what is only in flight. */
-static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held)
+static void measure_own(struct process_usage *own, uint64_t figure, struct gs_bounds held)
 {
     uint32_t card = own->card->index;
-    uint64_t missing = atomic_load(&perhaps[card][GS_PERHAPS_MISSING]), other = own->charged + atomic_load(&perhaps[card][GS_UNLISTED]);
+    uint64_t missing = gs_unconfirmed(card, GS_MAY_BE_UNLISTED), other = own->charged + gs_unconfirmed(card, GS_UNLISTED);
     uint64_t certain = gs_less(gs_less(held.least, other), missing), possible = gs_less(held.most, other);
     uint64_t most = gs_less(figure, certain), least = gs_less(figure, possible);
     own->most = most < own->most ? most : own->most;
@@ -103,7 +75,7 @@ static void measure_own(struct own *own, uint64_t figure, struct gs_bounds held)
 
 /* Growth of our figure while others' memory was open stays charged while it is open: it could as well be code. Once
  * nothing is open, a measurement with no calls in flight decides. */
-static uint64_t as_measured(const struct own *own, struct gs_bounds held)
+static uint64_t as_measured(const struct process_usage *own, struct gs_bounds held)
 {
     bool over = own->loaned && held.least == held.most && !has_loans(own);
     uint64_t bytes = over ? gs_less(own->charged, own->loaned) : own->charged;
@@ -111,7 +83,7 @@ static uint64_t as_measured(const struct own *own, struct gs_bounds held)
 }
 
 /* Under the lock. With no calls in flight, one look is enough. */
-static bool measure(struct own *own, struct reading *reading, uint64_t *bytes)
+static bool measure(struct process_usage *own, struct reading *reading, uint64_t *bytes)
 {
     uint32_t card = own->card->index;
     own->least = 0;
@@ -143,7 +115,7 @@ bool gs_measure(struct gs_card *card)
     gs_pools_changed();
     gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
-    struct own *own = gs_own_of(card);
+    struct process_usage *own = gs_process_usage_of(card);
     if (measure(own, &reading, &bytes))
         charge_own(own, bytes);
     gs_unlock(&lock);
@@ -152,14 +124,14 @@ bool gs_measure(struct gs_card *card)
 }
 
 /* A lower figure is believed when it is seen twice: a driver's figure may be late. */
-static void charge_again(struct own *own, uint64_t bytes)
+static void charge_again(struct process_usage *own, uint64_t bytes)
 {
     uint64_t twice = bytes > own->last ? bytes : own->last;
     charge_own(own, bytes > own->charged || twice < own->charged ? twice : own->charged);
     own->last = bytes;
 }
 
-static void measure_again(struct own *own)
+static void measure_again(struct process_usage *own)
 {
     struct reading reading = {0};
     uint64_t bytes;
@@ -168,7 +140,7 @@ static void measure_again(struct own *own)
 }
 
 /* A context does not take more than all of the driver's own use, according to the figure. */
-static void learn_at_most(const struct own *own)
+static void learn_at_most(const struct process_usage *own)
 {
     struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
     _Atomic uint64_t *context_bytes = region ? &region->cards[own->card->index].context_bytes : NULL;
@@ -180,7 +152,7 @@ static bool is_on_card(struct gs_entry *piece, void *card) { return piece->card 
 
 /* Under the lock. A figure says what was held when the driver was asked: it is compared only with accounts that have
  * not changed since before that. */
-static void settle_own(struct own *own)
+static void settle_own(struct process_usage *own)
 {
     struct gs_figure figure;
     struct gs_span span;
@@ -218,7 +190,7 @@ static bool shrink(struct gs_entry *piece, void *context)
 /* Under the lock. Where nobody publishes figures: the driver's own use is no more than what the card has in use beside all that
  * this process is known to have there. What a neighbour took while something was measured stays charged until the neighbour
  * gives it back. */
-static void settle_by_card(struct own *own)
+static void settle_by_card(struct process_usage *own)
 {
     struct reading reading = {0};
     struct gs_span span;
@@ -244,56 +216,45 @@ void gs_settle_own(struct gs_card *card)
         return;
     gs_pools_changed();
     gs_lock(&lock);
-    gs_figures_at() ? settle_own(gs_own_of(card)) : settle_by_card(gs_own_of(card));
+    gs_figures_at() ? settle_own(gs_process_usage_of(card)) : settle_by_card(gs_process_usage_of(card));
     gs_unlock(&lock);
 }
 
 /* Whether this thread is to measure now; the next one does so no sooner than the last measurement's cost allows. */
-static bool is_due(struct own *own, uint64_t now)
+static bool is_due(uint32_t card, uint64_t now)
 {
-    uint64_t due = __atomic_load_n(&own->due_ns, __ATOMIC_RELAXED);
+    uint64_t *next = &gs_measurement_due_ns[card], due = __atomic_load_n(next, __ATOMIC_RELAXED);
     return now >= due &&
-           __atomic_compare_exchange_n(&own->due_ns, &due, now + MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) &&
-           due;
+           __atomic_compare_exchange_n(next, &due, now + GS_MEASURE_EVERY_NS, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) && due;
 }
 
-static uint64_t pause_after(struct own *own, bool steady, uint64_t cost_ns)
+static uint64_t pause_after(struct process_usage *own, bool steady, uint64_t cost_ns)
 {
     uint64_t longer = own->pause_ns < MEASURE_LATEST_NS ? own->pause_ns * 2 : MEASURE_LATEST_NS;
-    own->pause_ns = steady && longer ? longer : MEASURE_EVERY_NS;
+    own->pause_ns = steady && longer ? longer : GS_MEASURE_EVERY_NS;
     return own->pause_ns > cost_ns * MEASURE_PART ? own->pause_ns : cost_ns * MEASURE_PART;
-}
-
-void gs_loan_ended(uint32_t card)
-{
-    gs_accounts_imported(&gs_accounts, card, -1);
-    if (card >= GPUSLICE_CARDS)
-        return;
-    uint64_t due = __atomic_load_n(&owns[card].due_ns, __ATOMIC_RELAXED), soon = gs_coarse_ns() + MEASURE_EVERY_NS;
-    if (due > soon)
-        __atomic_compare_exchange_n(&owns[card].due_ns, &due, soon, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 static void measure_if_due(struct gs_card *card, uint64_t now)
 {
-    if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(&owns[card->index], now))
+    if (card->index >= GPUSLICE_CARDS || !gs_has_context(card) || !is_due(card->index, now))
         return;
     uint64_t began = gs_monotonic_ns();
     gs_pools_changed();
     gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
-    struct own *own = gs_own_of(card);
+    struct process_usage *own = gs_process_usage_of(card);
     uint64_t before = own->charged;
     if (gs_nvml_pid_known())
         measure_again(own);
     else
         gs_figures_at() ? settle_own(own) : settle_by_card(own);
     uint64_t ended = gs_monotonic_ns();
-    bool steady = own->charged == before && own->last == before && !own->provisional;
+    bool steady = own->charged == before && own->last == before && !gs_is_provisional(card->index);
     uint64_t pause = pause_after(own, steady, ended - began);
     gs_unlock(&lock);
     gs_rest_ends(&gs_accounts, card->index);
-    __atomic_store_n(&own->due_ns, ended + pause, __ATOMIC_RELAXED);
+    __atomic_store_n(&gs_measurement_due_ns[card->index], ended + pause, __ATOMIC_RELAXED);
 }
 
 /* Measures every card: a process may be charged too much on one long after it last allocated there. */
@@ -308,34 +269,34 @@ void gs_measure_sometimes(struct gs_card *card)
 
 /* ---- growth of the card's use during a call ---- */
 
-void gs_look_at_card(struct gs_card *card, struct gs_sight *sight, enum gs_depth depth)
+void gs_snapshot_card(struct gs_card *card, struct gs_card_snapshot *snapshot, enum gs_snapshot_depth depth)
 {
     gs_rest_begins(&gs_accounts, card->index); /* bytes counted and not yet taken would distort the growth */
     gs_lock(&lock);
-    sight->held = gs_used(card);
-    sight->reading.count = 0;
-    sight->reading.listed = false;
-    gs_read_memory(gs_own_of(card), &sight->reading);
+    snapshot->held = gs_used(card);
+    snapshot->reading.count = 0;
+    snapshot->reading.listed = false;
+    gs_read_memory(gs_process_usage_of(card), &snapshot->reading);
     if (depth == GS_MEMORY_AND_PROCESSES)
-        gs_read_processes(gs_own_of(card), &sight->reading);
+        gs_read_processes(gs_process_usage_of(card), &snapshot->reading);
     gs_unlock(&lock);
     gs_rest_ends(&gs_accounts, card->index);
 }
 
-void gs_glance(struct gs_card *card, struct gs_glance *glance)
+void gs_snapshot_memory(struct gs_card *card, struct gs_memory_snapshot *snapshot)
 {
     struct reading reading;
     gs_rest_begins(&gs_accounts, card->index);
     gs_lock(&lock);
-    glance->held = gs_used(card);
-    gs_read_memory(gs_own_of(card), &reading);
+    snapshot->held = gs_used(card);
+    gs_read_memory(gs_process_usage_of(card), &reading);
     gs_unlock(&lock);
     gs_rest_ends(&gs_accounts, card->index);
-    glance->known = reading.known;
-    glance->device_used = reading.known ? reading.device_used : 0;
+    snapshot->known = reading.known;
+    snapshot->device_used = reading.known ? reading.device_used : 0;
 }
 
-int64_t gs_grown(const struct gs_sight *before, const struct gs_sight *after)
+int64_t gs_grown(const struct gs_card_snapshot *before, const struct gs_card_snapshot *after)
 {
     if (!before->reading.known || !after->reading.known)
         return 0;
@@ -347,7 +308,7 @@ void gs_add_piece(struct gs_card *card, uint64_t key, uint64_t context, int64_t 
 {
     struct gs_entry piece = {.key = key, .owner = context, .card = card->index};
     gs_lock(&lock);
-    struct own *own = gs_own_of(card);
+    struct process_usage *own = gs_process_usage_of(card);
     gs_table_take(&pieces, key, &piece);
     int64_t least = -(int64_t)piece.bytes;
     bytes = bytes < least ? least : bytes;
@@ -371,7 +332,7 @@ static bool gather(struct gs_entry *piece, void *context)
 }
 
 /* Under the lock. */
-static void drop_pieces(struct own *own, uint64_t key, uint64_t context)
+static void drop_pieces(struct process_usage *own, uint64_t key, uint64_t context)
 {
     struct gs_entry piece = {0}, sum = {.owner = context};
     gs_table_take(&pieces, key, &piece);
@@ -394,7 +355,7 @@ uint64_t gs_piece(uint64_t key)
 void gs_drop_piece(struct gs_card *card, uint64_t key)
 {
     gs_lock(&lock);
-    drop_pieces(gs_own_of(card), key, 0);
+    drop_pieces(gs_process_usage_of(card), key, 0);
     gs_unlock(&lock);
 }
 
@@ -402,7 +363,7 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes)
 {
     gs_add_piece(card, key, 0, (int64_t)bytes);
     gs_lock(&lock);
-    struct own *own = gs_own_of(card);
+    struct process_usage *own = gs_process_usage_of(card);
     __atomic_store_n(&own->contexts, own->contexts + 1, __ATOMIC_RELEASE);
     gs_unlock(&lock);
 }
@@ -410,7 +371,7 @@ void gs_context_made(struct gs_card *card, uint64_t key, uint64_t bytes)
 bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)
 {
     gs_lock(&lock);
-    struct own *own = gs_own_of(card);
+    struct process_usage *own = gs_process_usage_of(card);
     drop_pieces(own, key, context);
     bool last = own->contexts <= 1;
     __atomic_store_n(&own->contexts, last ? 0 : own->contexts - 1, __ATOMIC_RELEASE);
@@ -424,5 +385,5 @@ bool gs_context_ended(struct gs_card *card, uint64_t key, uint64_t context)
 
 bool gs_has_context(struct gs_card *card)
 {
-    return card->index >= GPUSLICE_CARDS || __atomic_load_n(&owns[card->index].contexts, __ATOMIC_ACQUIRE) > 0;
+    return card->index >= GPUSLICE_CARDS || __atomic_load_n(&usages[card->index].contexts, __ATOMIC_ACQUIRE) > 0;
 }
