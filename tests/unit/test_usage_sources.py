@@ -14,8 +14,9 @@ from contextlib import contextmanager
 import pytest
 
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.web.scrape import ScrapeError, fetch
+from gpuslice.adapters.web.scrape import ScrapeError, fetch, parse
 from gpuslice.apps.diagnosis.exporters import AT_ONCE, ClusterSource
+from gpuslice.apps.diagnosis.usage import usage_of
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
@@ -136,3 +137,13 @@ def test_many_exporters_that_give_no_page_cost_a_bounded_time_together() -> None
             found = source.read()
         assert [card.node for card in found.cards] == ["n1"]
         assert [card.node for card in source.read().cards] == ["n1"]
+
+
+def test_a_container_that_two_exporters_report_is_one() -> None:
+    """As while an exporter's pod is replaced, and where there are two releases of it."""
+    at = '{node="n",gpu="0",gpu_uuid="GPU-0",namespace="ns",pod="p",container="main"%s}'
+    lines = [f"gpuslice_container_info{at % ''} 1", f"gpuslice_container_memory_used_bytes{at % ''} 7"]
+    other = lines[0].replace("} 1", ',pod_uid="other"} 1')
+    pages = [parse("\n".join(lines)), parse("\n".join([other, *lines[1:]]))]
+    (found,) = usage_of(pages).containers
+    assert found.used_bytes == 7

@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from sys import intern
 from typing import Any, NamedTuple, Protocol, overload
 
@@ -221,7 +222,7 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
     }
     figures = {kind: _Figures(len(fields)) for kind, fields in kinds.items()}
     up: dict[_Place, bool] = {}
-    known_containers: dict[_Place, None] = {}  # once, whichever exporters report them
+    containers: list[_Place] = []
     models: dict[str, str] = {}
     workloads: dict[_Place, str] = {}
     clocks: dict[str, float] = {}
@@ -241,7 +242,7 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
         elif one.name == "gpuslice_gpu_up":
             up[place] = one.value == 1
         elif one.name == "gpuslice_container_info":
-            known_containers[place] = None
+            containers.append(place)
             if workload := one.labels.get("workload"):
                 workloads[place] = intern(f"{one.labels.get('workload_kind', '')}/{workload}")
     cards = figures["gpu"]
@@ -250,9 +251,8 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
         for at, answers in up.items()
     ]
     card_rows.sort(key=lambda row: (row.node, gpu_order(row.gpu)))
-    containers = sorted(
-        known_containers, key=lambda at: (at.node, gpu_order(at.gpu), at.namespace, at.pod, at.container)
-    )
+    containers.sort(key=lambda at: (at.node, gpu_order(at.gpu), at.namespace, at.pod, at.container))
+    containers = [at for at, _ in groupby(containers)]  # once, whichever exporters report them
     return ClusterUsage(
         tuple(card_rows), _Containers(containers, figures["container"], workloads, clocks), tuple(problems)
     )

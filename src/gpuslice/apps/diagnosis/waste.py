@@ -146,28 +146,29 @@ def usage_by_pod(
 
 
 def room_from(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: UsageOf) -> Iterator[PodUsage]:
-    """Pods of which one alone would make room for a waiting pod by ending."""
+    """Pods of which one alone would make room for a waiting pod, on nodes that have none, by ending."""
+    asked = wish.request.units_per_card
     filters = NodeFilters(places := tuple(places), wish)
     for node in places:
         state, allocations = ledger.state(node.name), ledger.allocations(node.name)
-        if state is None or allocations is None or filters.obstacle(node):
+        if state is None or allocations is None or not state.left or filters.obstacle(node):
+            continue
+        most = max(state.left)
+        if most >= asked and not isinstance(place(state, wish.request), Refusal):
             continue
         for allocation in allocations.by_uid.values():
-            placement = allocation.placement
-            if placement is None or allocation.pod.terminating:
+            parts = allocation.placement.slices if allocation.placement is not None else ()
+            # of tens of thousands of pods, those that are too small are seen at once
+            if allocation.pod.terminating or most + max((part.units for part in parts), default=0) < asked:
                 continue
-            back = {part.card: part for part in placement.slices}
-            if max((part.units for part in placement.slices), default=0) == 0:
-                continue
+            back = {part.card: part for part in parts}
             left, compute_left = list(state.left), list(state.compute_left)
             for slot, card in enumerate(state.node.cards):
                 if card.index in back:
                     left[slot] += back[card.index].units
                     compute_left[slot] += back[card.index].compute_percent
-            if max(left) < wish.request.units_per_card:
-                continue
             freed = replace(state, left=tuple(left), compute_left=tuple(compute_left))
-            if not isinstance(place(freed, wish.request), Refusal):
+            if max(left) >= asked and not isinstance(place(freed, wish.request), Refusal):
                 own = pod_usage_of(allocation.pod, ledger, usage_of(allocation.pod.key))
                 if own is not None:
                     yield own

@@ -152,12 +152,13 @@ export function unitsInMiB(number, card) {
 /** MiB that a pod holds, of all its cards. */
 export function heldBy(pod) {
   if (!pod.slices) return 0;
+  if (pod.heldOf === store.shape) return pod.held; // kept in the row, which is another after a change
   const cards = store.tables.nodes.get(pod.node)?.cards;
   let held = 0;
   for (const [index, number] of pod.slices) {
-    const card = cards?.[index]; // mostly: there are tens of thousands of pods, and numbers may have gaps
-    held += unitsInMiB(number, card?.[0] === index ? card : cards?.find((each) => each[0] === index));
+    held += unitsInMiB(number, cards?.find((each) => each[0] === index));
   }
+  if (cards) [pod.heldOf, pod.held] = [store.shape, held];
   return held;
 }
 
