@@ -19,6 +19,7 @@ from monitoring.rules import (
     REFUSALS,
     REGISTERED,
     SAMPLED,
+    TOKENS_IN_CLEAR,
     WAITING,
     WATCH_DELAY,
     WATCH_LATE,
@@ -189,6 +190,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuCertificateExpires": (  # three hours after the epoch, for a webhook that continues to run
         _always(CERTIFICATE_EXPIRY + _TLS, f"{13 * 86400}"),
         _always(CERTIFICATE_EXPIRY + _TLS, f"{15 * 86400}"),
+    ),
+    "GpuTokensInClear": (
+        _always(TOKENS_IN_CLEAR + '{instance="10.0.0.1:9400"}', "1"),
+        _always(TOKENS_IN_CLEAR + '{instance="10.0.0.1:9400"}', "0"),
     ),
     "GpuExtenderSampled": (
         {SAMPLED + '{pod="a"}': "0+1x180"},

@@ -29,9 +29,10 @@ EXTENDER_SILENT = "gpuslice_extender_watch_silent_seconds"
 AGENT_SILENT = "gpuslice_agent_watch_silent_seconds"
 CARD_HEALTHY = "gpuslice_agent_card_healthy"
 CERTIFICATE_EXPIRY = "gpuslice_process_certificate_expiry_timestamp_seconds"
+TOKENS_IN_CLEAR = "gpuslice_process_tokens_in_clear"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 _OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
-OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY})
+OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY, TOKENS_IN_CLEAR})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
 
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
@@ -338,6 +339,16 @@ ALERTS = (
         "{{ if lt $value 0.0 }}has expired{{ else }}expires in {{ $value | humanizeDuration }}{{ end }}.",
         "After that clients refuse it: without the extender's no pod gets a part of a card. helm upgrade "
         "renews the chart's own, cert-manager its own: see why it did not (kubectl describe certificate -A).",
+        "10m",
+    ),
+    Alert(
+        "GpuTokensInClear",
+        f"{TOKENS_IN_CLEAR} > 0",
+        "warning",
+        "Tokens or passwords are shown to {{ or $labels.node $labels.pod $labels.instance }} "
+        "over plain HTTP.",
+        "Who can listen on the network can use them: give it a certificate (console.tlsSecret, "
+        "extender.certificate.source, the exporter's web-config file).",
         "10m",
     ),
     Alert(

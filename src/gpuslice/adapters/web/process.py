@@ -29,11 +29,13 @@ class ProcessMetrics:
     """Metrics of this process; one instance, while `measured`.
 
     `certificates`: the PEM files that it serves with and checks clients with, "" for none. They are read at
-    each scrape, so a renewed one is reported immediately.
+    each scrape, so a renewed one is reported immediately. `tokens_in_clear`: clients show it tokens or
+    passwords, without TLS.
     """
 
     def __init__(self, *certificates: str, proc: Path = Path("/proc")) -> None:
         self.certificates = certificates
+        self.tokens_in_clear = False
         self._proc = proc
         self.scrape = Histogram("gpuslice_process_scrape_seconds", "Time to render this page.", bounds=WORK_S)
         self._lag = Histogram(
@@ -85,6 +87,14 @@ class ProcessMetrics:
                 if (end := ends(Path(file).read_bytes())) is not None:
                     expiry.add(end.timestamp(), labels({"file": file}))
         yield expiry
+        in_clear = Family(
+            "gpuslice_process_tokens_in_clear",
+            MetricKind.GAUGE,
+            "1 if clients show tokens or passwords to this process over plain HTTP.",
+        )
+        if self.tokens_in_clear:
+            in_clear.add(1.0)
+        yield in_clear
         for name, key, about in (
             ("python_gc_collections_total", "collections", "Times this generation was collected."),
             ("python_gc_objects_collected_total", "collected", "Objects collected."),

@@ -106,6 +106,7 @@ class Console:
             key=settings.tls_key,
             drain_s=1.0,  # pages wait for news, and reconnect by themselves
         )
+        process.tokens_in_clear = settings.access == "token" and not listen.tls
         tasks = {"cluster": self.state.run(), "waiting pods": self._waiting.run(), "memory": self._settle()}
         if settings.exporters != "off":
             tasks["usage"] = self.usage.run()

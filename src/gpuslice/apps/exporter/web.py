@@ -62,9 +62,10 @@ async def serve_all(
     config = file.current if file is not None else WebConfig
 
     def tls_files() -> TlsFiles:
-        found = config().tls
-        process.certificates = (found.certificate, found.client_ca)
-        return found
+        said = config()
+        process.certificates = (said.tls.certificate, said.tls.client_ca)
+        process.tokens_in_clear = bool(said.users) and not said.tls.certificate
+        return said.tls
 
     def listen_on(address: str) -> Listen:
         host, port = parse_address(address)

@@ -178,6 +178,7 @@ class Extender:
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
             self.process.certificates = (listen.certificate, listen.client_ca)
+            self.process.tokens_in_clear = settings.debug_tokens and not listen.tls
             async with self.process.measured(), serving(self.app(), listen, self._met) as port:
                 _log.info("extender started", extra={"port": port, "policy": self.policy.name})
                 listening(port)
