@@ -31,6 +31,7 @@ from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostU
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request, Tier
 from gpuslice.core.node_allocations import Allocation, NodeAllocations, allocation_of
 from gpuslice.core.placement import NodeState, not_shared, place
+from gpuslice.core.rejections import Rejections
 from gpuslice.core.replicas import Replicas
 from gpuslice.core.reservation import Reservations
 from gpuslice.core.shape import Shape
@@ -72,6 +73,7 @@ class Ledger:
         self.avoided: set[str] = set()  # nodes with a taint that keeps away pods that have a choice
         self.replicas = Replicas()
         self.reservations = Reservations()
+        self.rejections = Rejections()  # of kubelets
         self.nominated: dict[str, str] = {}  # uid → node, by the status of waiting pods
         self._nodes: dict[str, NodeAllocations] = {}
         self._where: dict[str, str] = {}  # uid → node name of its allocation
@@ -212,6 +214,13 @@ class Ledger:
             for uid in in_the_way[name]:
                 self._drop(uid)
         return bool(made)
+
+    def give_up_plans(self, node: str) -> None:
+        """Those on this node that are no promise."""
+        allocations = self._nodes.get(node)
+        for uid in tuple(allocations.by_uid) if allocations is not None and self._planned else ():
+            if uid in self._planned and uid not in self._kept:
+                self._drop(uid)
 
     def forget(self, uid: str) -> None:
         """The API server has refused an assumed placement. A bound one is not affected."""

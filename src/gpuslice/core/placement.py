@@ -5,8 +5,8 @@ The short texts are the vendor's, so that dashboards and habits keep working: ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from gpuslice.core.card_links import closest
 from gpuslice.core.model import CardSlice, Node, Placement, Refusal, Request
@@ -32,6 +32,14 @@ class NodeState:
     node: Node
     left: tuple[int, ...]
     compute_left: tuple[int, ...]
+
+
+def without_cards(state: NodeState, cards: Collection[int]) -> NodeState:
+    """The node as if nothing were free on these cards."""
+    left = [
+        0 if card.index in cards else free for card, free in zip(state.node.cards, state.left, strict=True)
+    ]
+    return replace(state, left=tuple(left))
 
 
 def not_shared(node_name: str) -> Refusal:

@@ -46,6 +46,7 @@ from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.group_holds import GroupHolds
+from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
 from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
 from gpuslice.apps.extender.metrics import Metrics, api_times
 from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits, Nominator
@@ -104,7 +105,6 @@ class Extender:
         self.ledger = ledger = Ledger()
         self.policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
         ledger.listener = self.prewarmer = RankPrewarmer(self.policy, ledger.fleet)
-        self.placer = placer = Placer(ledger, self.policy, settings.filter_best)
         self.leadership = leadership = Leadership()
         lease, date = lease_of(settings), partial(_date, now_ns)
         if settings.leader_elect:
@@ -112,6 +112,8 @@ class Extender:
                 client, lease, changed=self._lease_changed, clock=clock, now=date
             )
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
+        self.rejections = KubeletRejections(ledger, leadership, self.events, now_ns=now_ns)
+        self.placer = placer = Placer(ledger, self.policy, settings.filter_best, rejections=self.rejections)
         self.waker = Waker(client, leadership)
         self.reserver = Reserver(ledger, self.waker.free_again)
         search, limits = settings.nominate_from if settings.nominate else 0, nomination_limits
@@ -121,7 +123,15 @@ class Extender:
         times, enabled = self.metrics.pods, settings.preemption
         self.gated = GatedGroups(client, placer, self.waker, leadership, self.events, clock=clock)
         self.world = World(
-            client, ledger, nominator, self.waker, self.events, groups=self.gated, times=times, clock=clock
+            client,
+            ledger,
+            nominator,
+            self.waker,
+            self.events,
+            groups=self.gated,
+            times=times,
+            rejections=self.rejections,
+            clock=clock,
         )
         self.preemptor = Preemptor(client, ledger, self.reserver, leadership, self.events, enabled=enabled)
         self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
@@ -141,6 +151,7 @@ class Extender:
             batch_preemptor=self.batch_preemptor,
             groups=self.groups,
             gated=self.gated,
+            rejections=self.rejections,
             events=self.events,
             times=times,
             traces=traces,
@@ -313,16 +324,19 @@ class Extender:
         self.leadership.changed.set()
 
     def _families(self) -> list[Family]:
-        return self.metrics.families(
-            ready=not self.not_ready(),
-            leading=self.leadership.leading,
-            sampled=self.cycle.refusals.sampled,
-            preemptions=self.preemptor.results | Counter(ahead=self.batch_preemptor.evicted),
-            preempted=self.preemptor.evictor.evicted,
-            nominations=self.nominator.results,
-            wakeups=self.stranded.woken,
-            watch_silent_s=self.world.silent_s(),
-        )
+        return [
+            *self.rejections.families(),
+            *self.metrics.families(
+                ready=not self.not_ready(),
+                leading=self.leadership.leading,
+                sampled=self.cycle.refusals.sampled,
+                preemptions=self.preemptor.results | Counter(ahead=self.batch_preemptor.evicted),
+                preempted=self.preemptor.evictor.evicted,
+                nominations=self.nominator.results,
+                wakeups=self.stranded.woken,
+                watch_silent_s=self.world.silent_s(),
+            ),
+        ]
 
 
 def _date(now_ns: Callable[[], int]) -> datetime:

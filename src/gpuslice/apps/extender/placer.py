@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpuslice.apps.extender.kubelet_rejections import KubeletRejections, sentences
 from gpuslice.apps.extender.node_query import NodeQuery, Positions
 from gpuslice.apps.extender.ranking import best_of, scores
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
-from gpuslice.core.placement import not_shared, place, refuse
+from gpuslice.core.placement import NodeState, not_shared, place, refuse, without_cards
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Flags, Ints
 from gpuslice.core.preemption import HIGHEST, NOTHING_TAKEN
+from gpuslice.core.rejections import Backoff
 from gpuslice.core.reservation import open_to
 
 TRIES = 4  # how many nodes to try if the cards of the best are kept for other pods
@@ -22,8 +24,16 @@ SPREAD_WEIGHT = 2  # kube-scheduler's default weight of PodTopologySpread
 class Placer:
     """Places pods by one policy. `filter_best`: how many fitting nodes filter lets pass, 0 for all."""
 
-    def __init__(self, ledger: Ledger, policy: Policy, filter_best: int = 0) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: Policy,
+        filter_best: int = 0,
+        *,
+        rejections: KubeletRejections | None = None,
+    ) -> None:
         self.ledger = ledger
+        self.rejections = rejections
         self.policy = policy
         self.filter_best = filter_best
         self._names: list[str] = []  # by row
@@ -54,10 +64,15 @@ class Placer:
                 state = open_to(allocations, reservations.taken(name, pod.uid, pod.priority))
                 if isinstance(place(state, request), Refusal):
                     closed.append(row_of[name])
-        if not closed:
-            return keys, query.unknown[:0]
-        kept = np.flatnonzero(np.isin(query.rows, closed) & (keys != NEVER))
-        keys[kept] = NEVER
+        kept = query.unknown[:0]
+        if closed:
+            kept = np.flatnonzero(np.isin(query.rows, closed) & (keys != NEVER))
+            keys[kept] = NEVER
+        in_backoff, last_choice = self._backed_off(pod, request)
+        for rows in (in_backoff, last_choice):
+            concerned = np.isin(query.rows, rows) if rows else None
+            if concerned is not None and (rows is in_backoff or (keys[~concerned] != NEVER).any()):
+                keys[concerned] = NEVER
         return keys, kept
 
     def choose_node(
@@ -80,8 +95,12 @@ class Placer:
             keys[self._rows(self.ledger.compute_required)] = NEVER
         if request.min_tier:
             keys[self.ledger.rows_below(request.min_tier)] = NEVER
+        in_backoff, last_choice = self._backed_off(pod, request)
+        keys[in_backoff] = NEVER
         if np.count_nonzero(keys != NEVER) < max(least, 1):
             return None
+        if last_choice and np.count_nonzero(keys != NEVER) > np.count_nonzero(keys[last_choice] != NEVER):
+            keys[last_choice] = NEVER
         if fleet.nodes_version != self._names_version:
             self._names, self._names_version = [""] * fleet.rows, fleet.nodes_version
             for name, row in fleet.row_of.items():
@@ -108,6 +127,30 @@ class Placer:
         spread_keys = np.full(len(keys), NEVER)
         spread_keys[best[np.argsort(-total, kind="stable")]] = np.arange(len(best))
         return spread_keys
+
+    def _backed_off(self, pod: Pod, request: Request) -> tuple[list[int], list[int]]:
+        """The rows where what kubelets rejected leaves the pod no room now, and those that it takes last."""
+        closed: list[int] = []
+        last_choice: list[int] = []
+        for each in self.rejections.backoffs(pod, request) if self.rejections is not None else ():
+            row, state = self.ledger.fleet.row_of.get(each.node), self.ledger.state(each.node)
+            if row is None or state is None:
+                continue
+            found = self._beside(each, state, request)
+            if isinstance(found, Refusal):
+                closed.append(row)
+            elif each.doubtful or not each.doubtful_cards.isdisjoint(part.card for part in found.slices):
+                last_choice.append(row)
+        return closed, last_choice
+
+    def _beside(self, backoff: Backoff, state: NodeState, request: Request) -> Placement | Refusal:
+        """Cards that are not in back-off, and in doubt only where no others have room."""
+        if backoff.closed:
+            return Refusal(sentences([backoff])[0])
+        found = place(without_cards(state, backoff.doubtful_cards), request)
+        if isinstance(found, Refusal):
+            found = place(without_cards(state, backoff.closed_cards), request)
+        return found
 
     def _rows(self, names: set[str]) -> list[int]:
         """The rows of these nodes, without those that share no cards."""
@@ -141,6 +184,9 @@ class Placer:
         if slots is None:
             return refuse(state, request)
         taken = self.ledger.reservations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
+        backoff = self.rejections.on(node_name, pod, request) if pod and self.rejections else None
+        if backoff is not None:
+            return self._beside(backoff, open_to(allocations, taken), request)
         if taken:
             return place(open_to(allocations, taken), request)
         return place(state, request, slots)
@@ -155,4 +201,6 @@ class Placer:
             chosen = self.choose_cards(node_name, request, pod)
         if isinstance(chosen, Refusal):
             return chosen
+        if self.rejections is not None:
+            self.rejections.tried(pod, chosen)
         return self.ledger.assume(pod, chosen) or chosen

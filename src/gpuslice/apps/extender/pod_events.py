@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
+from gpuslice.adapters.kube.objects import ObjectReference
 from gpuslice.core.model import Pod
 
 REPEAT_AFTER_S = 60.0
@@ -28,6 +29,10 @@ class PodEvents:
     def note(self, pod: Pod, reason: str, message: str) -> None:
         """Tell the owner of this pod what was done."""
         self._put(pod, reason, message, "Normal")
+
+    def about(self, what: ObjectReference, reason: str, message: str) -> None:
+        """A warning about another object than a pod."""
+        self._recorder.add(what, reason, message, type="Warning")
 
     def _put(self, pod: Pod, reason: str, message: str, kind: str) -> None:
         key, now = (pod.uid or pod.key, message), self._clock()

@@ -28,6 +28,7 @@ from gpuslice.adapters.wire.names import UNKNOWN, Json, Pieces
 from gpuslice.apps.extender.binder import Binder
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.group_holds import RESTS, GroupHolds
+from gpuslice.apps.extender.kubelet_rejections import KubeletRejections, sentences
 from gpuslice.apps.extender.node_query import (
     NodeNames,
     NodeQuery,
@@ -62,6 +63,8 @@ POD_MISSING = "arg or pod is nil"
 NO_ROW = -2  # the row of no node, and not that of an unknown one either
 NAMES_MISSING = "cannot get node names"
 NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
+MOST_IN_BACKOFF = 3  # named in one event
+IN_BACKOFF = "The node is in back-off, since its kubelet rejected pods like this one"
 RESERVED = "The free cards are kept for a pod that others were evicted for"
 
 _EMPTY_LIST = b"[]"
@@ -82,6 +85,7 @@ class SchedulingCycle:
         batch_preemptor: BatchPreemptor,
         groups: GroupHolds,
         gated: GatedGroups,
+        rejections: KubeletRejections,
         events: PodEvents,
         times: PodTimes,
         traces: PodTraces,
@@ -91,6 +95,7 @@ class SchedulingCycle:
         self.ledger = placer.ledger
         self.refusals = Refusals(placer.ledger, placer.policy)
         self._placer = placer
+        self._rejections = rejections
         self._nominator = nominator
         self._preemptor = preemptor
         self._batch_preemptor = batch_preemptor
@@ -171,8 +176,8 @@ class SchedulingCycle:
             self._batch_preemptor.pending.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
         if is_known:
-            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(request, query))
-        return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, kept, request))
+            self._events.warn(pod, "InsufficientGPU", self._why(pod, request, query))
+        return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, kept, request, pod))
 
     def _group_decides(
         self, args: ExtenderArgs, asking: WirePod, query: NodeQuery, pod: Pod, request: Request
@@ -204,8 +209,8 @@ class SchedulingCycle:
         self._passed.note(pod.uid, query.rows.take(passing))
         if not len(passing):
             self._gated.note_refused(pod.uid)
-            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(request, query))
-            return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, passing, request))
+            self._events.warn(pod, "InsufficientGPU", self._why(pod, request, query))
+            return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, passing, request, pod))
         self._gated.note_passed(pod.uid)
         self._binder.announce(pod.uid)
         return _answer(args, query.part(passing).raw, passing)
@@ -333,11 +338,24 @@ class SchedulingCycle:
         passing: Positions = fits.nonzero()[0]
         return passing
 
-    def _why_not(self, query: NodeQuery, kept: Positions, request: Request) -> tuple[Pieces, Pieces]:
+    def _why(self, pod: Pod, request: Request, query: NodeQuery) -> str:
+        """What the owner of a pod that fits nowhere is told."""
+        in_backoff = sentences(self._rejections.backoffs(pod, request))[:MOST_IN_BACKOFF]
+        return "; ".join([self.refusals.explain(request, query), *in_backoff])
+
+    def _why_not(
+        self, query: NodeQuery, kept: Positions, request: Request, pod: Pod
+    ) -> tuple[Pieces, Pieces]:
         """Why each node was refused, and the same for those nodes where preemption cannot help."""
-        refused = query.everyone
+        refused, row_of = query.everyone, self.ledger.fleet.row_of
         if len(kept):
             refused = np.setdiff1d(refused, kept)
+        closed = [
+            row_of.get(each.node, NO_ROW) for each in self._rejections.backoffs(pod, request) if each.closed
+        ]
+        in_backoff = refused[np.isin(query.rows.take(refused), closed)] if closed else refused[:0]
+        if len(in_backoff):
+            refused = np.setdiff1d(refused, in_backoff)
         too_low = refused[:0]
         if request.min_tier:
             too_low = refused[np.isin(query.rows.take(refused), self.ledger.rows_below(request.min_tier))]
@@ -346,7 +364,8 @@ class SchedulingCycle:
         compute_counts = bool(request.compute_percent or self.ledger.compute_required)
         full = reasons(self.ledger.fleet, query, refused, request, compute_counts=compute_counts)
         impossible = [(self._impossible.of(query, which, request), text) for which, text in full] + by_tier
-        failed = self._reasons_json(query, [*full, *by_tier, (kept, RESERVED)], request)
+        others = [(kept, RESERVED), (in_backoff, IN_BACKOFF)]
+        failed = self._reasons_json(query, [*full, *by_tier, *others], request)
         return failed, self._reasons_json(query, impossible, request)
 
     def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
@@ -355,11 +374,11 @@ class SchedulingCycle:
         if len(query.unknown):
             own = {name: not_shared(name).reason for name in query.names(query.unknown)}
         if self._explain:
-            for which, _ in reasons:
+            for which, text in reasons:
                 for name in query.names(which):
                     state = self.ledger.state(name)
                     refusal = refuse(state, request) if state is not None else not_shared(name).reason
-                    own[name] = str(refusal)
+                    own[name] = text if text == IN_BACKOFF else str(refusal)
             reasons = []
         return query.reasons_json(reasons, own)
 

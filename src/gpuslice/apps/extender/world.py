@@ -16,6 +16,7 @@ from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, strip
 from gpuslice.adapters.kube.views import node_view, unhealthy_view
 from gpuslice.adapters.kube.watch import AT_ONCE, Change, ChangeKind, Reflector
 from gpuslice.apps.extender.gated_groups import GatedGroups
+from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.pod_times import PodTimes
@@ -43,6 +44,7 @@ class World:
         *,
         groups: GatedGroups,
         times: PodTimes,
+        rejections: KubeletRejections,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = ledger
@@ -52,6 +54,7 @@ class World:
         self._events = events
         self._groups = groups
         self._times = times
+        self._rejections = rejections
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners have been told
         self.pods = Reflector(client, SLIM_PODS, self._pod_changed, each=followed_pod, clock=clock)
@@ -102,10 +105,12 @@ class World:
     def _pod_changed(self, change: Change[FollowedPod]) -> None:
         if change.object is None:
             self._drop_unlisted(version_number(change.version))
+            self._rejections.listed()
             return
         meta = change.object.metadata
         news, change.object.news = change.object.news, None  # the ledger has it from now on
         if change.kind is ChangeKind.DELETED or news is None:
+            self._rejections.pod_gone(meta.uid)
             self.ledger.remove_pod(meta.uid)
             self._nominator.pod_left(meta.uid)
             self._groups.pod_gone(meta.uid)
@@ -113,6 +118,7 @@ class World:
             self._unreadable.discard(meta.uid)
             return
         pod = news.view
+        self._rejections.pod_changed(news)
         self.ledger.apply_pod(pod)
         self._groups.pod_changed(pod, news.owner, succeeded=news.succeeded)
         if pod.node:
@@ -143,9 +149,11 @@ class World:
         meta = change.object.metadata
         if change.kind is ChangeKind.DELETED:
             self.ledger.remove_node(meta.name)
+            self._rejections.node_gone(meta.name)
             self._waker.see(meta.name, "")
             return
         self._waker.see(meta.name, (meta.annotations or {}).get(NODE_OUT_OF_USE, ""))
+        self._rejections.node_changed(change.object)
         self._apply_node(node_view(change.object, self._unhealthy.get(meta.name, frozenset())))
         strip(change.object)
 
@@ -161,6 +169,7 @@ class World:
             self._unhealthy[name] = cards
             if problem:
                 _log.warning("unhealthy cards not read", extra={"node": name, "problem": problem})
+        self._rejections.cards_changed(name)
         state = self.ledger.state(name)
         if state is not None:
             self._apply_node(with_unhealthy(state.node, cards))
