@@ -20,6 +20,7 @@ Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+START_NS = 1_800_000_000 * 10**9  # since the epoch, when the story begins
 PREEMPTION = "PreemptionByScheduler"
 
 
@@ -44,9 +45,13 @@ class Story(Played):
 
     def start(self) -> None:
         self.process = Process("extender", self.loop)
-        self.extender = Extender(self.settings, KubeClient(HeldTransport(self.network, self.process)))
+        client = KubeClient(HeldTransport(self.network, self.process))
+        self.extender = Extender(self.settings, client, now_ns=self.now_ns)
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
+
+    def now_ns(self) -> int:
+        return START_NS + int(self.loop.time() * 1e9)
 
     def calm(self, seconds: float = 0.0) -> None:
         """Let that much time pass, and everything arrive that is sent meanwhile."""

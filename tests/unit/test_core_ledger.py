@@ -9,7 +9,7 @@ import pytest
 from gpuslice.core.contract import GPU_CORE
 from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import REMEMBERED_GONE, Ledger
-from gpuslice.core.model import Node, Pod, Refusal
+from gpuslice.core.model import CardSlice, Node, Orphan, Pod, Refusal
 from gpuslice.core.placement import NO_CORE, NO_ROOM, NodeState, place
 from gpuslice.core.policy.fleet import Shape
 from tests.builders import make_card, make_node, make_placement, make_pod, make_request
@@ -43,6 +43,16 @@ def test_a_terminating_pod_holds_its_cards_and_a_finished_one_does_not() -> None
     assert left(ledger) == (11, 15)
     ledger.apply_pod(replace(pod, finished=True))
     assert left(ledger) == (15, 15)
+
+
+def test_what_runs_on_without_its_pod_holds_its_cards_until_the_agent_says_that_it_has_ended() -> None:
+    ledger = ledger_of(make_pod(node="n1", card=0))
+    node = make_node(cards=(15, 15))
+    ledger.apply_node(replace(node, orphans=(Orphan("default/stuck", (CardSlice(0, 8), CardSlice(1, 20))),)))
+    assert left(ledger) == (3, 0)
+    assert ledger.flush().left[0].tolist() == [3, 0]
+    ledger.apply_node(node)
+    assert left(ledger) == (11, 15)
 
 
 def test_a_late_event_does_not_bring_a_pod_back() -> None:

@@ -11,6 +11,7 @@ What counts against a card:
 * an assumed placement until the API server shows the pod bound, or refuses (`forget`);
 * a planned placement, of a waiting pod with a nominated node, until it is assumed, given up, or gives way to
   a pod without other room (`make_way`): a plan is no promise, unless it was made as one;
+* what containers hold whose pods are gone, as the node's agent says;
 * a bound pod that no annotation places (nodeName set by hand, another scheduler, a corrupt value) counts
   against **every** card of its node: it may be on any of them, and promising the same memory twice is worse
   than leaving some idle until the agent has written where it is.
@@ -31,7 +32,6 @@ from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostU
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request, Tier
 from gpuslice.core.node_allocations import Allocation, NodeAllocations, allocation_of
 from gpuslice.core.placement import NodeState, not_shared, place
-from gpuslice.core.rejections import Rejections
 from gpuslice.core.replicas import Replicas
 from gpuslice.core.reservation import Reservations
 from gpuslice.core.shape import Shape
@@ -73,7 +73,6 @@ class Ledger:
         self.avoided: set[str] = set()  # nodes with a taint that keeps away pods that have a choice
         self.replicas = Replicas()
         self.reservations = Reservations()
-        self.rejections = Rejections()  # of kubelets
         self.nominated: dict[str, str] = {}  # uid → node, by the status of waiting pods
         self._nodes: dict[str, NodeAllocations] = {}
         self._where: dict[str, str] = {}  # uid → node name of its allocation
@@ -83,8 +82,7 @@ class Ledger:
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._guests = Guests()
         self.gone: OrderedDict[str, None] = OrderedDict()  # uids of deleted and finished pods, the newest
-        # nodes whose row is out of date, in order of change
-        self._stale: dict[str, None] = {}
+        self._stale: dict[str, None] = {}  # nodes whose row is out of date, in order of change
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -214,13 +212,6 @@ class Ledger:
             for uid in in_the_way[name]:
                 self._drop(uid)
         return bool(made)
-
-    def give_up_plans(self, node: str) -> None:
-        """Those on this node that are no promise."""
-        allocations = self._nodes.get(node)
-        for uid in tuple(allocations.by_uid) if allocations is not None and self._planned else ():
-            if uid in self._planned and uid not in self._kept:
-                self._drop(uid)
 
     def forget(self, uid: str) -> None:
         """The API server has refused an assumed placement. A bound one is not affected."""

@@ -133,4 +133,6 @@ class NodeAllocations:
         for allocation in self.by_uid.values():
             for part in allocation.placement.slices if allocation.placement else ():
                 sums[part.card] = sums.get(part.card, 0) + amount(part)
+        for part in (part for orphan in (self.node.orphans if self.node else ()) for part in orphan.slices):
+            sums[part.card] = sums.get(part.card, 0) + amount(part)
         return sums

@@ -154,9 +154,8 @@ class Rejections:
         same, units = alike(pod, pod.request), pod.request.units_per_card
         left = []
         for each in node.rejections:
-            if each.at_s >= at_s or (each.scope is Scope.ALIKE and each.alike != same):
-                left.append(each)
-            elif each.scope is Scope.CARDS and units < each.units:  # less than what was rejected
+            is_like = each.alike == same if each.scope is Scope.ALIKE else units >= each.units
+            if each.at_s >= at_s or not (is_like or each.scope is Scope.NODE):
                 left.append(each)
             elif each.scope is Scope.CARDS and each.cards - cards:
                 left.append(replace(each, cards=each.cards - cards))

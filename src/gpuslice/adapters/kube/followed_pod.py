@@ -29,7 +29,7 @@ class Identity(msgspec.Struct, gc=False, frozen=True):
 
 
 class PodNews(NamedTuple):
-    """What a pod says. `terms`: of a pod that waits, if it has any; `refusal`: kubelet did not let it start."""
+    """What a pod says. `terms`: of one that waits, if it has any; `refusal`: of one that may not start."""
 
     view: Pod
     terms: Terms | None

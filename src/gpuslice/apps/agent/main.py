@@ -41,6 +41,7 @@ from gpuslice.apps.agent.dra.service import ClaimService
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
+from gpuslice.apps.agent.orphans import Orphans
 from gpuslice.apps.agent.plugin import GpuMemoryPlugin, plugin_options
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
 from gpuslice.apps.agent.reconciler import AssignmentSource, Reconciler
@@ -119,9 +120,9 @@ class Agent:
             obstacle=self._no_claims_yet,
         )  # fmt: skip
         self.watchdog = Watchdog(
-            source, state, folders, writer, counters=self.counters, settings=settings, proc=proc
-        )
+            source, state, folders, writer, counters=self.counters, settings=settings, proc=proc)  # fmt: skip
         self.refused_memory = RefusedMemory(state, folders, writer)
+        self.orphans = Orphans(state, self.reconciler, folders, self.node, writer, every_s=every_s, proc=proc)
         self._source = source
         self._obstacle = "starting"  # why the plugin must not register with kubelet yet
         self._reported = ""
@@ -196,6 +197,7 @@ class Agent:
             "record of cards": self.cards.record(),
             "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
+            "orphans": _after(self.orphans.run, self._pods.synced, self.lock.held),
             "device assignments": _after(self.reconciler.run, self._pods.synced, self.lock.held),
         }
 

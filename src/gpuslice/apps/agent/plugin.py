@@ -158,7 +158,7 @@ class GpuMemoryPlugin(DevicePluginService):
             isolation, pod = state.rules.isolation, state.pod(recipient.uid)
             pod_units = pod.view.request.units if pod and pod.view.request else None
             grant = container_grant(ids, state.node, pod_units=pod_units, isolation=isolation)
-            occupied = {each.folder for each in state.maybe_forgotten()}
+            occupied = {each.folder for each in (*state.maybe_forgotten(), *state.orphans)}
             mounts: tuple[HostMount, ...] = ()
             if isolation:
                 limits_compute = state.rules.limits_compute
@@ -286,7 +286,8 @@ class GpuMemoryPlugin(DevicePluginService):
         if holder is not None:
             name = container.name if container else ""
             limited = not self._options.allow_cgpu_disable or name not in holder.pod.unlimited
-            occupied = frozenset(each.folder for each in self._state.forgotten())
+            unlisted = (*self._state.forgotten(), *self._state.orphans)
+            occupied = frozenset(each.folder for each in unlisted)
         self._folders.start(
             ids,
             grant.limits,

@@ -1,7 +1,7 @@
 """Learns from each pod that a kubelet rejects, and tells those who should know.
 
-What is known is in the ledger, and where the next pods go is for the `Placer` to say. Here it is kept up to
-date with the API server: after a start or a change of the leader from the failed pods that are listed.
+Where the next pods go is for the `Placer` to say. Here what is known is kept up to date with the API server,
+after a start by the failed pods that are listed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.core.contract import AMOUNT_NAMES, CARDS_NAMES, NODE_OUT_OF_USE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod, Request
-from gpuslice.core.rejections import KNOWN_REASONS, Backoff, Rejection, rejection_of, words_of
+from gpuslice.core.preemption import HIGHEST
+from gpuslice.core.rejections import KNOWN_REASONS, Backoff, Rejection, Rejections, rejection_of, words_of
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ OURS = "gpuslice.io/"
 
 
 class KubeletRejections:
-    """Keeps the ledger's rejections. `now_ns`: since the epoch, as assume times are."""
+    """What kubelets have rejected. `now_ns`: since the epoch, as assume times are."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class KubeletRejections:
     ) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()  # by node and reason
         self._ledger = ledger
-        self._rejections = ledger.rejections
+        self._rejections = Rejections()
         self._leadership = leadership
         self._events = events
         self._now_ns = now_ns
@@ -119,7 +120,8 @@ class KubeletRejections:
         """Count it, give up what was planned there, and tell the node, and whoever makes the next pod."""
         now_s = self.now_s
         self._rejections.forget_old(now_s)
-        self._ledger.give_up_plans(rejection.node)
+        if pod.request is not None:
+            self._ledger.make_way(pod.request, HIGHEST, rejection.node)  # what is planned there too
         if not self._leadership.leading:
             return
         reason = rejection.reason if rejection.reason in KNOWN_REASONS else OTHER_REASON
@@ -157,6 +159,9 @@ class KubeletRejections:
         if placement.node in self._rejections:
             cards = frozenset(part.card for part in placement.slices)
             self._rejections.tried(pod.uid, placement.node, cards, self.now_s)
+
+    def __bool__(self) -> bool:
+        return bool(self._rejections)
 
     def families(self) -> list[Family]:
         """Series vanish with their node."""

@@ -108,9 +108,8 @@ class Extender:
         self.leadership = leadership = Leadership()
         lease, date = lease_of(settings), partial(_date, now_ns)
         if settings.leader_elect:
-            leadership.elector = LeaseElector(
-                client, lease, changed=self._lease_changed, clock=clock, now=date
-            )
+            changed = self._lease_changed
+            leadership.elector = LeaseElector(client, lease, changed=changed, clock=clock, now=date)
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
         self.rejections = KubeletRejections(ledger, leadership, self.events, now_ns=now_ns)
         self.placer = placer = Placer(ledger, self.policy, settings.filter_best, rejections=self.rejections)
@@ -118,28 +117,20 @@ class Extender:
         self.reserver = Reserver(ledger, self.waker.free_again)
         search, limits = settings.nominate_from if settings.nominate else 0, nomination_limits
         nominator = Nominator(client, placer, self.reserver, leadership, search=search, limits=limits)
-        self.nominator = nominator
+        self.nominator, enabled = nominator, settings.preemption
         self.metrics = Metrics(ledger, api or api_times())
-        times, enabled = self.metrics.pods, settings.preemption
         self.gated = GatedGroups(client, placer, self.waker, leadership, self.events, clock=clock)
         self.world = World(
-            client,
-            ledger,
-            nominator,
-            self.waker,
-            self.events,
-            groups=self.gated,
-            times=times,
-            rejections=self.rejections,
-            clock=clock,
-        )
+            client, ledger, nominator, self.waker, self.events,
+            groups=self.gated, times=self.metrics.pods, rejections=self.rejections, clock=clock,
+        )  # fmt: skip
         self.preemptor = Preemptor(client, ledger, self.reserver, leadership, self.events, enabled=enabled)
         self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         traces, timeout_s = PodTraces(self.spans, now_ns), settings.bind_timeout_s
         self.binder = Binder(
-            client, placer, nominator, journal, leadership, traces=traces, timeout_s=timeout_s, now_ns=now_ns
-        )
+            client, placer, nominator, journal, leadership, traces=traces, timeout_s=timeout_s,
+            now_ns=now_ns)  # fmt: skip
         self.stranded, self.groups = StrandedPods(placer, self.waker, leadership), GroupHolds(placer)
         self.batch_preemptor = BatchPreemptor(client, placer, nominator, self.preemptor, leadership)
         self.cycle = SchedulingCycle(
@@ -151,9 +142,8 @@ class Extender:
             batch_preemptor=self.batch_preemptor,
             groups=self.groups,
             gated=self.gated,
-            rejections=self.rejections,
             events=self.events,
-            times=times,
+            times=self.metrics.pods,
             traces=traces,
             explain=settings.explain_refusals,
             replica=settings.lease_identity or platform.node(),

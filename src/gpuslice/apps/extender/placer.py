@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from gpuslice.apps.extender.kubelet_rejections import KubeletRejections, sentences
@@ -33,7 +35,7 @@ class Placer:
         rejections: KubeletRejections | None = None,
     ) -> None:
         self.ledger = ledger
-        self.rejections = rejections
+        self._rejections = rejections
         self.policy = policy
         self.filter_best = filter_best
         self._names: list[str] = []  # by row
@@ -128,11 +130,15 @@ class Placer:
         spread_keys[best[np.argsort(-total, kind="stable")]] = np.arange(len(best))
         return spread_keys
 
+    def backoffs(self, pod: Pod, request: Request) -> Sequence[Backoff]:
+        """What kubelets' rejections keep the pod from now, by node."""
+        return self._rejections.backoffs(pod, request) if self._rejections is not None else ()
+
     def _backed_off(self, pod: Pod, request: Request) -> tuple[list[int], list[int]]:
         """The rows where what kubelets rejected leaves the pod no room now, and those that it takes last."""
         closed: list[int] = []
         last_choice: list[int] = []
-        for each in self.rejections.backoffs(pod, request) if self.rejections is not None else ():
+        for each in self.backoffs(pod, request):
             row, state = self.ledger.fleet.row_of.get(each.node), self.ledger.state(each.node)
             if row is None or state is None:
                 continue
@@ -184,7 +190,9 @@ class Placer:
         if slots is None:
             return refuse(state, request)
         taken = self.ledger.reservations.taken(node_name, pod.uid, pod.priority) if pod else NOTHING_TAKEN
-        backoff = self.rejections.on(node_name, pod, request) if pod and self.rejections else None
+        backoff = (
+            self._rejections.on(node_name, pod, request) if pod and self._rejections is not None else None
+        )
         if backoff is not None:
             return self._beside(backoff, open_to(allocations, taken), request)
         if taken:
@@ -201,6 +209,6 @@ class Placer:
             chosen = self.choose_cards(node_name, request, pod)
         if isinstance(chosen, Refusal):
             return chosen
-        if self.rejections is not None:
-            self.rejections.tried(pod, chosen)
+        if self._rejections is not None:
+            self._rejections.tried(pod, chosen)
         return self.ledger.assume(pod, chosen) or chosen

@@ -28,7 +28,7 @@ from gpuslice.adapters.wire.names import UNKNOWN, Json, Pieces
 from gpuslice.apps.extender.binder import Binder
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.group_holds import RESTS, GroupHolds
-from gpuslice.apps.extender.kubelet_rejections import KubeletRejections, sentences
+from gpuslice.apps.extender.kubelet_rejections import sentences
 from gpuslice.apps.extender.node_query import (
     NodeNames,
     NodeQuery,
@@ -85,7 +85,6 @@ class SchedulingCycle:
         batch_preemptor: BatchPreemptor,
         groups: GroupHolds,
         gated: GatedGroups,
-        rejections: KubeletRejections,
         events: PodEvents,
         times: PodTimes,
         traces: PodTraces,
@@ -95,7 +94,6 @@ class SchedulingCycle:
         self.ledger = placer.ledger
         self.refusals = Refusals(placer.ledger, placer.policy)
         self._placer = placer
-        self._rejections = rejections
         self._nominator = nominator
         self._preemptor = preemptor
         self._batch_preemptor = batch_preemptor
@@ -340,7 +338,7 @@ class SchedulingCycle:
 
     def _why(self, pod: Pod, request: Request, query: NodeQuery) -> str:
         """What the owner of a pod that fits nowhere is told."""
-        in_backoff = sentences(self._rejections.backoffs(pod, request))[:MOST_IN_BACKOFF]
+        in_backoff = sentences(self._placer.backoffs(pod, request))[:MOST_IN_BACKOFF]
         return "; ".join([self.refusals.explain(request, query), *in_backoff])
 
     def _why_not(
@@ -351,7 +349,7 @@ class SchedulingCycle:
         if len(kept):
             refused = np.setdiff1d(refused, kept)
         closed = [
-            row_of.get(each.node, NO_ROW) for each in self._rejections.backoffs(pod, request) if each.closed
+            row_of.get(each.node, NO_ROW) for each in self._placer.backoffs(pod, request) if each.closed
         ]
         in_backoff = refused[np.isin(query.rows.take(refused), closed)] if closed else refused[:0]
         if len(in_backoff):
