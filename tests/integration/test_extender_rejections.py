@@ -111,9 +111,7 @@ def test_the_next_pod_goes_to_another_node_and_the_owner_and_the_node_are_told()
         assert {first, second} == {"n1", "n2"}
         kinds = {each.partition(":")[0] for each in story.said("KubeletRejectsPods")}
         assert kinds == {"Node", "ReplicaSet"}
-        assert all(
-            f"card 0 of {first} is in back-off until" in each for each in story.said("KubeletRejectsPods")
-        )
+        assert all(f"kubelet on {first} rejected 1 pod" in each for each in story.said("KubeletRejectsPods"))
 
 
 def test_the_next_pod_takes_another_card_where_no_other_node_has_room() -> None:
@@ -134,7 +132,7 @@ def test_a_pod_without_other_room_waits_with_the_reason_and_is_tried_again() -> 
         assert story.send("b") == ""
         story.calm()
         (told,) = story.said("InsufficientGPU")
-        assert "card 0 of n1 is in back-off until" in told
+        assert "card 0 there is in back-off until" in told
         assert UNAVAILABLE in told
         before = story.versions()
         story.calm(FIRST_BACKOFF_S - 2)

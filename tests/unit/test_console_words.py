@@ -22,7 +22,10 @@ STATIC = SOURCE / "apps" / "console" / "static"
 CATALOGUE: dict[str, str] = json.loads((STATIC / "sentences.zh.json").read_text())
 SAYING = (
     *(f"core/{name}.py" for name in ("explanation", "lookalikes", "placement", "request", "claim_shape")),
-    *(f"apps/diagnosis/doctor_{name}.py" for name in ("nodes", "pods", "plugins", "claims", "services")),
+    *(
+        f"apps/diagnosis/doctor_{name}.py"
+        for name in ("nodes", "pods", "plugins", "rejections", "claims", "services")
+    ),
     "apps/diagnosis/pod_explanation.py",
     "apps/diagnosis/other_pods.py",
     "apps/diagnosis/claims.py",

@@ -252,13 +252,14 @@ def test_an_unreadable_list_of_unhealthy_cards_takes_none_away(
 
 # -- containers without their pod ---------------------------------------------------------------------------
 
+CARDS = make_node(cards=(15, 15, 15)).cards
 STUCK = (Orphan("default/stuck", (CardSlice(0, 15), CardSlice(2, 4))), Orphan("a/b", (CardSlice(2, 1),)))
 
 
 def test_what_containers_without_their_pod_hold_is_read_as_it_was_written() -> None:
     text = encode_orphans(STUCK)
     assert text == '[{"pod":"default/stuck","cards":{"0":15,"2":4}},{"pod":"a/b","cards":{"2":1}}]'
-    assert decode_orphans(text) == STUCK
+    assert decode_orphans(text, CARDS) == STUCK
     assert encode_orphans(()) is None
 
 
@@ -276,6 +277,8 @@ def test_what_containers_without_their_pod_hold_is_read_as_it_was_written() -> N
         '[{"pod":"a","cards":{"-1":1}}]',
         '[{"pod":"a","cards":{"999":1}}]',
         '[{"pod":"a","cards":{"0":1e30}}]',
+        '[{"pod":"a","cards":{"0":16}}]',
+        '[{"pod":"a","cards":{"3":1}}]',
         '[{"pod":"a","cards":{"0":99999999999}}]',
         "[" * 5000,
         '[{"pod":"a","cards":{"0":1}},' * 5000,
@@ -283,9 +286,9 @@ def test_what_containers_without_their_pod_hold_is_read_as_it_was_written() -> N
 )
 def test_a_corrupt_account_of_them_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ContractError, match=NODE_ORPHANS):
-        decode_orphans(text)
+        decode_orphans(text, CARDS)
 
 
 def test_their_names_control_no_terminal() -> None:
-    (found,) = decode_orphans('[{"pod":"a\\u001b[31m","cards":{"0":1}}]')
+    (found,) = decode_orphans('[{"pod":"a\\u001b[31m","cards":{"0":1}}]', CARDS)
     assert found.pod.isprintable()

@@ -227,8 +227,8 @@ def test_it_is_said_in_one_sentence() -> None:
     found = kubelets.backoff()
     assert found is not None
     assert words_of(found, "17:00:15 UTC") == (
-        "card 0 of n1 is in back-off until 17:00:15 UTC: kubelet rejected 1 pod there, the last one with "
-        f"UnexpectedAdmissionError ({UNAVAILABLE})"
+        f"kubelet on n1 rejected 1 pod, the last one with UnexpectedAdmissionError ({UNAVAILABLE}): "
+        "card 0 there is in back-off until 17:00:15 UTC"
     )
 
 

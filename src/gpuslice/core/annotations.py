@@ -239,16 +239,17 @@ def encode_orphans(orphans: Iterable[Orphan]) -> str | None:
     return msgspec.json.encode(records).decode() if records else None
 
 
-def decode_orphans(text: str) -> tuple[Orphan, ...]:
-    """What runs on a node without its pod, by the node's annotation. Raises `ContractError`."""
+def decode_orphans(text: str, cards: Iterable[Card]) -> tuple[Orphan, ...]:
+    """What runs on a node with these cards without its pod, by its annotation. Raises `ContractError`."""
     try:
         records = _ORPHANS.decode(text[:MOST_ORPHANS_TEXT])
     except (msgspec.DecodeError, RecursionError) as error:
         must_be = f"a list of pod and units by card ({error})"
         raise ContractError(f'annotation "{NODE_ORPHANS}"', text, must_be) from error
-    cards = [(card, units) for each in records for card, units in each.cards.items()]
-    if not all(0 <= card < MOST_CARDS and 0 < units <= MOST_UNITS for card, units in cards):
-        must_be = f"cards below {MOST_CARDS}, with 1 to {MOST_UNITS} units"
+    most = {card.index: card.units for card in cards}
+    held = [(card, units) for each in records for card, units in each.cards.items()]
+    if not all(0 < units <= most.get(card, 0) for card, units in held):
+        must_be = "cards of the node, with no more units than each has"
         raise ContractError(f'annotation "{NODE_ORPHANS}"', text, must_be)
     return tuple(
         Orphan(printable(each.pod), tuple(CardSlice(*part) for part in sorted(each.cards.items())))

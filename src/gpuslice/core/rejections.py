@@ -199,8 +199,8 @@ class Rejections:
         """The same of one node."""
         return self._backoff(node, pod, request, now_s) if node in self._nodes else None
 
-    def nodes_in_backoff(self, now_s: float) -> Iterator[tuple[str, float, Sequence[Rejection]]]:
-        """Nodes where something is closed to somebody now: until when, and what was rejected there."""
+    def by_node(self) -> Iterator[tuple[str, float, Sequence[Rejection]]]:
+        """Of each node, until when something is closed to somebody there, and what was rejected."""
         for name, node in self._nodes.items():
             by_subject: dict[object, list[float]] = {}
             for each in node.rejections:
@@ -208,8 +208,7 @@ class Rejections:
                 for subject in subjects:
                     by_subject.setdefault(subject, []).append(each.at_s)
             opens_s = max((_opens_s(times, node) for times in by_subject.values()), default=-inf)
-            if opens_s > now_s:
-                yield name, opens_s, node.rejections
+            yield name, opens_s, node.rejections
 
     def _backoff(self, name: str, pod: Pod, request: Request, now_s: float) -> Backoff | None:
         node, same = self._nodes[name], alike(pod, request)
@@ -316,14 +315,11 @@ def rejection_of(pod: Pod, refusal: KubeletRefusal, now_s: float, *, is_news: bo
 
 def words_of(backoff: Backoff, at: str) -> str:
     """A sentence without its full stop; `at`: when it is tried again, in words."""
-    last = backoff.last
-    what = backoff.node
-    if not backoff.closed:
-        cards = ", ".join(map(str, sorted(backoff.closed_cards)))
-        what = f"card {cards} of {what}"
+    cards, last = ", ".join(map(str, sorted(backoff.closed_cards))), backoff.last
+    who = counted(backoff.count, "pod")
     return (
-        f"{what} is in back-off until {at}: kubelet rejected {counted(backoff.count, 'pod')} there, the last "
-        f"one with {last.reason} ({last.message})"
+        f"kubelet on {backoff.node} rejected {who}, the last one with {last.reason} ({last.message}): "
+        f"{'the node' if backoff.closed else f'card {cards} there'} is in back-off until {at}"
     )
 
 

@@ -192,7 +192,9 @@ def node_of(
         problem = problem or str(error)
     orphans: tuple[Orphan, ...] = ()
     try:
-        orphans = decode_orphans(annotations[NODE_ORPHANS]) if NODE_ORPHANS in annotations else ()
+        orphans = (
+            decode_orphans(annotations[NODE_ORPHANS], cards) if cards and NODE_ORPHANS in annotations else ()
+        )
     except ContractError as error:
         problem = problem or str(error)
     node = Node(
@@ -209,7 +211,7 @@ def node_of(
         names=names,
         tier=TIERS.get(annotations.get(NODE_TIER, ""), Tier.NONE),
         links=links,
-        orphans=orphans if cards else (),
+        orphans=orphans,
         kubelet_away=annotations.get(NODE_KUBELET_AWAY) == "true",
     )
     return with_unhealthy(node, unhealthy)

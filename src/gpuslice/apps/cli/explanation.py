@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,10 +32,12 @@ from gpuslice.apps.diagnosis.pod_explanation import (
     kind_of,
     place_of,
 )
+from gpuslice.apps.diagnosis.rejections import read_rejections, why_kept_off
 from gpuslice.apps.diagnosis.usage import read_containers
 from gpuslice.core.contract import LABEL_GROUP_NAME
 from gpuslice.core.errors import GpusliceError, printable
 from gpuslice.core.lookalikes import resource_hints
+from gpuslice.core.rejections import Rejections
 
 SHOWN_EVENTS = 5
 _NAME = re.compile(r"[a-z0-9A-Z]([-a-z0-9A-Z.]*[a-z0-9A-Z])?")
@@ -182,6 +185,9 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
         usage = [each for node in sorted(holding) for each in read_containers(client, node)]
     except KubeError:  # if the exporter cannot be queried, usage is unknown
         usage = []
+    now_s = time.time()
+    waits = any(not pod.spec.node_name for pod in pods)
+    rejections = read_rejections(client, living, now_s) if waits else Rejections()
     by_name, places = {node.metadata.name: node for node in nodes}, [place_of(node) for node in nodes]
     namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
     if len(pods) == 1:
@@ -205,6 +211,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             events=events.get(name, ()),
             usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
             claims=claims,
+            kept_off=[*why_kept_off(rejections, view, now_s)],
         )
         yield known[kind]
 

@@ -104,6 +104,7 @@ class Health:
             slices=state.slices.objects(),
             hooks=state.own_hooks(),
             claims=state.claims if state.follows_claims else None,
+            rejections=state.rejections(time.time()),
             unreadable=[each.plural for each in small if not each.synced],
             node_label=self._node_label,
         )

@@ -7,6 +7,7 @@ from gpuslice.apps.diagnosis import (
     doctor_nodes,
     doctor_plugins,
     doctor_pods,
+    doctor_rejections,
     doctor_scheduler,
     doctor_services,
 )
@@ -19,6 +20,8 @@ WATCHED_CHECKS = (
     doctor_plugins.updates,
     doctor_nodes.one_unit,
     doctor_nodes.one_set_of_names,
+    doctor_rejections.rejecting,
+    doctor_rejections.orphans,
     doctor_pods.pods_and_cards,
     doctor_pods.running_without_devices,
     doctor_pods.misspelt,

@@ -27,11 +27,13 @@ from gpuslice.adapters.kube.resources import (
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
+from gpuslice.apps.diagnosis.rejections import read_rejections
 from gpuslice.apps.diagnosis.rights import Right, missing_rights
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of, wants_agent
 from gpuslice.core.quantity import whole_number
+from gpuslice.core.rejections import Rejections
 from gpuslice.core.views import names_offered
 
 T = TypeVar("T")
@@ -87,6 +89,7 @@ class Facts:
     claims: Claims | None = None  # if any node or pod uses claims
     classes: Sequence[Object] = ()  # DeviceClasses, read with claims
     managers: Sequence[Object] = ()  # pods of kube-controller-manager, read with claims
+    rejections: Rejections = field(default_factory=Rejections)  # of kubelets
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
     wants_cards: bool = False  # whether a cluster without a sharing node is a problem
@@ -201,7 +204,7 @@ def read_facts(
 
     `places`: namespace and name of services whose endpoints are needed besides ours.
     """
-    reader = _Reader(client)
+    reader, now = _Reader(client), datetime.now(UTC)
     nodes = client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
@@ -246,9 +249,11 @@ def read_facts(
         claims=_claims(reader, nodes, pods, device_slices) if by_claims else None,
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
+        rejections=read_rejections(client, pods, now.timestamp()),
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,
+        now=now,
     )
 
 

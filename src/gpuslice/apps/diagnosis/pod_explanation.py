@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.rejected_pod import refusal_in
 from gpuslice.apps.diagnosis.advice import suggestion_of
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import Decision
@@ -79,10 +80,12 @@ def explained(
     events: Sequence[objects.Event] = (),
     usage: Sequence[ContainerUsage] = (),
     claims: Claims | None = None,
+    kept_off: Sequence[str] = (),
 ) -> PodExplanation:
     """One pod of the cluster in `ledger` and `nodes`; `events` and `usage` are of this pod.
 
-    `places`: `place_of` all nodes; irrelevant for a pod on a node. `claims`: of the cluster.
+    `places`: `place_of` all nodes; irrelevant for a pod on a node. `claims`: of the cluster. `kept_off`: what
+    kubelets' rejections keep it from now, in sentences.
     """
     view, claimed = view_with_claims(found, claims)
     begun = PodExplanation(
@@ -96,7 +99,7 @@ def explained(
         claims=claimed.names if claimed else (),
     )
     if view.finished:
-        return replace(begun, hints=tuple(_after_the_end(view)))
+        return replace(begun, hints=tuple(_after_the_end(found, view)))
     if claims is not None and claimed is not None:
         answered = _of_claims(begun, found, claims.ledger, places, nodes.get(view.node))
         return replace(answered, hints=(*claimed.hints, *answered.hints))
@@ -104,7 +107,8 @@ def explained(
         return replace(begun, hints=tuple(of_others(found, ledger, nodes)))
     if view.node or view.request is None:
         return _on_its_node(begun, found, ledger, nodes.get(view.node))
-    return _waiting(begun, found, ledger, places)
+    waits = _waiting(begun, found, ledger, places)
+    return replace(waits, hints=(*kept_off, *waits.hints))
 
 
 def _waiting(
@@ -300,9 +304,14 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             yield f"Container {each.name} {', '.join(parts)}."
 
 
-def _after_the_end(view: Pod) -> Iterator[str]:
+def _after_the_end(pod: objects.Pod, view: Pod) -> Iterator[str]:
     """What a pod that has ended still shows in its annotations is over."""
-    if view.placement is not None:
+    if view.node and (refusal := refusal_in(pod)) is not None:
+        yield (
+            f"kubelet on {view.node} did not let it start: {refusal.reason} ({refusal.message}). It held no "
+            "card; pods like it are kept off there for a while."
+        )
+    elif view.placement is not None:
         cards = ", ".join(str(part.card) for part in view.placement.slices)
         which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
         units = counted(view.placement.units, "unit")

@@ -72,6 +72,13 @@ def _node(allocations: NodeAllocations) -> InspectedNode:
             for part in each.placement.slices
             if part.card == card.index
         ]
+        pods += [
+            PodShare(f"{name} (gone)", namespace, part.units)
+            for orphan in allocations.node.orphans
+            for namespace, _, name in [orphan.pod.partition("/")]
+            for part in orphan.slices
+            if part.card == card.index
+        ]
         pods.sort(key=lambda pod: (pod.namespace, pod.name))
         devices.append(Device(card.index, card.units, sum(pod.used_gpu for pod in pods), pods))
     total, used = sum(each.total_gpu for each in devices), sum(each.used_gpu for each in devices)

@@ -172,7 +172,8 @@ class KubeletRejections:
         )
         for (node, reason), count in sorted(self.counts.items()):
             rejected.add(count, labels({"node": node, "reason": reason}))
-        waiting = sum(1 for _ in self._rejections.nodes_in_backoff(self.now_s))
+        self._rejections.forget_old(self.now_s)
+        waiting = sum(opens_s > self.now_s for _, opens_s, _ in self._rejections.by_node())
         about = "Nodes where pods are kept off a card, or all of it, because kubelet rejected some."
         return [
             rejected,
