@@ -185,9 +185,8 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
         usage = [each for node in sorted(holding) for each in read_containers(client, node)]
     except KubeError:  # if the exporter cannot be queried, usage is unknown
         usage = []
-    now_s = time.time()
     waits = any(not pod.spec.node_name for pod in pods)
-    rejections = read_rejections(client, living, now_s) if waits else Rejections()
+    rejections = read_rejections(client, living) if waits else Rejections()
     by_name, places = {node.metadata.name: node for node in nodes}, [place_of(node) for node in nodes]
     namespace, fields = pods[0].metadata.namespace, "involvedObject.kind=Pod"
     if len(pods) == 1:
@@ -211,7 +210,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             events=events.get(name, ()),
             usage=[each for each in usage if (each.namespace, each.pod) == (namespace, name)],
             claims=claims,
-            kept_off=[*why_kept_off(rejections, view, now_s)],
+            kept_off=[*why_kept_off(rejections, view, time.time())],
         )
         yield known[kind]
 

@@ -204,7 +204,7 @@ def read_facts(
 
     `places`: namespace and name of services whose endpoints are needed besides ours.
     """
-    reader, now = _Reader(client), datetime.now(UTC)
+    reader = _Reader(client)
     nodes = client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
@@ -225,16 +225,15 @@ def read_facts(
     called = {service for hook in hooks if (service := hook_service(hook)) is not None}
     wanted = {*places, *called}
     wanted |= {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
-    secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
+    secrets = [reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called)]
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
     plugins, device_slices = reader.list(PODS, labels=PLUGIN_LABELS), reader.list(RESOURCE_SLICES)
+    rights = reader.asked(ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins, claiming), {})
     return Facts(
         nodes=nodes,
         pods=pods,
         plugins=plugins,
-        missing_rights=reader.asked(
-            ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins, claiming), {}
-        ),
+        missing_rights=rights,
         schedulers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=SCHEDULER_LABELS),
         config_maps=[each for space in spaces for each in reader.list(CONFIG_MAPS, space)],
         services=services,
@@ -249,11 +248,10 @@ def read_facts(
         claims=_claims(reader, nodes, pods, device_slices) if by_claims else None,
         classes=reader.list(DEVICE_CLASSES) if by_claims else (),
         managers=reader.list(PODS.as_dict(), SYSTEM_NAMESPACE, labels=MANAGER_LABELS) if by_claims else (),
-        rejections=read_rejections(client, pods, now.timestamp()),
+        rejections=read_rejections(client, pods),
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,
-        now=now,
     )
 
 

@@ -5,6 +5,7 @@ The extender knows the same, and a little more of what has changed since.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
@@ -44,13 +45,13 @@ def refused_among(pods: Iterable[objects.Pod]) -> Iterator[tuple[Pod, KubeletRef
             yield pod_view(each), refusal
 
 
-def read_rejections(client: SyncClient, living: Iterable[objects.Pod], now_s: float) -> Rejections:
+def read_rejections(client: SyncClient, living: Iterable[objects.Pod]) -> Rejections:
     """From the API server; nothing without permission to read all pods."""
     try:
         failed = client.list(PODS, fields=FAILED)
     except ForbiddenError:
         return Rejections()
-    return rejections_of(refused_among(failed), map(pod_view, living), now_s)
+    return rejections_of(refused_among(failed), map(pod_view, living), time.time())
 
 
 def why_kept_off(rejections: Rejections, pod: Pod, now_s: float) -> Iterator[str]:
