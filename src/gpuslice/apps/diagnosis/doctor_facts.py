@@ -228,7 +228,8 @@ def read_facts(
     secrets = [reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called)]
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
     plugins, device_slices = reader.list(PODS, labels=PLUGIN_LABELS), reader.list(RESOURCE_SLICES)
-    rights = reader.asked(ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins, claiming), {})
+    none: Mapping[tuple[str, str], list[Right]] = {}
+    rights = reader.asked(ACCESS_REVIEWS.plural, lambda: missing_rights(client, plugins, claiming), none)
     return Facts(
         nodes=nodes,
         pods=pods,
