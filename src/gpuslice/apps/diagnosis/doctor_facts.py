@@ -204,8 +204,7 @@ def read_facts(
 
     `places`: namespace and name of services whose endpoints are needed besides ours.
     """
-    reader = _Reader(client)
-    nodes = client.list(NODES)
+    reader, nodes = _Reader(client), client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
     by_claims = bool(claiming) or any(pod.spec.resource_claims for pod in pods)
