@@ -16,6 +16,7 @@ FORGOTTEN = "gpuslice_agent_container_forgotten"
 REFUSALS = "gpuslice_agent_refusals_total"
 EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
+REJECTIONS = "gpuslice_extender_rejections_total"
 WAITING = "gpuslice_extender_waiting_pods"
 ASKED = "gpuslice_extender_requests_total"
 ASKED_IN_VAIN = "gpuslice_extender_asked_while_not_ready_total"
@@ -27,7 +28,7 @@ CARD_HEALTHY = "gpuslice_agent_card_healthy"
 CERTIFICATE_EXPIRY = "gpuslice_process_certificate_expiry_timestamp_seconds"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 _OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
-OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY})
+OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, REJECTIONS, CERTIFICATE_EXPIRY})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
 RUNBOOK = "docs/operate/alerts.md"
 
@@ -373,6 +374,15 @@ ALERTS = (
         "Pods wait although they would fit on a node that kube-scheduler did not ask about.",
         "Set percentageOfNodesToScore: 100 in the profile that schedules them; gpuslice doctor says how "
         "many nodes are asked about.",
+    ),
+    Alert(
+        "GpuKubeletRejectsPods",
+        # each node's next pods are sent there ever more rarely, so few in half an hour are many
+        f"sum by (node) (increase({REJECTIONS}[30m])) > 1",
+        "warning",
+        "kubelet on {{ $labels.node }} rejects pods that were placed there: they fail without having run.",
+        "gpuslice doctor and kubectl describe node {{ $labels.node }} name the reason. Until it is gone, pods go "
+        "to other nodes, and wait where there is no other room.",
     ),
     Alert(
         "GpuSchedulerSilent",
