@@ -38,6 +38,18 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 class ChaosNode(NodeInMemory):
     """A node whose agent also sweeps, and reads what tenants write. Its files have its own clock's dates."""
 
+    refuses = False  # whatever is sent there
+    refused: int = 0
+
+    async def admit(self, pod: Object) -> None:
+        if not self.refuses:
+            await super().admit(pod)
+            return
+        self.refused += 1
+        message = "Pod was rejected: Allocate failed due to rpc error: odd, which is unexpected"
+        status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+        self.world.set_status(pod, status)
+
     def date_files(self) -> None:
         """Give what was written since the last time this world's date in place of the real one."""
         now_ns = self.world.now_ns(self.name)
@@ -136,6 +148,7 @@ class ChaosWorld(World):
         self.free_disk()
         self.start_extender()
         for node in self.nodes.values():
+            node.refuses = False
             if node.agent is None:
                 node.start_agent()
 
@@ -265,6 +278,26 @@ class ChaosWorld(World):
         self.network.calm()
         self.pass_time(seconds)
         self.network.calm()
+
+    def replaced_where_refused(self, seconds: float) -> int:
+        """A kubelet refuses all, and a controller makes another pod at once: how many fail in that time."""
+        node = self.nodes[self.dice.choice(sorted(self.nodes))]
+        node.refuses, node.refused = True, 0
+        until_s = self.loop.time() + seconds
+        while self.loop.time() < until_s:
+            there = {pod["metadata"]["name"]: pod for pod in self.pods()}
+            for pod in there.values():
+                if pod["status"].get("phase") == "Failed":
+                    self.remove(pod)
+            if all("nodeName" in pod["spec"] for pod in there.values() if _stays(pod)):
+                missing = [name for name in self.names if name not in there]
+                if missing:
+                    self.submit(missing[0])
+                else:
+                    self.delete(self.dice.choice(sorted(there)))
+            self.work_calmly()
+        node.refuses = False
+        return node.refused
 
     def tamper(self, pod: Object, metadata: Object) -> None:
         """Its owner changes annotations or labels of their pod, by a merge patch."""

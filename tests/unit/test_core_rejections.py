@@ -202,6 +202,25 @@ def test_nothing_is_held_against_a_node_for_ever() -> None:
     assert not kubelets.known
 
 
+def test_a_clock_that_is_set_back_closes_nothing_for_long() -> None:
+    kubelets = Kubelets()
+    kubelets.reject()
+    kubelets.now_s += 20
+    kubelets.known.tried("uid-other", "n1", frozenset({0}), kubelets.now_s)
+    kubelets.now_s -= 86_400
+    assert kubelets.closed() == set()
+
+
+def test_the_pod_that_tries_it_proves_it_whatever_its_nodes_clock_says() -> None:
+    kubelets = Kubelets()
+    kubelets.reject()
+    kubelets.opens()
+    tries = kubelets.pod(0)
+    kubelets.known.tried(tries.uid, "n1", frozenset({0}), kubelets.now_s)
+    kubelets.known.admitted(tries, kubelets.now_s - 86_400)
+    assert not kubelets.known
+
+
 def test_a_new_leader_finds_the_same_in_any_order() -> None:
     """Failed pods that are still listed say where and when; those that run disprove."""
     kubelets = Kubelets()

@@ -7,8 +7,8 @@ time that doubles with each round of rejections, and in doubt after that. What i
 where nothing else has room, and one pod at a time tries it. A pod that gets its devices there ends the doubt,
 a change on the node (somebody has ended, the agent or kubelet says something new) ends the waiting.
 
-All times are seconds since the epoch. What is known can be rebuilt from the pods that the API server lists,
-in any order.
+All times are seconds since the epoch; what is later than now, by a clock that was set back, says nothing.
+What is known can be rebuilt from the pods that the API server lists, in any order.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ class Rejections:
         node = self._nodes.get(pod.node)
         if node is None or pod.request is None or pod.placement is None:
             return
-        node.trials.pop(pod.uid, None)
+        if (trial := node.trials.pop(pod.uid, None)) is not None:
+            at_s = max(at_s, trial[1])  # whatever the clock of the pod's node says
         node.admitted_s = max(node.admitted_s, at_s)
         cards = frozenset(part.card for part in pod.placement.slices)
         same, units = alike(pod, pod.request), pod.request.units_per_card
@@ -216,7 +217,7 @@ class Rejections:
         mine = [
             each
             for each in node.rejections
-            if each.at_s > now_s - FORGOTTEN_AFTER_S and each.concerns(same, units)
+            if now_s - FORGOTTEN_AFTER_S < each.at_s <= now_s and each.concerns(same, units)
         ]
         if not mine:
             return None
@@ -234,7 +235,7 @@ class Rejections:
         # what is in doubt is tried by one pod at a time
         proven = not of_all and node.admitted_s > mine[-1].at_s
         for uid, (tried, since_s) in node.trials.items():
-            if uid != pod.uid and since_s + TRIAL_S > now_s:
+            if uid != pod.uid and since_s <= now_s < since_s + TRIAL_S:
                 if not proven:
                     node_opens_s = max(node_opens_s, since_s + TRIAL_S)
                 for card in tried & cards:
