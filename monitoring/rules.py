@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
+from monitoring.alert import Alert
 from monitoring.records import RECORDED
 
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
@@ -30,38 +30,6 @@ WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 _OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
 OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, REJECTIONS, CERTIFICATE_EXPIRY})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
-RUNBOOK = "docs/operate/alerts.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """`summary` and `action` may name labels: {{ $labels.pod }}."""
-
-    name: str
-    expression: str
-    severity: str
-    summary: str
-    action: str
-    lasting: str = "0s"
-
-    def rule(self) -> dict[str, Any]:
-        return {
-            "alert": self.name,
-            "expr": self.expression,
-            "for": self.lasting,
-            "labels": {"severity": self.severity},
-            "annotations": {
-                "summary": self.summary,
-                "description": self.action,
-                "runbook_url": self.runbook,
-            },
-        }
-
-    @property
-    def runbook(self) -> str:
-        """Its section on the runbook page; the chart puts the address before it."""
-        return f"{RUNBOOK}#{self.name.lower()}"
-
 
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
@@ -377,12 +345,10 @@ ALERTS = (
     ),
     Alert(
         "GpuKubeletRejectsPods",
-        # each node's next pods are sent there ever more rarely, so few in half an hour are many
         f"sum by (node) (increase({REJECTIONS}[30m])) > 1",
         "warning",
-        "kubelet on {{ $labels.node }} rejects pods that were placed there: they fail without having run.",
-        "gpuslice doctor and kubectl describe node {{ $labels.node }} name the reason. Until it is gone, pods go "
-        "to other nodes, and wait where there is no other room.",
+        "kubelet on {{ $labels.node }} rejects pods that were placed there: they fail and never ran.",
+        "gpuslice doctor and kubectl describe node {{ $labels.node }} name the reason; others go elsewhere.",
     ),
     Alert(
         "GpuSchedulerSilent",

@@ -69,7 +69,7 @@ def test_nobody_else_leaves_for_a_pod_that_lost_what_was_kept_for_it() -> None:
     story.calm(1)
     assert len(story.leaving()) == 1
     (name,) = [each for each in ("high-1", "high-2") if story.nominated(each)]
-    story.extender.ledger.reservations.drop(story.uids[name])
+    story.extender.ledger.holds.end_reservation(story.uids[name])
     story.api.patch(f"{PODS}/{name}/status", {"status": {"nominatedNodeName": None}})
     story.calm()
     assert story.propose_on(name, on) == {}

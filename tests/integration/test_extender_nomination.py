@@ -244,7 +244,7 @@ def test_held_cards_stay_where_giving_them_up_would_not_help(make: Make) -> None
     queue.search("p0")
     queue.add("huge", units=16)
     assert queue.search("huge") == []
-    assert queue.extender.ledger.plans == len(FEW)
+    assert queue.extender.ledger.holds.tentative_count == len(FEW)
 
 
 def test_a_bind_comes_before_any_plan(make: Make) -> None:
@@ -272,7 +272,7 @@ def test_what_came_to_nothing_is_taken_back(make: Make) -> None:
     assert queue.nominated("p2")  # its turn may come
     queue.calm(40)
     assert not any(queue.nominated(name) for name in FEW)
-    assert queue.extender.ledger.plans == 0
+    assert queue.extender.ledger.holds.tentative_count == 0
 
 
 def test_a_node_that_was_refused_is_not_named_again(make: Make) -> None:
@@ -376,7 +376,7 @@ def test_a_conflict_ends_the_plan_and_the_pod_is_bound_all_the_same(make: Make) 
     queue.take("p1")
     assert queue.where("p1")[0]
     queue.calm(40)
-    assert queue.extender.ledger.plans == 0
+    assert queue.extender.ledger.holds.tentative_count == 0
 
 
 def test_a_bind_waits_for_a_nomination_that_is_on_its_way_and_holds_its_cards_meanwhile(make: Make) -> None:
@@ -393,7 +393,7 @@ def test_who_leads_no_more_holds_nothing(make: Make) -> None:
     queue = make()
     queue.add(*FEW)
     queue.search("p0")
-    assert queue.extender.ledger.plans == len(FEW)
+    assert queue.extender.ledger.holds.tentative_count == len(FEW)
     queue.extender.nominator.retire()
-    assert queue.extender.ledger.plans == 0
-    assert list(queue.extender.ledger.reservations) == []
+    assert queue.extender.ledger.holds.tentative_count == 0
+    assert not queue.extender.ledger.holds.reserved

@@ -218,7 +218,7 @@ def _where(placement: Placement) -> str:
 
 
 def _row(ledger: Ledger, name: str) -> str:
-    held = ledger.allocations(name)
+    held = ledger.holds.on(name)
     assert held is not None
     assert held.node is not None
     used = held.used()

@@ -295,9 +295,9 @@ class ClusterState:
             row["state"] = "cordoned" if place.ready else "notReady"
         if state is None or not state.node.cards:
             return row
-        allocations = ledger.allocations(name)
-        used = allocations.used() if allocations is not None else {}
-        compute = allocations.compute_used() if allocations is not None and state.node.compute_percent else {}
+        holds = ledger.holds.on(name)
+        used = holds.used() if holds is not None else {}
+        compute = holds.compute_used() if holds is not None and state.node.compute_percent else {}
         models = {card.model for card in state.node.cards}
         row["model"] = ", ".join(sorted(filter(None, models)))
         row["shared"] = state.node.shared

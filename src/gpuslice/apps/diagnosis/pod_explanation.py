@@ -218,12 +218,12 @@ def _on_its_node(
 
 def _neighbours(view: Pod, ledger: Ledger) -> tuple[tuple[str, int], ...]:
     """The other pods on its cards, by name, with the units that they hold there."""
-    allocations = ledger.allocations(view.node) if view.node else None
-    if allocations is None or view.placement is None:
+    holds = ledger.holds.on(view.node) if view.node else None
+    if holds is None or view.placement is None:
         return ()
     cards = {part.card for part in view.placement.slices}
     found = []
-    for each in allocations.by_uid.values():
+    for each in holds.by_uid.values():
         if each.placement is not None and each.pod.uid != view.uid:
             units = sum(part.units for part in each.placement.slices if part.card in cards)
             found += [(each.pod.key, units)] if units else []

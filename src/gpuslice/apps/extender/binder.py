@@ -32,6 +32,7 @@ from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import EITHER_MEMORY
+from gpuslice.core.hold import HoldKind
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.views import names_our_resources
 
@@ -179,8 +180,8 @@ class Binder:
         self._expect_leading()
         # the pod as the watch shows it, otherwise as the API server does
         pod = self._ledger.pod_named(args.pod_namespace, args.pod_name)
-        held = self._ledger.allocation(pod.uid) if pod is not None else None
-        behind = held is not None and held.assumed and not held.planned  # an earlier call has bound it
+        held = self._ledger.holds.of(pod.uid) if pod is not None else None
+        behind = held is not None and held.kind is HoldKind.ASSUMED  # an earlier call has bound it
         if pod is None or pod.uid != args.pod_uid or behind:
             pod = await self._read(args)
         try:

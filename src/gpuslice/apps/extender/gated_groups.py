@@ -204,7 +204,7 @@ class GatedGroups:
             gated = any(pod.gates for pod in waiting.values())
             awake = gated or group.held or group.refused or group.progress.in_part
             if awake and now >= group.rests_until_s and self._hold(group):
-                held = [self._ledger.planned(uid) for uid in group.refused & group.held]
+                held = [self._ledger.holds.tentative(uid) for uid in group.refused & group.held]
                 if nodes := {each.node: each for each in held if each is not None}:
                     self._waker.free_again(*nodes.values())  # kube-scheduler asks again about its members
                     group.refused.clear()
@@ -252,7 +252,7 @@ class GatedGroups:
             placement = self._placer.choose_node(pod, everywhere, 1)
             placement = placement or self._placer.choose_node(pod, everywhere, 1, last_resort=True)
             self._tries += 1
-            if placement is not None and self._ledger.plan(pod, placement, makes_way=False) is None:
+            if placement is not None and self._ledger.hold_for_group(pod, placement) is None:
                 chosen.append(pod.uid)
             elif len(chosen) + len(missing) - number < needed:
                 break
@@ -272,7 +272,7 @@ class GatedGroups:
         """Drop from the holds members that are on a node by now, are gone, or have lost their cards."""
         progress = group.progress
         group.held = {
-            uid for uid in group.held if uid in progress.waiting and self._ledger.allocation(uid) is not None
+            uid for uid in group.held if uid in progress.waiting and self._ledger.holds.of(uid) is not None
         }
         group.passed &= group.held
         group.refused &= progress.waiting.keys()
@@ -297,12 +297,12 @@ class GatedGroups:
 
     def _has_begun(self, group: GatedGroup) -> bool:
         """Whether some members have cards or are getting them, so that the others are entitled to theirs."""
-        bound_now = any(self._ledger.planned(uid) is None for uid in group.held)
+        bound_now = any(self._ledger.holds.tentative(uid) is None for uid in group.held)
         return group.progress.in_part or bound_now
 
     def _release(self, group: GatedGroup) -> None:
         for uid in group.held:
-            if self._ledger.planned(uid) is not None:  # it is not being bound
+            if self._ledger.holds.tentative(uid) is not None:  # it is not being bound
                 self._ledger.forget(uid)
         group.held.clear()
         group.passed.clear()

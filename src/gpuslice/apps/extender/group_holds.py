@@ -80,7 +80,7 @@ class GroupHolds:
         group.members.add(pod.uid)
         self._group_of[pod.uid] = key
         group.active_s = now
-        planned = self._ledger.planned(pod.uid)
+        planned = self._ledger.holds.tentative(pod.uid)
         if planned is not None and [self._ledger.fleet.row_of.get(planned.node)] != query.rows.tolist():
             self._ledger.forget(pod.uid)
         return True
@@ -121,7 +121,7 @@ class GroupHolds:
 
     def _release(self, group: _Group) -> None:
         for uid in group.members:
-            if self._ledger.planned(uid) is not None:  # it was not bound meanwhile
+            if self._ledger.holds.tentative(uid) is not None:  # it was not bound meanwhile
                 self._ledger.forget(uid)
         group.members.clear()
 

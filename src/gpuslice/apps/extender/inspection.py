@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from gpuslice.core.holds import NodeHolds
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.node_allocations import NodeAllocations
 
 SLICE = 200  # nodes described before other requests get their turn
 
@@ -45,36 +45,36 @@ async def inspect_all(ledger: Ledger) -> Inspection:
     return Inspection([_node(each) async for each in known if each.node is not None and each.node.cards])
 
 
-async def _known(ledger: Ledger, names: Iterable[str]) -> AsyncIterator[NodeAllocations]:
+async def _known(ledger: Ledger, names: Iterable[str]) -> AsyncIterator[NodeHolds]:
     for number, name in enumerate(names):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)
-        if (allocations := ledger.allocations(name)) is not None:
-            yield allocations
+        if (holds := ledger.holds.on(name)) is not None:
+            yield holds
 
 
 def inspect_node(ledger: Ledger, name: str) -> Inspection:
     """One node, or an error if it is unknown."""
-    allocations = ledger.allocations(name)
-    if allocations is None or allocations.node is None:
+    holds = ledger.holds.on(name)
+    if holds is None or holds.node is None:
         return Inspection(None, f"node {name} is not known; /gpushare-scheduler/inspect lists those that are")
-    return Inspection([_node(allocations)])
+    return Inspection([_node(holds)])
 
 
-def _node(allocations: NodeAllocations) -> InspectedNode:
-    assert allocations.node is not None
+def _node(holds: NodeHolds) -> InspectedNode:
+    assert holds.node is not None
     devices = []
-    for card in allocations.node.cards:
+    for card in holds.node.cards:
         pods = [
             PodShare(each.pod.name, each.pod.namespace, part.units)
-            for each in allocations.by_uid.values()
+            for each in holds.by_uid.values()
             if each.placement is not None
             for part in each.placement.slices
             if part.card == card.index
         ]
         pods += [
             PodShare(f"{name} (gone)", namespace, part.units)
-            for orphan in allocations.node.orphans
+            for orphan in holds.node.orphans
             for namespace, _, name in [orphan.pod.partition("/")]
             for part in orphan.slices
             if part.card == card.index
@@ -82,7 +82,7 @@ def _node(allocations: NodeAllocations) -> InspectedNode:
         pods.sort(key=lambda pod: (pod.namespace, pod.name))
         devices.append(Device(card.index, card.units, sum(pod.used_gpu for pod in pods), pods))
     total, used = sum(each.total_gpu for each in devices), sum(each.used_gpu for each in devices)
-    return InspectedNode(allocations.name, total, used, devices)
+    return InspectedNode(holds.name, total, used, devices)
 
 
 async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, Any]]:
@@ -90,11 +90,11 @@ async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, An
     return [debug_node(each) async for each in _known(ledger, names)]
 
 
-def debug_node(allocations: NodeAllocations) -> dict[str, Any]:
+def debug_node(holds: NodeHolds) -> dict[str, Any]:
     """A node in full: what a bug report needs to become a test."""
-    state = allocations.state()
+    state = holds.state()
     return {
-        "name": allocations.name,
+        "name": holds.name,
         "gpus": [
             {"index": card.index, "uuid": card.uuid, "units": card.units, "left": left, "coreLeft": core}
             for card, left, core in zip(state.node.cards, state.left, state.compute_left, strict=True)
@@ -102,13 +102,12 @@ def debug_node(allocations: NodeAllocations) -> dict[str, Any]:
         "unhealthy": sorted(state.node.unhealthy),
         "packing": state.node.packing,
         "problem": state.node.problem,
-        "unplacedUnits": allocations.unplaced_units(),
+        "unplacedUnits": holds.unplaced_units(),
         "pods": [
             {
                 "uid": each.pod.uid,
                 "name": each.pod.key,
-                "assumed": each.assumed,
-                "planned": each.planned,
+                "hold": each.kind,
                 "assigned": each.pod.assigned,
                 "terminating": each.pod.terminating,
                 "units": each.pod.request.units if each.pod.request else None,
@@ -117,6 +116,6 @@ def debug_node(allocations: NodeAllocations) -> dict[str, Any]:
                 else None,
                 "problem": each.pod.problem,
             }
-            for _, each in sorted(allocations.by_uid.items())
+            for _, each in (*sorted(holds.by_uid.items()), *sorted(holds.reserved.items()))
         ],
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
@@ -23,13 +23,15 @@ from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.core.contract import AMOUNT_NAMES, CARDS_NAMES, NODE_OUT_OF_USE
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Placement, Pod, Request
+from gpuslice.core.model import Placement, Pod, Refusal, Request
+from gpuslice.core.placement import IN_BACKOFF, NodeState, place, without_cards
 from gpuslice.core.preemption import HIGHEST
 from gpuslice.core.rejections import KNOWN_REASONS, Backoff, Rejection, Rejections, rejection_of, words_of
 
 _log = logging.getLogger(__name__)
 
 REMEMBERED = 10_000  # uids of rejected pods, which the API server may list long after
+MOST_NAMED = 3  # nodes in one event
 OTHER_REASON = "other"
 OURS = "gpuslice.io/"
 
@@ -108,8 +110,8 @@ class KubeletRejections:
             del self.counts[key]
 
     def _ended(self, uid: str) -> None:
-        held = self._ledger.allocation(uid)
-        if held is not None and not held.planned:
+        held = self._ledger.holds.of(uid)
+        if held is not None and not held.kind.is_tentative:
             self._rejections.untried(uid, held.node)
             self._rejections.changed(held.node, self.now_s)
 
@@ -121,7 +123,7 @@ class KubeletRejections:
         now_s = self.now_s
         self._rejections.forget_old(now_s)
         if pod.request is not None:
-            self._ledger.make_way(pod.request, HIGHEST, rejection.node)  # what is planned there too
+            self._ledger.give_way(pod.request, HIGHEST, rejection.node)  # what was chosen there before
         if not self._leadership.leading:
             return
         reason = rejection.reason if rejection.reason in KNOWN_REASONS else OTHER_REASON
@@ -147,12 +149,31 @@ class KubeletRejections:
 
     # -- what is asked -----------------------------------------------------------------------------------
 
-    def backoffs(self, pod: Pod, request: Request) -> list[Backoff]:
-        """What the pod is kept from now, by node."""
-        return self._rejections.backoffs(pod, request, self.now_s) if self._rejections else []
+    def rows(self, pod: Pod, request: Request) -> tuple[list[int], list[int]]:
+        """The rows of the fleet where back-offs leave the pod no room now, and those that it takes last."""
+        closed: list[int] = []
+        last_choice: list[int] = []
+        for each in self._rejections.backoffs(pod, request, self.now_s) if self._rejections else ():
+            row, state = self._ledger.fleet.row_of.get(each.node), self._ledger.state(each.node)
+            if row is None or state is None:
+                continue
+            found = _place_beside(each, state, request)
+            if isinstance(found, Refusal):
+                closed.append(row)
+            elif each.doubtful or not each.doubtful_cards.isdisjoint(part.card for part in found.slices):
+                last_choice.append(row)
+        return closed, last_choice
 
-    def on(self, node: str, pod: Pod, request: Request) -> Backoff | None:
-        return self._rejections.on(node, pod, request, self.now_s) if self._rejections else None
+    def place(self, state: NodeState, pod: Pod, request: Request) -> Placement | Refusal | None:
+        """Cards of a node that are not in back-off; None if none are, so that the policy may choose."""
+        backoff = self._rejections.on(state.node.name, pod, request, self.now_s) if self._rejections else None
+        return _place_beside(backoff, state, request) if backoff is not None else None
+
+    def why(self, pod: Pod, request: Request) -> list[str]:
+        """What is closed to the pod now, for an event; not more than a few."""
+        found = self._rejections.backoffs(pod, request, self.now_s) if self._rejections else ()
+        closed = [each for each in found if each.closed or each.closed_cards]
+        return [words_of(each, clock_time(each.until_s)) for each in closed[:MOST_NAMED]]
 
     def tried(self, pod: Pod, placement: Placement) -> None:
         """The pod is about to be bound there."""
@@ -181,10 +202,14 @@ class KubeletRejections:
         ]
 
 
-def sentences(backoffs: Iterable[Backoff]) -> list[str]:
-    """What is closed now, for an event."""
-    closed = (each for each in backoffs if each.closed or each.closed_cards)
-    return [words_of(each, clock_time(each.until_s)) for each in closed]
+def _place_beside(backoff: Backoff, state: NodeState, request: Request) -> Placement | Refusal:
+    """On cards that are not in back-off, and on those in doubt only where no others have room."""
+    if backoff.closed:
+        return Refusal(IN_BACKOFF)
+    found = place(without_cards(state, backoff.doubtful_cards), request)
+    if isinstance(found, Refusal):
+        found = place(without_cards(state, backoff.closed_cards), request)
+    return found
 
 
 def clock_time(at_s: float) -> str:

@@ -28,14 +28,12 @@ from gpuslice.adapters.wire.names import UNKNOWN, Json, Pieces
 from gpuslice.apps.extender.binder import Binder
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.group_holds import RESTS, GroupHolds
-from gpuslice.apps.extender.kubelet_rejections import sentences
 from gpuslice.apps.extender.node_query import (
     NodeNames,
     NodeQuery,
     PassedNodes,
     Positions,
     Ranked,
-    Reason,
 )
 from gpuslice.apps.extender.nomination.nominator import Nominator
 from gpuslice.apps.extender.placer import Placer
@@ -44,12 +42,11 @@ from gpuslice.apps.extender.pod_times import PodTimes
 from gpuslice.apps.extender.pod_traces import PodTraces
 from gpuslice.apps.extender.preemption.batch_preemptor import BatchPreemptor
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
-from gpuslice.apps.extender.ranking import ImpossibleNodes, best_of, reasons, scores
+from gpuslice.apps.extender.ranking import best_of, scores
 from gpuslice.apps.extender.refusals import Refusals
 from gpuslice.apps.extender.stranded_pods import StrandedPods
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.model import Pod, Request
-from gpuslice.core.placement import TIER_TOO_LOW, not_shared, refuse
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.policy import NEVER
 from gpuslice.core.policy.fleet import Ints, Shape
@@ -63,9 +60,6 @@ POD_MISSING = "arg or pod is nil"
 NO_ROW = -2  # the row of no node, and not that of an unknown one either
 NAMES_MISSING = "cannot get node names"
 NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
-MOST_IN_BACKOFF = 3  # named in one event
-IN_BACKOFF = "The node is in back-off, since its kubelet rejected pods like this one"
-RESERVED = "The free cards are kept for a pod that others were evicted for"
 
 _EMPTY_LIST = b"[]"
 _EMPTY_OBJECT: Pieces = (b"{}",)
@@ -92,7 +86,7 @@ class SchedulingCycle:
         replica: str = "",
     ) -> None:
         self.ledger = placer.ledger
-        self.refusals = Refusals(placer.ledger, placer.policy)
+        self.refusals = Refusals(placer.ledger, placer.policy, placer.rejections, in_full=explain)
         self._placer = placer
         self._nominator = nominator
         self._preemptor = preemptor
@@ -106,8 +100,6 @@ class SchedulingCycle:
         self._traces = traces
         self._names = NodeNames(placer.ledger.fleet)
         self._passed = PassedNodes()
-        self._impossible = ImpossibleNodes(placer.ledger.fleet)
-        self._explain = explain
         self._replica = replica
         self.decisions: deque[dict[str, Any]] = deque(maxlen=KEPT_DECISIONS)  # of binds, the latest last
 
@@ -129,7 +121,7 @@ class SchedulingCycle:
 
         # nominated before: this one node was chosen for the pod, and its cards are held for it
         self._nominator.note_query(pod.uid, query)
-        planned = self.ledger.planned(pod.uid) if len(query.rows) == 1 else None
+        planned = self.ledger.holds.tentative(pod.uid) if len(query.rows) == 1 else None
         is_planned = planned is not None and self.ledger.fleet.row_of.get(planned.node) == query.rows[0]
         if is_planned or (pod.request is None and not pod.problem):  # or a pod that is none of our business
             self._passed.note(pod.uid, query.rows)
@@ -148,10 +140,10 @@ class SchedulingCycle:
         """The answer to filter for a pod that asks for cards."""
         # rank
         fleet, is_known = self.ledger.flush(), pod.uid in self.ledger.pods
-        keys, kept = self._placer.rank(query, pod, request)
-        if not (keys != NEVER).any() and self.ledger.make_way(request, pod.priority):
+        keys = self._placer.rank(query, pod, request)
+        if not (keys != NEVER).any() and self.ledger.give_way(request, pod.priority):
             fleet = self.ledger.flush()
-            keys, kept = self._placer.rank(query, pod, request)
+            keys = self._placer.rank(query, pod, request)
 
         # pass the node that is nominated now, otherwise the best few of those that fit
         if asking.spec.pod_group:
@@ -174,8 +166,8 @@ class SchedulingCycle:
             self._batch_preemptor.pending.note_refused(pod.uid, query)
             self._stranded.note_refused(pod.uid, query)
         if is_known:
-            self._events.warn(pod, "InsufficientGPU", self._why(pod, request, query))
-        return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, kept, request, pod))
+            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(request, query, pod))
+        return _answer(args, _EMPTY_LIST, passing, *self.refusals.by_node(request, query, pod))
 
     def _group_decides(
         self, args: ExtenderArgs, asking: WirePod, query: NodeQuery, pod: Pod, request: Request
@@ -195,20 +187,20 @@ class SchedulingCycle:
         self, args: ExtenderArgs, query: NodeQuery, pod: Pod, request: Request
     ) -> FilterResult:
         """The answer to filter for a member of a group by labels: the node that is held for it, or none."""
-        why_not, held = self._gated.ask(pod), self.ledger.allocation(pod.uid)
+        why_not, held = self._gated.ask(pod), self.ledger.holds.of(pod.uid)
         if held is None:
             self._passed.note(pod.uid, query.rows[:0])
             return _answer(args, _EMPTY_LIST, query.everyone[:0], *2 * (_of_all(query, why_not),))
         passing = np.flatnonzero(query.rows == self.ledger.fleet.row_of.get(held.node, NO_ROW))
-        if not len(passing) and held.planned:  # kube-scheduler's own filters exclude the held node
+        if not len(passing) and held.kind.is_tentative:  # kube-scheduler's own filters exclude the held node
             self.ledger.forget(pod.uid)
-            keys, _ = self._placer.rank(query, pod, request)
+            keys = self._placer.rank(query, pod, request)
             passing = self._placer.hold_best(pod, request, query, keys)
         self._passed.note(pod.uid, query.rows.take(passing))
         if not len(passing):
             self._gated.note_refused(pod.uid)
-            self._events.warn(pod, "InsufficientGPU", self._why(pod, request, query))
-            return _answer(args, _EMPTY_LIST, passing, *self._why_not(query, passing, request, pod))
+            self._events.warn(pod, "InsufficientGPU", self.refusals.explain(request, query, pod))
+            return _answer(args, _EMPTY_LIST, passing, *self.refusals.by_node(request, query, pod))
         self._gated.note_passed(pod.uid)
         self._binder.announce(pod.uid)
         return _answer(args, query.part(passing).raw, passing)
@@ -236,7 +228,7 @@ class SchedulingCycle:
         pod = self._asking(args.pod)[0] if args.pod is not None else None
         if pod is None or pod.request is None:
             return query.scores_json(np.zeros(len(query.rows), dtype=np.int64))
-        keys, _ = self._placer.rank(query, pod, pod.request)
+        keys = self._placer.rank(query, pod, pod.request)
         return query.scores_json(scores(keys))
 
     async def preempt(
@@ -278,7 +270,7 @@ class SchedulingCycle:
         why_not = f"pod {key}: {others}" if others else await self._binder.bind(args)
         took_s = time.monotonic() - began
         self._traces.bound(args.pod_uid, key, args.node, took_s, why_not)
-        known, held = self.ledger.pods.get(args.pod_uid), self.ledger.allocation(args.pod_uid)
+        known, held = self.ledger.pods.get(args.pod_uid), self.ledger.holds.of(args.pod_uid)
         slices = held.placement.slices if held is not None and held.placement is not None else ()
         decision = {
             "pod": key,
@@ -335,50 +327,6 @@ class SchedulingCycle:
             return best_of(keys, self._placer.filter_best)
         passing: Positions = fits.nonzero()[0]
         return passing
-
-    def _why(self, pod: Pod, request: Request, query: NodeQuery) -> str:
-        """What the owner of a pod that fits nowhere is told."""
-        in_backoff = sentences(self._placer.backoffs(pod, request))[:MOST_IN_BACKOFF]
-        return "; ".join([self.refusals.explain(request, query), *in_backoff])
-
-    def _why_not(
-        self, query: NodeQuery, kept: Positions, request: Request, pod: Pod
-    ) -> tuple[Pieces, Pieces]:
-        """Why each node was refused, and the same for those nodes where preemption cannot help."""
-        refused, row_of = query.everyone, self.ledger.fleet.row_of
-        if len(kept):
-            refused = np.setdiff1d(refused, kept)
-        closed = [
-            row_of.get(each.node, NO_ROW) for each in self._placer.backoffs(pod, request) if each.closed
-        ]
-        in_backoff = refused[np.isin(query.rows.take(refused), closed)] if closed else refused[:0]
-        if len(in_backoff):
-            refused = np.setdiff1d(refused, in_backoff)
-        too_low = refused[:0]
-        if request.min_tier:
-            too_low = refused[np.isin(query.rows.take(refused), self.ledger.rows_below(request.min_tier))]
-            refused = np.setdiff1d(refused, too_low)
-        by_tier = [(too_low, TIER_TOO_LOW)] if len(too_low) else []
-        compute_counts = bool(request.compute_percent or self.ledger.compute_required)
-        full = reasons(self.ledger.fleet, query, refused, request, compute_counts=compute_counts)
-        impossible = [(self._impossible.of(query, which, request), text) for which, text in full] + by_tier
-        others = [(kept, RESERVED), (in_backoff, IN_BACKOFF)]
-        failed = self._reasons_json(query, [*full, *by_tier, *others], request)
-        return failed, self._reasons_json(query, impossible, request)
-
-    def _reasons_json(self, query: NodeQuery, reasons: list[Reason], request: Request) -> Pieces:
-        """The reasons by node name; nodes that share no cards get a reason that names them."""
-        own: dict[str, str] = {}
-        if len(query.unknown):
-            own = {name: not_shared(name).reason for name in query.names(query.unknown)}
-        if self._explain:
-            for which, text in reasons:
-                for name in query.names(which):
-                    state = self.ledger.state(name)
-                    refusal = refuse(state, request) if state is not None else not_shared(name).reason
-                    own[name] = text if text == IN_BACKOFF else str(refusal)
-            reasons = []
-        return query.reasons_json(reasons, own)
 
 
 def _of_all(query: NodeQuery, reason: str) -> Pieces:

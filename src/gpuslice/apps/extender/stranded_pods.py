@@ -152,7 +152,7 @@ class StrandedPods:
                     del self._refused[uid]
                 continue
             late = refused.version == NEVER_ASKED and now_s > refused.at_s + UNANSWERED_FOR_S  # e.g. gated
-            if pod.node or self._ledger.allocation(uid) is not None:
+            if pod.node or self._ledger.holds.of(uid) is not None:
                 self.note_passed(uid)
                 continue
             if pod.request is None or late:

@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuslice.core.policy.fgd import Fgd
+from gpuslice.core.policy.fit import fitting_rows
 from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Shape
 from gpuslice.core.policy.opportunity import OpportunityCost
 from gpuslice.core.policy.packing import BestFit, Binpack, Spread
-from gpuslice.core.policy.ranking import NEVER, Policy, fitting_rows
+from gpuslice.core.policy.ranking import NEVER, Policy
 
 __all__ = [
     "DEFAULT_POLICY",

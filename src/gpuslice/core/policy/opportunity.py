@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gpuslice.core.policy.fit import card_fits
 from gpuslice.core.policy.fleet import Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.host_value import Scarce, host_value, scarce
 from gpuslice.core.policy.layout import layout_of
@@ -27,14 +28,7 @@ from gpuslice.core.policy.node_value import (
     demand_of,
 )
 from gpuslice.core.policy.packing import fullest_card
-from gpuslice.core.policy.ranking import (
-    NO_SLOT,
-    STEP_PARTS,
-    Policy,
-    RankCache,
-    card_fits,
-    keys_small_first,
-)
+from gpuslice.core.policy.ranking import NO_SLOT, STEP_PARTS, Policy, RankCache, keys_small_first
 from gpuslice.core.policy.slot_price import Turnover
 
 STEP = 0.02  # cards; costs closer together than this count as equal, except among nodes of one size

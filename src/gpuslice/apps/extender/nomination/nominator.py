@@ -7,7 +7,7 @@ that suits it best next to others of its kind (`replicas`), so only the search i
 
     a question about all nodes ──► these nodes suit pods with the same terms (`feasible_nodes`)
         ──► the next such pod in the queue: choose node and cards as bind would (`placer`)
-        ──► hold them (`Ledger.plan`), PATCH the nomination
+        ──► hold them (`Ledger.nominate`), PATCH the nomination
         ──► kube-scheduler asks about this one node: yes ──► bind
 
 A nomination is an additional write, which costs an API server twice as much as a Binding. It pays where a
@@ -140,7 +140,7 @@ class Nominator:
         waiting = self._waiting.pop(uid, None)
         self._queue.drop(uid)
         self._ready.discard(uid)
-        if waiting is not None and waiting.node and self._ledger.planned(uid):
+        if waiting is not None and waiting.node and self._ledger.holds.tentative(uid):
             self._ledger.forget(uid)
 
     def note_query(self, uid: str, query: NodeQuery) -> None:
@@ -188,7 +188,10 @@ class Nominator:
         open_rows = np.zeros(self._ledger.fleet.rows, dtype=np.bool_)
         open_rows[query.rows[query.rows >= 0]] = True
         placement = self._placer.choose_node(pod, open_rows, least=1)
-        if placement is None or self._ledger.plan(pod, placement) is not None:
+        if (
+            placement is None
+            or self._ledger.nominate(pod, placement, self._clock() + self._limits.kept_s) is not None
+        ):
             return None
         waiting.node, waiting.since_s = placement.node, self._clock()
         waiting.written_s, waiting.over = inf, False
@@ -223,7 +226,7 @@ class Nominator:
 
     def _end(self, uid: str, waiting: _Waiting) -> None:
         """Drop the plan for the pod; its status may still name the node."""
-        if self._ledger.planned(uid):
+        if self._ledger.holds.tentative(uid):
             self._ledger.forget(uid)
         self._reserver.disown(uid, waiting.node)
         self._ready.discard(uid)
@@ -251,21 +254,24 @@ class Nominator:
 
     def _choose(self) -> tuple[Pod, Placement] | None:
         """The next pod in the queue, with node and cards held for it from now on."""
-        if not self._nominates() or self._ledger.plans >= self._limits.plans:
+        if not self._nominates() or self._ledger.holds.tentative_count >= self._limits.plans:
             return None
         while (first := self._next()) is not None:
             uid, terms = first
             pod = self._ledger.pods.get(uid)
-            if pod is None or pod.node or pod.nominated or self._ledger.allocation(uid) is not None:
+            if pod is None or pod.node or pod.nominated or self._ledger.holds.of(uid) is not None:
                 self._queue.drop(uid)
                 continue
-            if self._ledger.reservations.of(uid) is not None:  # others were evicted for it
+            if uid in self._ledger.holds.reserved:  # others were evicted for it
                 self._queue.drop(uid)
                 continue
             feasible = self._feasible[terms]
-            least_room = max(self._limits.room, self._limits.spare * self._ledger.plans)
+            least_room = max(self._limits.room, self._limits.spare * self._ledger.holds.tentative_count)
             placement = self._placer.choose_node(pod, feasible.rows, least_room)
-            if placement is None or self._ledger.plan(pod, placement) is not None:
+            if (
+                placement is None
+                or self._ledger.nominate(pod, placement, self._clock() + self._limits.kept_s) is not None
+            ):
                 return None  # kube-scheduler searches for this one; the next pod is tried after that
             self._queue.nominate(uid)
             waiting = self._waiting[uid]
@@ -312,8 +318,8 @@ class Nominator:
             patience_s = self._limits.over_s if waiting.over else self._limits.kept_s
             if not waiting.node or self._clock() - waiting.since_s <= patience_s:
                 continue
-            node, pod, allocation = waiting.node, self._ledger.pods.get(uid), self._ledger.allocation(uid)
-            if allocation is not None and not allocation.planned:
+            node, pod, hold = waiting.node, self._ledger.pods.get(uid), self._ledger.holds.of(uid)
+            if hold is not None and not hold.kind.is_tentative:
                 continue  # it is being bound
             self._end(uid, waiting)
             waiting.node, waiting.written_s = "", inf

@@ -19,9 +19,9 @@ from gpuslice.adapters.kube.resources import PODS
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.reserver import Reserver
+from gpuslice.core.hold import Hold
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
-from gpuslice.core.node_allocations import Allocation
 from gpuslice.core.placement import on_cards
 from gpuslice.core.preemption import Eviction
 
@@ -75,7 +75,7 @@ class Evictor:
 
         Nothing may have changed since `found` was chosen: the cards are kept before the first await.
         """
-        self._reserver.keep(pod.uid, pod.priority, on_cards(found.node, found.cards, request))
+        self._reserver.keep(pod, on_cards(found.node, found.cards, request))
         living = self._ledger.pods
         self._victims = {uid: uids for uid, uids in self._victims.items() if uid in living}
         self._victims[pod.uid] = frozenset(each.pod.uid for each in found.victims)
@@ -92,7 +92,7 @@ class Evictor:
             return False
         finally:
             if not done:
-                self._ledger.reservations.drop(pod.uid)
+                self._ledger.holds.end_reservation(pod.uid)
                 self._victims.pop(pod.uid, None)
         cards = ", ".join(map(str, found.cards))
         where, leaving = f"card {cards} of {found.node}", [each.pod for each in found.victims]
@@ -108,7 +108,7 @@ class Evictor:
         """Uids of the victims that we evicted, or are evicting, for a waiting pod."""
         return self._victims.get(uid, frozenset())
 
-    async def _evict(self, pod: Pod, victim: Allocation) -> bool:
+    async def _evict(self, pod: Pod, victim: Hold) -> bool:
         """Evict one victim, with retries; False if the pod or the victim no longer exists."""
         for delay_s in (*RETRIES_S, None):
             if not self._still_wanted(pod, victim):
@@ -123,16 +123,16 @@ class Evictor:
                 await self._sleep(delay_s)
         return True
 
-    def _still_wanted(self, pod: Pod, victim: Allocation) -> bool:
+    def _still_wanted(self, pod: Pod, victim: Hold) -> bool:
         """Whether the pod still waits for these cards, and the victim still has them."""
-        now, held = self._ledger.pods.get(pod.uid), self._ledger.allocation(victim.pod.uid)
-        if now is None or now.node or self._ledger.reservations.of(pod.uid) is None:
+        now, held = self._ledger.pods.get(pod.uid), self._ledger.holds.of(victim.pod.uid)
+        if now is None or now.node or pod.uid not in self._ledger.holds.reserved:
             return False
         return held is None or (held.node == victim.node and held.placement == victim.placement)
 
-    async def _delete(self, pod: Pod, victim: Allocation) -> None:
+    async def _delete(self, pod: Pod, victim: Hold) -> None:
         """State the reason, then delete. It is fine if the victim is gone or is another pod by now."""
-        one, held = victim.pod, self._ledger.allocation(victim.pod.uid)
+        one, held = victim.pod, self._ledger.holds.of(victim.pod.uid)
         if held is None or held.pod.terminating:
             return
         self._expect_leading()

@@ -35,12 +35,10 @@ from gpuslice.apps.extender.pod_events import PodEvents
 from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
 from gpuslice.apps.extender.preemption.evictor import Evictor
 from gpuslice.apps.extender.preemption.reserver import Reserver
-from gpuslice.core.ledger import Ledger, shape_of
-from gpuslice.core.model import Pod, Refusal, Request
-from gpuslice.core.placement import place
-from gpuslice.core.policy import fitting_rows
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod, Request
+from gpuslice.core.placement import Fit
 from gpuslice.core.preemption import LOWEST, Budget, Eviction, eviction
-from gpuslice.core.reservation import open_to
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +108,7 @@ class Preemptor:
 
         It may have seen the pod before us, so what the pod requests is looked up when its turn comes.
         """
-        if not self.enabled or self._ledger.reservations.of(uid):
+        if not self.enabled or uid in self._ledger.holds.reserved:
             return
         known = self._waiting.pop(uid, None)
         due_s = known.due_s if known else self._clock() + PATIENCE_S
@@ -214,10 +212,10 @@ class Preemptor:
         # node's sum nobody need leave. The pod is read from the API server: if our news is late and it was
         # refused for that reason, evicting others would be in vain
         nominated = seen.status.nominated_node_name
-        allocations = self._ledger.allocations(nominated) if nominated else None
+        holds = self._ledger.holds.on(nominated) if nominated else None
         lower = [
             each.pod.uid
-            for each in (allocations.by_uid.values() if allocations is not None else ())
+            for each in (holds.by_uid.values() if holds is not None else ())
             if each.pod.node and each.pod.priority < known.priority
         ]
         if may_preempt and lower:
@@ -263,21 +261,14 @@ class Preemptor:
         return best
 
     def _way(self, waiting: _Waiting, name: str, budgets: Sequence[Budget]) -> Eviction | None:
-        allocations = self._ledger.allocations(name)
-        if allocations is None:
+        holds = self._ledger.holds.on(name)
+        if holds is None:
             return None
-        taken = self._ledger.reservations.taken(name, waiting.uid, waiting.priority)
-        return eviction(allocations, waiting.request, waiting.priority, budgets, taken)
+        taken = holds.kept_from(waiting.uid, waiting.priority)
+        return eviction(holds, waiting.request, waiting.priority, budgets, taken)
 
     def _fits(self, waiting: _Waiting) -> bool:
         """Whether one of the nodes has room by now, so that nobody need be evicted."""
-        fleet = self._ledger.flush()
         rows = waiting.rows[waiting.rows >= 0].astype(np.intp)
-        roomy = set(fitting_rows(fleet, shape_of(waiting.request), rows).tolist())
-        for name in [name for name, row in fleet.row_of.items() if row in roomy]:
-            allocations = self._ledger.allocations(name)
-            assert allocations is not None
-            taken = self._ledger.reservations.taken(name, waiting.uid, waiting.priority)
-            if not isinstance(place(open_to(allocations, taken), waiting.request), Refusal):
-                return True
-        return False
+        fits = self._ledger.why_not(waiting.request, rows, waiting.uid, waiting.priority)
+        return bool((fits == Fit.YES).any())

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Placement
+from gpuslice.core.model import Placement, Pod
 from gpuslice.core.placement import on_cards
 from gpuslice.core.preemption import LOWEST, eviction
-from gpuslice.core.reservation import Reservation, comes_free
 
 _log = logging.getLogger(__name__)
 
@@ -35,15 +34,13 @@ class Reserver:
         self._ledger = ledger
         self._tell_lapsed = lapsed
         self._clock = clock
-        self._since_s: dict[str, float] = {}  # uid → when it began, or a victim was last still leaving
         self._kept: set[str] = set()  # uids at the last check
         self._taken_s = 0.0  # when a pod last took what was reserved for it
         self._lapsed: dict[str, str] = {}  # uid → the node of a nomination that came to nothing
 
-    def keep(self, uid: str, priority: int, placement: Placement) -> None:
+    def keep(self, pod: Pod, placement: Placement) -> None:
         """Reserve these cards from now on."""
-        self._ledger.reservations.keep(Reservation(uid, priority, placement))
-        self._since_s[uid] = self._clock()
+        self._ledger.holds.reserve(pod, placement, self._clock() + KEPT_S)
 
     def disown(self, uid: str, node: str) -> None:
         """This pod's nomination to this node keeps no cards, even if its status shows it a while longer."""
@@ -54,29 +51,27 @@ class Reserver:
         ledger = self._ledger
         for uid, node in tuple(ledger.nominated.items()):
             # it was nominated: keep cards for it, once there is room or some is coming
-            pod, allocations = ledger.pods.get(uid), ledger.allocations(node)
-            if pod is None or pod.request is None or allocations is None or self._lapsed.get(uid) == node:
+            pod, holds = ledger.pods.get(uid), ledger.holds.on(node)
+            if pod is None or pod.request is None or holds is None or self._lapsed.get(uid) == node:
                 continue
-            if ledger.reservations.of(uid) is None and ledger.allocation(uid) is None:
-                taken = ledger.reservations.taken(node, uid, pod.priority)
-                found = eviction(allocations, pod.request, LOWEST, (), taken)
+            if uid not in ledger.holds.reserved and ledger.holds.of(uid) is None:
+                found = eviction(holds, pod.request, LOWEST, (), holds.kept_from(uid, pod.priority))
                 if found is not None:
-                    self.keep(uid, pod.priority, on_cards(node, found.cards, pod.request))
-        now_s, kept = self._clock(), {reservation.uid for reservation in ledger.reservations}
-        if any(ledger.allocation(uid) is not None for uid in self._kept - kept):
+                    self.keep(pod, on_cards(node, found.cards, pod.request))
+        now_s, kept = self._clock(), set(ledger.holds.reserved)
+        if any(ledger.holds.of(uid) is not None for uid in self._kept - kept):
             self._taken_s = now_s
-        self._kept, patience_s = kept, LONGEST_S if now_s < self._taken_s + PACE_S else KEPT_S
-        for reservation in ledger.reservations:
-            uid, node = reservation.uid, reservation.placement.node
-            allocations = ledger.allocations(node)
-            if allocations is not None and comes_free(allocations, reservation):
-                self._since_s[uid] = now_s
-            elif self._since_s.get(uid, -LONGEST_S) + patience_s <= now_s:
+        self._kept, more_s = kept, LONGEST_S - KEPT_S if now_s < self._taken_s + PACE_S else 0.0
+        for uid, hold in tuple(ledger.holds.reserved.items()):
+            assert hold.placement is not None
+            holds = ledger.holds.on(hold.node)
+            if holds is not None and holds.comes_free(hold.placement):
+                ledger.holds.extend_reservation(uid, now_s + KEPT_S)
+            elif hold.until_s + more_s <= now_s:
                 # there was room, and nobody came
-                ledger.reservations.drop(uid)
-                self._lapsed[uid] = node
-                _log.info("reservation lapsed", extra={"pod": uid, "node": node})
-                self._tell_lapsed(reservation.placement)
-        for memory in (self._since_s, self._lapsed):
-            for uid in [uid for uid in memory if uid not in ledger.pods]:
-                del memory[uid]
+                ledger.holds.end_reservation(uid)
+                self._lapsed[uid] = hold.node
+                _log.info("reservation lapsed", extra={"pod": uid, "node": hold.node})
+                self._tell_lapsed(hold.placement)
+        for uid in [uid for uid in self._lapsed if uid not in ledger.pods]:
+            del self._lapsed[uid]
