@@ -90,7 +90,9 @@ async def test_what_runs_without_its_pod_is_in_inspect_and_in_doctor(shell: Shel
     await healthy(shell)
     there = node("n1", 8, labels={"cgpu": "true"})
     there["metadata"]["annotations"][NODE_ORPHANS] = '[{"pod":"team/stuck","cards":{"0":5}}]'
-    await shell.has([there], [])
+    await shell.has([there], [api_pod("p", "8")])
+    told = " ".join((await shell("gpuslice", "explain", "p")).out.split())
+    assert "On n1, containers of pod team/stuck still hold 5 units of card 0, though the pod is gone." in told
     _, found = await findings(shell)
     finding = found["node n1"]
     assert "pod team/stuck is gone and its containers still hold 5 units of card 0" in finding["what"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import msgspec
 
@@ -43,6 +44,7 @@ from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
 SHOWN_EVENTS = 5
+SHOWN_ORPHANS = 3
 BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {{asked}}, and no node offers both: ask for one."
 
 
@@ -108,7 +110,8 @@ def explained(
     if view.node or view.request is None:
         return _on_its_node(begun, found, ledger, nodes.get(view.node))
     waits = _waiting(begun, found, ledger, places)
-    return replace(waits, hints=(*kept_off, *waits.hints))
+    fits = waits.explanation is not None and waits.explanation.fits
+    return replace(waits, hints=(*kept_off, *waits.hints, *(() if fits else _held_without_pod(ledger))))
 
 
 def _waiting(
@@ -133,6 +136,15 @@ def _waiting(
     if not explanation.fits and not view.nominated and pod.spec.preemption_policy != "Never":
         hints += room_by_eviction(ledger, places, wish, view)
     return replace(begun, explanation=explanation, hints=tuple(hints))
+
+
+def _held_without_pod(ledger: Ledger) -> Iterator[str]:
+    """Room that nobody lets go, of the first few nodes."""
+    states = filter(None, map(ledger.state, ledger.node_names()))
+    found = ((state.node.name, orphan) for state in states for orphan in state.node.orphans)
+    for name, orphan in islice(found, SHOWN_ORPHANS):
+        cards = ", ".join(f"{counted(part.units, 'unit')} of card {part.card}" for part in orphan.slices)
+        yield f"On {name}, containers of pod {orphan.pod} still hold {cards}, though the pod is gone."
 
 
 def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
