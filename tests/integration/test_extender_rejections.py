@@ -289,3 +289,20 @@ def test_counts_by_node_and_reason_are_bounded_and_go_with_the_node() -> None:
             story.api.call("DELETE", f"/api/v1/nodes/{node}")
         story.calm()
         assert shown() == {"gpuslice_extender_nodes_in_backoff": 0.0}
+
+
+def test_nobody_is_evicted_where_kubelet_would_reject_the_preemptor() -> None:
+    with closing(Kubelets(cards=1, nodes=2)) as story:
+        story.place("small", 1)
+        sick = story.api.bound_to("small")
+        story.place("large", 15, 100)
+        assert story.send("a", 14) == sick
+        story.reject("a", "Evicted", "The node had condition: [DiskPressure]. ")
+        assert story.send("b", 15, priority=100) == ""
+        story.calm(FIRST_BACKOFF_S - 3)
+        assert story.leaving() == set()
+        assert story.propose("b", "small", node=sick) == set()
+        story.calm(30)
+        assert story.schedule("b") == ""
+        story.calm(5)
+        assert "small" not in story.names() or story.leaving() == {"small"}

@@ -169,6 +169,13 @@ class KubeletRejections:
         backoff = self._rejections.on(state.node.name, pod, request, self.now_s) if self._rejections else None
         return _place_beside(backoff, state, request) if backoff is not None else None
 
+    def closes(self, node: str, pod: Pod) -> bool:
+        """Whether it is no use to make room for the pod there now."""
+        if pod.request is None or node not in self._rejections:
+            return False
+        backoff = self._rejections.on(node, pod, pod.request, self.now_s)
+        return backoff is not None and backoff.until_s > self.now_s
+
     def why(self, pod: Pod, request: Request) -> list[str]:
         """What is closed to the pod now, for an event; not more than a few."""
         found = self._rejections.backoffs(pod, request, self.now_s) if self._rejections else ()

@@ -120,11 +120,10 @@ class Extender:
         self.nominator, enabled = nominator, settings.preemption
         self.metrics = Metrics(ledger, api or api_times())
         self.gated = GatedGroups(client, placer, self.waker, leadership, self.events, clock=clock)
-        self.world = World(
-            client, ledger, nominator, self.waker, self.events,
-            groups=self.gated, times=self.metrics.pods, rejections=self.rejections, clock=clock,
-        )  # fmt: skip
-        self.preemptor = Preemptor(client, ledger, self.reserver, leadership, self.events, enabled=enabled)
+        self.world = World(client, ledger, nominator, self.waker, self.events, groups=self.gated,
+                           times=self.metrics.pods, rejections=self.rejections, clock=clock)  # fmt: skip
+        self.preemptor = Preemptor(client, ledger, self.reserver, leadership, self.events,
+                                   rejections=self.rejections, enabled=enabled)  # fmt: skip
         self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         traces, timeout_s = PodTraces(self.spans, now_ns), settings.bind_timeout_s

@@ -247,6 +247,9 @@ class SchedulingCycle:
             pod = self._asking(asking)[0]
         if pod.request is None or not is_known or pod.group is not None:  # room for one is useless to a group
             return {} if pod.problem or pod.request is not None else proposed
+        rejections = self._placer.rejections
+        if rejections:
+            proposed = {name: each for name, each in proposed.items() if not rejections.closes(name, pod)}
         found = await self._batch_preemptor.pending.victims(pod, pod.request, proposed)
         if found:
             self._preemptor.leave_to_scheduler(pod.uid)

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
+from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
 from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.loop_clock import loop_time
 from gpuslice.apps.extender.node_query import NodeQuery
@@ -83,6 +84,7 @@ class Preemptor:
         leadership: Leadership,
         events: PodEvents,
         *,
+        rejections: KubeletRejections,
         clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         enabled: bool = True,
@@ -93,6 +95,7 @@ class Preemptor:
         self._ledger = ledger
         self._reserver = reserver
         self._leadership = leadership
+        self._rejections = rejections
         self._clock = clock
         self._sleep = sleep
         self.enabled = enabled
@@ -262,7 +265,8 @@ class Preemptor:
 
     def _way(self, waiting: _Waiting, name: str, budgets: Sequence[Budget]) -> Eviction | None:
         holds = self._ledger.holds.on(name)
-        if holds is None:
+        pod = self._ledger.pods.get(waiting.uid)
+        if holds is None or (pod is not None and self._rejections.closes(name, pod)):
             return None
         taken = holds.kept_from(waiting.uid, waiting.priority)
         return eviction(holds, waiting.request, waiting.priority, budgets, taken)
