@@ -17,7 +17,7 @@ import pytest
 from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.resources import DICT, NODES, PODS, Resource
+from gpuslice.adapters.kube.resources import DICT, EVENTS, NODES, PODS, Resource
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.agent.settings import AgentSettings
@@ -207,6 +207,29 @@ async def test_one_failed_pod_tells_the_controllers_next_one_to_go_elsewhere(
         if kind == "Job":
             job = await there.client.get(KINDS["Job"], "any", "default")
             assert not job["status"].get("conditions")
+
+
+async def test_a_daemon_sets_pod_waits_for_its_node(tmp_path: Path) -> None:
+    """Its controller deletes what has failed and makes another at once, for the same node."""
+    async with site(tmp_path, "n1", "n2") as there:
+        unheard_of(there.machines["n1"].kubelet)
+        labels = {"app": "each"}
+        spec = {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod_spec()},
+        }
+        kind = Resource("apps/v1", "daemonsets", "DaemonSet", DICT)
+        await there.client.create(kind, {"metadata": {"name": "each"}, "spec": spec}, "default")
+        assert await there.running() == ["n2"]
+
+        async def told() -> bool:
+            events = (await there.client.list(EVENTS.as_dict(), "default")).items or []
+            return any("is in back-off until" in each["message"] for each in events)
+
+        await eventually(told)
+        rejected = await there.client.list(EVENTS.as_dict(), "default")
+        count = sum(each["reason"] == "SomethingNew" for each in rejected.items or ())
+        assert 1 <= count <= 2
 
 
 async def test_a_container_that_cannot_be_killed_costs_nobody_a_pod_once_it_is_reported(
