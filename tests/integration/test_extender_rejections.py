@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, NODE_GPUS
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, ANN_INDEX, ANN_POD_UNITS, NODE_GPUS
 from gpuslice.core.rejections import FIRST_BACKOFF_S
 from tests.integration.preemption_rig import PODS, Story
 
@@ -267,6 +267,18 @@ def test_a_pod_that_ran_and_failed_is_not_held_against_the_node() -> None:
             status = {"phase": "Failed", "containerStatuses": [{"name": "main", "state": ended}]}
             story.api.patch(f"{PODS}/a{number}/status", {"status": status})
             story.calm()
+
+
+def test_pods_that_their_owner_put_there_close_nothing_to_others() -> None:
+    """Without the webhook a tenant can name node and card, and let kubelet reject as often as they like."""
+    with closing(Kubelets(cards=2)) as story:
+        for number in range(5):
+            name = f"by-hand-{number}"
+            said = {ANN_INDEX: str(number % 2), ANN_POD_UNITS: "1", ANN_ASSUME_TIME: str(story.now_ns())}
+            story.add(name, 1, annotations=said, nodeName="n1")
+            story.calm()
+            story.reject(name)
+        assert story.send("other", 4) == "n1"
 
 
 def test_counts_by_node_and_reason_are_bounded_and_go_with_the_node() -> None:

@@ -294,12 +294,19 @@ def refusal_of(
     return None
 
 
-def rejection_of(pod: Pod, refusal: KubeletRefusal, now_s: float, *, is_news: bool) -> Rejection | None:
-    """None for a pod that no annotation sent there. `is_news`: it happens now, otherwise when it says."""
+def rejection_of(
+    pod: Pod, refusal: KubeletRefusal, now_s: float, *, is_news: bool, was_sent: bool = True
+) -> Rejection | None:
+    """None for a pod that no annotation sent there. `is_news`: it happens now, otherwise when it says.
+
+    `was_sent`: false for a pod that its owner put there, which says nothing that others should suffer from.
+    """
     request, placement = pod.request, pod.placement
     if not pod.node or request is None or placement is None:
         return None
-    scope = scope_of(refusal.reason, refusal.message, asks_others=refusal.asks_others)
+    scope = Scope.ALIKE
+    if was_sent:
+        scope = scope_of(refusal.reason, refusal.message, asks_others=refusal.asks_others)
     return Rejection(
         uid=pod.uid,
         pod=pod.key,

@@ -54,6 +54,7 @@ class KubeletRejections:
         self._events = events
         self._now_ns = now_ns
         self._seen: OrderedDict[str, None] = OrderedDict()  # uids of pods whose rejection has been counted
+        self._sent: OrderedDict[str, None] = OrderedDict()  # uids of pods that this replica bound
         self._standing: dict[str, int] = {}  # by node, a hash of what kubelet and the agent say of it
         self._listed = False
 
@@ -71,7 +72,10 @@ class KubeletRejections:
                 self._seen[pod.uid] = None
                 if len(self._seen) > REMEMBERED:
                     self._seen.popitem(last=False)
-                rejection = rejection_of(pod, news.refusal, self.now_s, is_news=self._listed)
+                is_others = self._listed and self._leadership.leading and pod.uid not in self._sent
+                rejection = rejection_of(
+                    pod, news.refusal, self.now_s, is_news=self._listed, was_sent=not is_others
+                )
                 if rejection is not None and self._rejections.add(rejection) and self._listed:
                     self._learn(rejection, pod, news.controller)
         elif pod.node in self._rejections:
@@ -184,6 +188,9 @@ class KubeletRejections:
 
     def tried(self, pod: Pod, placement: Placement) -> None:
         """The pod is about to be bound there."""
+        self._sent[pod.uid] = None
+        if len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
         if placement.node in self._rejections:
             cards = frozenset(part.card for part in placement.slices)
             self._rejections.tried(pod.uid, placement.node, cards, self.now_s)

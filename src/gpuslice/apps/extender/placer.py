@@ -134,13 +134,14 @@ class Placer:
         """Choose cards for `pod` and hold them: its own if it holds some, or before those nominated."""
         held = self.ledger.holds.of(pod.uid)
         if held is not None and not held.is_bound and held.node == node_name and held.placement is not None:
-            return self.ledger.assume(pod, held.placement) or held.placement
-        chosen = self.choose_cards(node_name, request, pod)
-        if isinstance(chosen, Refusal) and self.ledger.give_way(request, HIGHEST, node_name):
+            chosen: Placement | Refusal = held.placement
+        else:
             chosen = self.choose_cards(node_name, request, pod)
+            if isinstance(chosen, Refusal) and self.ledger.give_way(request, HIGHEST, node_name):
+                chosen = self.choose_cards(node_name, request, pod)
         if isinstance(chosen, Refusal):
             return chosen
-        if self.rejections:
+        if self.rejections is not None:
             self.rejections.tried(pod, chosen)
         return self.ledger.assume(pod, chosen) or chosen
 
