@@ -97,8 +97,8 @@ async def test_what_runs_without_its_pod_is_in_inspect_and_in_doctor(shell: Shel
     finding = found["node n1"]
     assert "pod team/stuck is gone and its containers still hold 5 units of card 0" in finding["what"]
     assert "kubectl annotate node n1 gpuslice.io/orphans-" in finding["fix"]
-    told = await shell("kubectl-inspect-cgpu", "-d")
-    assert "stuck (gone)" in told.out
+    table = (await shell("kubectl-inspect-cgpu", "-d")).out
+    assert "stuck (gone)" in table
     assert "5/8" in (await shell("kubectl-inspect-cgpu")).out
 
 
