@@ -108,6 +108,7 @@ def controller(kind: str, replicas: int, units: int) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def site(folder: Path, *names: str) -> AsyncIterator[Site]:
     async with contextlib.AsyncExitStack() as stack:
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="site-")))
         server = await stack.enter_async_context(ApiServer(Cluster()))
         client = KubeClient(
             await stack.enter_async_context(HttpTransport(Connection(server.url), connections=100))
@@ -123,7 +124,6 @@ async def site(folder: Path, *names: str) -> AsyncIterator[Site]:
 
         stack.push_async_callback(end)
         tasks.append(asyncio.create_task(Controllers(client).run()))
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="site-")))
         for name in names:
             settings = KubeletSettings(name, sockets / name / "kubelet", speed_up=50.0, node_status_s=0.1)
             runtime = Runtime()

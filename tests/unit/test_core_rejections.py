@@ -294,6 +294,7 @@ def test_a_pod_that_kubelet_did_not_let_start_is_a_no(status: dict[str, str], co
     [
         ({"phase": "Failed", "reason": "", "message": ""}, [WAITS]),
         ({"phase": "Failed", "reason": "DeadlineExceeded", "message": "too long"}, [WAITS]),
+        ({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}, []),
         (
             {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
             [{"state": {"terminated": {"exitCode": 137, "startedAt": "2026-11-28T17:00:00Z"}}}],

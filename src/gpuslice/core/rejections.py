@@ -285,6 +285,8 @@ def refusal_of(
     if phase == "Failed":
         if not reason or reason in OWN_REASONS or any(map(_has_started, containers)):
             return None
+        if reason == "Evicted" and "had condition" not in message:  # it was admitted, and evicted later
+            return None
         return KubeletRefusal(reason, _shortened(message.removeprefix("Pod was rejected: ")))
     for each in containers if phase == "Pending" else ():
         waiting = _part(_part(each, "state"), "waiting")

@@ -20,7 +20,7 @@ from gpuslice.adapters.kube.objects import Condition, ObjectReference
 from gpuslice.adapters.kube.slim import SlimNode, SlimOwner
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.pod_records import PodEvents
 from gpuslice.core.contract import AMOUNT_NAMES, CARDS_NAMES, NODE_OUT_OF_USE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod, Refusal, Request
@@ -127,7 +127,9 @@ class KubeletRejections:
         now_s = self.now_s
         self._rejections.forget_old(now_s)
         if pod.request is not None:
-            self._ledger.give_way(pod.request, HIGHEST, rejection.node)  # what was chosen there before
+            self._ledger.release_nominated(
+                pod.request, HIGHEST, rejection.node
+            )  # what was chosen there before
         if not self._leadership.leading:
             return
         reason = rejection.reason if rejection.reason in KNOWN_REASONS else OTHER_REASON
