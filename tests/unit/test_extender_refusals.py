@@ -133,7 +133,7 @@ def test_a_pod_that_only_kept_cards_would_hold_is_told_so() -> None:
 
 def test_nodes_where_no_eviction_can_help_are_told_apart() -> None:
     ledger = Ledger()
-    nodes = {
+    nodes: dict[str, dict[str, Any]] = {
         "full": {},
         "small": {"cards": (2,)},
         "names": {"names": NEUTRAL_NAMES},
