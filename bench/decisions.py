@@ -21,8 +21,9 @@ from itertools import product
 import numpy as np
 
 from gpuslice.core.card_links import CardLinks
+from gpuslice.core.hold import Hold
+from gpuslice.core.holds import NodeHolds
 from gpuslice.core.model import Card, CardSlice, Node, Placement, Pod, Request
-from gpuslice.core.node_allocations import Allocation, NodeAllocations
 from gpuslice.core.policy import POLICIES, Fleet, FleetNode, Policy, Shape, make_policy
 from gpuslice.core.preemption import eviction
 
@@ -71,7 +72,7 @@ def measure(name: str, nodes: int, pods: int, links: CardLinks = ()) -> dict[str
         spent_us = timed_us(lambda: decide(policy, shape))  # noqa: B023 called at once
         (decisions if shape in known else first).append(spent_us)
         known.add(shape)
-        pieces.append(timed_us(policy.tend))
+        pieces.append(timed_us(policy.maintain))
     return {
         "nodes": nodes,
         "p50_us": float(np.percentile(decisions, 50)),
@@ -86,13 +87,13 @@ def measure(name: str, nodes: int, pods: int, links: CardLinks = ()) -> dict[str
 
 def victims_us(nodes: int = 100) -> float:
     """Processor time per node, for nodes of eight cards with four pods each, of four priorities."""
-    allocations = NodeAllocations("n", Node("n", tuple(Card(card, "", 0, CARD_UNITS) for card in range(8))))
+    holds = NodeHolds("n", Node("n", tuple(Card(card, "", 0, CARD_UNITS) for card in range(8))))
     for card, number in product(range(8), range(4)):
         uid, placement = f"{card}-{number}", Placement("n", (CardSlice(card, 3),))
         pod = Pod(uid, "default", uid, "n", Request(3), placement, priority=number)
-        allocations.by_uid[uid] = Allocation(pod, "n", placement)
+        holds.by_uid[uid] = Hold(pod, placement)
     request = Request(10)
-    return timed_us(lambda: [eviction(allocations, request, 100) for _ in range(nodes)]) / nodes
+    return timed_us(lambda: [eviction(holds, request, 100) for _ in range(nodes)]) / nodes
 
 
 def decide(policy: Policy, shape: Shape) -> None:

@@ -1,4 +1,4 @@
-"""One alert, as a rule of Prometheus."""
+"""One alert of Prometheus, and where its runbook is."""
 
 from __future__ import annotations
 

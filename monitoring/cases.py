@@ -18,6 +18,7 @@ from monitoring.rules import (
     FORGOTTEN,
     REFUSALS,
     REGISTERED,
+    REJECTIONS,
     SAMPLED,
     TOKENS_IN_CLEAR,
     WAITING,
@@ -71,6 +72,7 @@ _POD_RESOURCES = _COLLECTOR.replace("driver", "pod_resources")
 _AT_NODE = '{node="n1"}'
 _EXTENDER = EXTENDER_READY + '{pod="'
 _NO_ROOM = '{node="n1",reason="no room"}'
+_REJECTED = '{pod="a",node="n1",reason="UnexpectedAdmissionError"}'
 _LATE = "0x174 1x5"  # a fault at 2 h 55 min, seen at 3 h
 _EARLY = "0x60 1x120"
 
@@ -198,6 +200,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuExtenderSampled": (
         {SAMPLED + '{pod="a"}': "0+1x180"},
         _always(SAMPLED + '{pod="a"}', "7"),
+    ),
+    "GpuKubeletRejectsPods": (
+        {REJECTIONS + _REJECTED: "0x150 1 2 2 3 4 5x25"},
+        {REJECTIONS + _REJECTED: "5x160 6x20"},  # a single one
     ),
     "GpuSchedulerSilent": (
         {WAITING + '{pod="a"}': "0x150 2x30", ASKED + _VERB: "0+4x140 560x40"},

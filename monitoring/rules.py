@@ -20,6 +20,7 @@ FORGOTTEN = "gpuslice_agent_container_forgotten"
 REFUSALS = "gpuslice_agent_refusals_total"
 EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
+REJECTIONS = "gpuslice_extender_rejections_total"
 WAITING = "gpuslice_extender_waiting_pods"
 ASKED = "gpuslice_extender_requests_total"
 ASKED_IN_VAIN = "gpuslice_extender_asked_while_not_ready_total"
@@ -32,7 +33,7 @@ CERTIFICATE_EXPIRY = "gpuslice_process_certificate_expiry_timestamp_seconds"
 TOKENS_IN_CLEAR = "gpuslice_process_tokens_in_clear"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 _OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
-OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY, TOKENS_IN_CLEAR})
+OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, REJECTIONS, CERTIFICATE_EXPIRY, TOKENS_IN_CLEAR})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
 
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
@@ -358,6 +359,13 @@ ALERTS = (
         "Pods wait although they would fit on a node that kube-scheduler did not ask about.",
         "Set percentageOfNodesToScore: 100 in the profile that schedules them; gpuslice doctor says how "
         "many nodes are asked about.",
+    ),
+    Alert(
+        "GpuKubeletRejectsPods",
+        f"sum by (node) (increase({REJECTIONS}[30m])) > 1",
+        "warning",
+        "kubelet on {{ $labels.node }} rejects pods that were placed there: they fail and never ran.",
+        "gpuslice doctor and kubectl describe node {{ $labels.node }} name the reason; others go elsewhere.",
     ),
     Alert(
         "GpuSchedulerSilent",

@@ -168,6 +168,13 @@ def kubelet_loses_its_checkpoint(world: ChaosWorld) -> bool:
     return True
 
 
+def kubelet_refuses(world: ChaosWorld) -> bool:
+    """All that is sent there, for a reason that nobody knows, or no more."""
+    node = world.nodes[world.dice.choice(sorted(world.nodes))]
+    node.refuses = not node.refuses
+    return True
+
+
 def machine_restarts(world: ChaosWorld) -> bool:
     node = _some_node(world)
     if node.busy:
@@ -317,6 +324,7 @@ FAULTS: dict[str, tuple[float, Break]] = {
     "disk full": (1, disk_is_full),
     "kubelet restarted": (1, kubelet_restarts),
     "kubelet lost its checkpoint": (0.5, kubelet_loses_its_checkpoint),
+    "kubelet refuses": (1.5, kubelet_refuses),
     "machine restarted": (0.4, machine_restarts),
     "hostile region": (5, region_is_hostile),
     "placement tampered with": (3, placement_is_tampered_with),

@@ -23,6 +23,14 @@ LEDGER_PATIENCE_S = 35.0
 """The same for what a replica knows: a watch that failed often pauses for up to 30 s, and then lists."""
 
 
+MOST_FAILED = 5
+"""Pods in a minute that a controller loses to a kubelet that refuses them all."""
+
+
+class Runaway(AssertionError):
+    """Pods are sent again and again where kubelet refuses them."""
+
+
 class Stuck(AssertionError):
     """Left in peace, the world does not come right."""
 
@@ -76,6 +84,11 @@ class Story:
                 for _ in range(min(BOUT, self._wanted - done)):
                     self._one_fault(names, weights)
                 self._recover()
+                if self.dice.random() < 0.25:
+                    failed = self.world.replaced_where_refused(60.0)
+                    if failed > MOST_FAILED:
+                        raise Runaway(f"{failed} pods in a minute were sent where kubelet refuses all")
+                    self._recover()
         finally:
             self.told.virtual_s += self.world.loop.time()
             self.told.pods, self.told.binds = len(self._seen), len(self._bound)

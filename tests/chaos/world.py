@@ -18,8 +18,8 @@ from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.extender.main import Extender
-from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.speedups.nominator import NominationLimits
 from tests.builders import api_pod
 from tests.chaos.checker import Card, CardSize, Checker, NodeFiles, Wrong
 from tests.chaos.fleets import Ask, ChaosFleet
@@ -27,6 +27,7 @@ from tests.chaos.kube_scheduler import KubeScheduler, answered
 from tests.integration.interleaving_node import NodeInMemory, Object, uuid_of
 from tests.integration.interleaving_rig import World
 from tests.integration.virtual import HeldTransport, Process, Stream
+from tests.speedups import with_speedups
 
 REPLICAS = ("extender-a", "extender-b")
 LONG_AGO_NS = 30 * 86_400 * 10**9
@@ -37,6 +38,18 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 class ChaosNode(NodeInMemory):
     """A node whose agent also sweeps, and reads what tenants write. Its files have its own clock's dates."""
+
+    refuses = False  # whatever is sent there
+    refused: int = 0
+
+    async def admit(self, pod: Object) -> None:
+        if not self.refuses:
+            await super().admit(pod)
+            return
+        self.refused += 1
+        message = "Pod was rejected: Allocate failed due to rpc error: odd, which is unexpected"
+        status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+        self.world.set_status(pod, status)
 
     def date_files(self) -> None:
         """Give what was written since the last time this world's date in place of the real one."""
@@ -103,6 +116,7 @@ class ChaosWorld(World):
                 settings,
                 KubeClient(HeldTransport(self.network, process)),
                 nomination_limits=NominationLimits(room=0, spare=0, at_once=2),
+                with_speedups=with_speedups(),
                 clock=self.loop.time,
                 now_ns=functools.partial(self.now_ns, name),
             )
@@ -136,6 +150,7 @@ class ChaosWorld(World):
         self.free_disk()
         self.start_extender()
         for node in self.nodes.values():
+            node.refuses = False
             if node.agent is None:
                 node.start_agent()
 
@@ -265,6 +280,26 @@ class ChaosWorld(World):
         self.network.calm()
         self.pass_time(seconds)
         self.network.calm()
+
+    def replaced_where_refused(self, seconds: float) -> int:
+        """A kubelet refuses all, and a controller makes another pod at once: how many fail in that time."""
+        node = self.nodes[self.dice.choice(sorted(self.nodes))]
+        node.refuses, node.refused = True, 0
+        until_s = self.loop.time() + seconds
+        while self.loop.time() < until_s:
+            there = {pod["metadata"]["name"]: pod for pod in self.pods()}
+            for pod in there.values():
+                if pod["status"].get("phase") == "Failed":
+                    self.remove(pod)
+            if all("nodeName" in pod["spec"] for pod in there.values() if _stays(pod)):
+                missing = [name for name in self.names if name not in there]
+                if missing:
+                    self.submit(missing[0])
+                else:
+                    self.delete(self.dice.choice(sorted(there)))
+            self.work_calmly()
+        node.refuses = False
+        return node.refused
 
     def tamper(self, pod: Object, metadata: Object) -> None:
         """Its owner changes annotations or labels of their pod, by a merge patch."""

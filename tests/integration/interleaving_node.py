@@ -195,7 +195,9 @@ class NodeInMemory:
                 await carry_out(self.device_manager.allocate(uid, each, set(self.admitted)), self._call)
         except AdmissionError as error:
             self.admitted.pop(uid, None)
-            self.world.set_status(pod, {"phase": "Failed", "reason": "UnexpectedAdmissionError"})
+            message = f"Pod was rejected: Allocate failed due to {error}, which is unexpected"
+            status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+            self.world.set_status(pod, status)
             self.world.rejections.append(str(error))
         self.save()
 

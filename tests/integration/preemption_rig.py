@@ -15,11 +15,13 @@ from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.extender_rig import Api
 from tests.integration.virtual import HeldTransport, Network, Played, Process, VirtualLoop
+from tests.speedups import with_speedups
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+START_NS = 1_800_000_000 * 10**9  # since the epoch, when the story begins
 PREEMPTION = "PreemptionByScheduler"
 
 
@@ -44,9 +46,17 @@ class Story(Played):
 
     def start(self) -> None:
         self.process = Process("extender", self.loop)
-        self.extender = Extender(self.settings, KubeClient(HeldTransport(self.network, self.process)))
+        self.extender = Extender(
+            self.settings,
+            KubeClient(HeldTransport(self.network, self.process)),
+            with_speedups=with_speedups(),
+            now_ns=self.now_ns,
+        )
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
+
+    def now_ns(self) -> int:
+        return START_NS + int(self.loop.time() * 1e9)
 
     def calm(self, seconds: float = 0.0) -> None:
         """Let that much time pass, and everything arrive that is sent meanwhile."""

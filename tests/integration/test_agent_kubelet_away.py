@@ -11,8 +11,8 @@ from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.slim import SlimNode
 from gpuslice.adapters.kube.views import node_view
 from gpuslice.core.contract import GPU_MEM, NODE_KUBELET_AWAY
+from gpuslice.core.holds import NodeHolds
 from gpuslice.core.model import Placement
-from gpuslice.core.node_allocations import NodeAllocations
 from gpuslice.core.placement import place
 from tests.builders import make_request
 from tests.integration.agent_bench import NODE, Bench, eventually
@@ -24,7 +24,7 @@ async def test_while_kubelet_is_away_nothing_is_placed_on_its_node(tmp_path: Pat
 
         async def fits() -> bool:
             seen = node_view(msgspec.convert(await node.node_object(), SlimNode, strict=False))
-            answer = place(NodeAllocations(NODE, seen).state(), make_request(4))
+            answer = place(NodeHolds(NODE, seen).state(), make_request(4))
             return isinstance(answer, Placement)
 
         await node.client.patch_status(

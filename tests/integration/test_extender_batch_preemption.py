@@ -31,7 +31,7 @@ def test_those_who_wait_behind_their_equal_get_their_rooms_with_it() -> None:
     nodes = {name: story.nominated(name) for name in ("high-1", "high-2")}
     assert len({node, *nodes.values()}) == 3
     assert story.leaving() == {on[each][0] for each in nodes.values()}
-    assert story.extender.batch_preemptor.evicted == 2
+    assert story.extender.shortcuts.evicted_ahead() == 2
     story.bury()
     for name, nominated in nodes.items():
         assert story.schedule(name) == nominated
@@ -69,7 +69,7 @@ def test_nobody_else_leaves_for_a_pod_that_lost_what_was_kept_for_it() -> None:
     story.calm(1)
     assert len(story.leaving()) == 1
     (name,) = [each for each in ("high-1", "high-2") if story.nominated(each)]
-    story.extender.ledger.reservations.drop(story.uids[name])
+    story.extender.ledger.holds.end_reservation(story.uids[name])
     story.api.patch(f"{PODS}/{name}/status", {"status": {"nominatedNodeName": None}})
     story.calm()
     assert story.propose_on(name, on) == {}

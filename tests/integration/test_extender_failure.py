@@ -215,7 +215,7 @@ async def test_an_outcome_that_cannot_be_learned_keeps_the_cards_until_it_can() 
         fault(extender, BINDING, code=504, times=1, after=True)
         fault(extender, GET, code=503)
         assert "has not said within 0.3 s whether it is bound to n1" in await extender.bind(pod)
-        allocation = extender.extender.ledger.allocation(pod["metadata"]["uid"])
+        allocation = extender.extender.ledger.holds.of(pod["metadata"]["uid"])
         assert allocation is not None
         assert await free(extender) == 11
         extender.api.cluster.faults.clear()
@@ -254,10 +254,10 @@ async def test_a_placement_that_no_watch_shows_is_asked_about() -> None:
         waiting = await binder.resolve_waiting(set())
         assert waiting == {kept["metadata"]["uid"], lost["metadata"]["uid"]}
         await binder.resolve_waiting(waiting)
-        assert ledger.allocation(lost["metadata"]["uid"]) is None
-        allocation = ledger.allocation(kept["metadata"]["uid"])
+        assert ledger.holds.of(lost["metadata"]["uid"]) is None
+        allocation = ledger.holds.of(kept["metadata"]["uid"])
         assert allocation is not None
-        assert not allocation.assumed
+        assert allocation.is_bound
 
 
 async def test_a_pod_that_cannot_be_asked_about_keeps_no_other_from_being_so() -> None:
@@ -272,8 +272,8 @@ async def test_a_pod_that_cannot_be_asked_about_keeps_no_other_from_being_so() -
             assert ledger.assume(seen, make_placement("n1", 4, 0)) is None
         fault(extender, {"method": "GET", "path": ".*/pods/first"}, code=503)
         asking = asyncio.create_task(binder.resolve_waiting({pod["metadata"]["uid"] for pod in pods}))
-        await until(lambda: ledger.allocation(pods[1]["metadata"]["uid"]) is None, RESOLVE_EVERY_S / 2)
-        assert ledger.allocation(pods[0]["metadata"]["uid"]) is not None
+        await until(lambda: ledger.holds.of(pods[1]["metadata"]["uid"]) is None, RESOLVE_EVERY_S / 2)
+        assert ledger.holds.of(pods[0]["metadata"]["uid"]) is not None
         extender.api.cluster.faults.clear()
         await asking
         assert await free(extender) == 15
@@ -361,7 +361,7 @@ async def test_of_two_replicas_one_is_ready_and_the_other_takes_over() -> None:
             new, _ = await outer.enter_async_context(
                 running_extender(server.url, lease_identity="b", **lease)
             )
-            await until(lambda: new.world.synced)
+            await until(lambda: new.watch.synced)
             meta = api.add_pod("p", "10")["metadata"]
             args = BindingArgs("p", "default", meta["uid"], "n1")
             assert new.not_ready() == "not the leader, that is a"

@@ -65,7 +65,7 @@ def versions(extender: Rig) -> list[str]:
 
 
 def groups(extender: Rig) -> GatedGroups:
-    return extender.extender.gated
+    return extender.extender.groups.gated
 
 
 async def test_gates_are_taken_off_when_all_members_are_there_and_each_has_its_card() -> None:
@@ -76,7 +76,7 @@ async def test_gates_are_taken_off_when_all_members_are_there_and_each_has_its_c
         assert len(gated(extender)) == 3
         pods.append(member(extender, 3))
         await until(lambda: not gated(extender))
-        assert extender.extender.ledger.plans == 4
+        assert extender.extender.ledger.holds.tentative_count == 4
         assert await all_bound(extender, pods) == [""] * 4
         assert sorted(map(extender.api.bound_to, (pod["metadata"]["name"] for pod in pods))) == [
             "n1",
@@ -93,7 +93,7 @@ async def test_a_group_that_does_not_fit_holds_nothing_and_starts_when_it_does()
             member(extender, number)
         await extender.caught_up()
         assert groups(extender).check() == []
-        assert extender.extender.ledger.plans == 0
+        assert extender.extender.ledger.holds.tentative_count == 0
         extender.api.delete_pod("other")
         await until(lambda: not gated(extender))
 
@@ -121,7 +121,7 @@ async def test_a_member_that_no_node_takes_frees_what_is_held_for_the_others() -
         found = [await asked(extender, pod, "n1") for pod in pods[1:]]
         assert [] in found
         assert "not fitted" in await bind
-        assert extender.extender.ledger.plans == 0
+        assert extender.extender.ledger.holds.tentative_count == 0
         assert await asked(extender, pods[0]) == []  # the group rests, and others come first
         other = extender.api.add_pod("other", CARD)
         await extender.caught_up()
@@ -136,7 +136,7 @@ async def test_a_group_that_has_begun_keeps_what_is_held_for_the_others() -> Non
         for pod, (node,) in zip(pods[:2], nodes[:2], strict=True):
             assert await extender.bind_unasked(pod, node) == ""
         assert await asked(extender, pods[2], "n3") == []
-        assert extender.extender.ledger.planned(pods[3]["metadata"]["uid"]) is not None
+        assert extender.extender.ledger.holds.tentative(pods[3]["metadata"]["uid"]) is not None
 
 
 async def test_members_go_where_kube_scheduler_lets_them() -> None:
@@ -156,7 +156,7 @@ async def test_members_without_a_gate_wait_in_filter_and_are_woken() -> None:
         assert answer["FailedAndUnresolvableNodes"] == answer["FailedNodes"]  # nobody is evicted for it
         before = versions(extender)
         pods.append(member(extender, 3, gate=False))
-        await until(lambda: extender.extender.ledger.plans == 4)
+        await until(lambda: extender.extender.ledger.holds.tentative_count == 4)
         await until(lambda: versions(extender) != before)  # which wakes kube-scheduler
         assert await all_bound(extender, pods) == [""] * 4
 
@@ -165,9 +165,9 @@ async def test_members_that_vanish_leave_nothing_held() -> None:
     async with rig(cluster(**FOUR_CARDS)) as extender:
         for number in range(4):
             member(extender, number)
-        await until(lambda: extender.extender.ledger.plans == 4)
+        await until(lambda: extender.extender.ledger.holds.tentative_count == 4)
         extender.api.delete_pod("worker-2")
-        await until(lambda: extender.extender.ledger.plans == 0)
+        await until(lambda: extender.extender.ledger.holds.tentative_count == 0)
 
 
 async def test_a_lost_member_is_replaced_alone() -> None:
@@ -304,7 +304,7 @@ async def test_a_member_deleted_while_a_new_leader_reads_the_pods_is_no_member()
 
     class Cluster:
         async def request(self, request: ApiRequest) -> ApiResponse:
-            if request.path == PODS.path() and extender.world.synced:
+            if request.path == PODS.path() and extender.watch.synced:
                 listed.set()
                 await deleted.wait()
             return page("9", *([worker] if request.path == PODS.path() else []))
@@ -317,10 +317,10 @@ async def test_a_member_deleted_while_a_new_leader_reads_the_pods_is_no_member()
             await asyncio.Event().wait()
 
     extender = Extender(ExtenderSettings(), KubeClient(Cluster()))
-    following = asyncio.create_task(extender.world.run())
+    following = asyncio.create_task(extender.watch.run())
     async with asyncio.timeout(30):
-        await extender.world.until_synced()
-        assert len(extender.gated._groups) == 1
-        await extender.world.reread_pods()
+        await extender.watch.until_synced()
+        assert len(extender.groups.gated._groups) == 1
+        await extender.watch.reread_pods()
     following.cancel()
-    assert extender.gated._groups == {}
+    assert extender.groups.gated._groups == {}

@@ -54,7 +54,7 @@ async def test_a_group_that_fits_nowhere_is_told_at_once_and_holds_nothing_a_sec
         other = extender.api.add_pod("other", CARD)
         await extender.caught_up()
         assert await asked(extender, other) == []
-        await until(lambda: extender.extender.ledger.plans == 0)
+        await until(lambda: extender.extender.ledger.holds.tentative_count == 0)
         assert await extender.bind(other, "n1") == ""
 
 
@@ -64,7 +64,7 @@ async def test_a_member_that_is_asked_about_again_gives_its_cards_back_first() -
         first = [await asked(extender, each) for each in pods]
         assert sorted(node for (node,) in first) == ["n1", "n1", "n2", "n2"]
         assert [await asked(extender, each) for each in pods] == first
-        assert extender.extender.ledger.plans == 4
+        assert extender.extender.ledger.holds.tentative_count == 4
         (node,) = first[0]
         assert await asked(extender, pods[0], node) == [node]  # its own, which was held for it
 
@@ -75,7 +75,7 @@ async def test_a_member_that_is_deleted_holds_nothing() -> None:
         for each in pods:
             await asked(extender, each)
         extender.api.delete_pod("worker-0")
-        await until(lambda: extender.extender.ledger.plans == 1)
+        await until(lambda: extender.extender.ledger.holds.tentative_count == 1)
 
 
 async def test_a_member_that_the_watch_has_not_shown_is_asked_about_again() -> None:

@@ -52,7 +52,7 @@ async def test_the_same_name_hundreds_of_times_leaks_nothing() -> None:
             pod = extender.api.add_pod("app-0", "15")
             assert await extender.bind(pod) == ""
             extender.api.delete_pod("app-0")
-            await until(lambda uid=pod["metadata"]["uid"]: extender.extender.ledger.allocation(uid) is None)  # type: ignore[misc]
+            await until(lambda uid=pod["metadata"]["uid"]: extender.extender.ledger.holds.of(uid) is None)  # type: ignore[misc]
         await extender.caught_up()
         assert await extender.used() == {0: 0}
         assert extender.extender.ledger.pods == {}

@@ -238,7 +238,7 @@ def test_a_pod_that_vanishes_evicts_no_more_and_keeps_nothing(story: Story) -> N
             story.network.deliver_line(stream)
     story.calm(5)
     assert len(story.leaving()) == 1
-    assert not len(story.extender.ledger.reservations)
+    assert not len(story.extender.ledger.holds.reserved)
 
 
 def test_a_nomination_that_nobody_takes_up_ends(story: Story) -> None:

@@ -289,7 +289,7 @@ class Interleavings(RuleBasedStateMachine):
         """Nothing fences a Binding from kubelet, which may give another pod the card in that moment."""
         moved = {pod["metadata"]["uid"] for pod in self.world.pods() if self.world.network.moved(pod)}
         for node, card, _, _ in ledger.overcommitted():
-            on_node = ledger.allocations(node)
+            on_node = ledger.holds.on(node)
             assert on_node is not None
             on_card = {
                 uid

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -323,3 +324,49 @@ async def test_a_container_whose_liveness_fails_is_started_again(node: Node) -> 
     reasons = [reason for reason, _ in await node.events("one")]
     assert "Unhealthy" in reasons
     assert "Killing" in reasons
+
+
+@pytest.mark.parametrize(
+    ("pressure", "shutting_down", "reason", "message"),
+    [
+        ("DiskPressure", False, "Evicted", "Pod was rejected: The node had condition: [DiskPressure]. "),
+        ("PIDPressure", False, "Evicted", "Pod was rejected: The node had condition: [PIDPressure]. "),
+        ("", True, "NodeShutdown", "Pod was rejected: Pod was rejected as the node is shutting down."),
+    ],
+)
+async def test_a_machine_in_trouble_lets_no_pod_start_but_critical_ones(
+    node: Node, pressure: str, shutting_down: bool, reason: str, message: str
+) -> None:
+    node.kubelet.troubles.pressure |= {pressure} - {""}
+    node.kubelet.troubles.shutting_down = shutting_down
+    await node.create(make_pod("one"))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Failed")
+    assert (pod["status"]["reason"], pod["status"]["message"]) == (reason, message)
+    assert not pod["status"].get("containerStatuses")
+    kind = pressure or "Ready"
+    wanted = "True" if pressure else "False"
+    await node.wait_node(lambda it: (kind, wanted) in states_of(it))
+    node.kubelet.troubles.pressure.clear()
+    node.kubelet.troubles.shutting_down = False
+    await node.create(make_pod("two"))
+    await node.wait_pod("two", lambda it: state_of(it) == "running")
+
+
+def states_of(node: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(each["type"], each["status"]) for each in node["status"]["conditions"]}
+
+
+async def test_a_container_in_state_d_outlives_its_pod_and_keeps_its_devices(
+    node: Node, plugin: Plugin
+) -> None:
+    await node.create(make_pod("one", 15))
+    await node.wait_pod("one", lambda it: state_of(it) == "running")
+    (container,) = node.runtime.running()
+    container.stuck = True
+    await node.client.delete(PODS, "one", "default", grace_s=0)
+    await node.create(make_pod("two", 15))
+    pod = await node.wait_pod("two", lambda it: it["status"].get("phase") == "Failed")
+    assert pod["status"]["reason"] == "UnexpectedAdmissionError"
+    assert container.running
+    container.stuck = False
+    await asyncio.wait_for(container.exited.wait(), HANG_S)

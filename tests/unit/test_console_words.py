@@ -25,8 +25,12 @@ SAYING = (
         f"core/{name}.py"
         for name in ("explanation", "lookalikes", "node_filters", "placement", "request", "claim_shape")
     ),
-    *(f"apps/diagnosis/doctor_{name}.py" for name in ("nodes", "pods", "plugins", "claims", "services")),
+    *(
+        f"apps/diagnosis/doctor_{name}.py"
+        for name in ("nodes", "pods", "plugins", "rejections", "claims", "services")
+    ),
     "apps/diagnosis/pod_explanation.py",
+    "apps/diagnosis/use_explanation.py",
     "apps/diagnosis/other_pods.py",
     "apps/diagnosis/claims.py",
     "apps/console/usage_reader.py",

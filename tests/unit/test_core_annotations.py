@@ -15,9 +15,11 @@ from gpuslice.core.annotations import (
     check_room,
     decode_assume_time,
     decode_cards,
+    decode_orphans,
     decode_placement,
     decode_unhealthy,
     encode_cards,
+    encode_orphans,
     encode_tiers,
     placement_annotations,
 )
@@ -33,6 +35,7 @@ from gpuslice.core.contract import (
     ANN_TIERS,
     ANN_TRACEPARENT,
     ANN_VISIBLE,
+    NODE_ORPHANS,
 )
 from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.model import (
@@ -41,6 +44,7 @@ from gpuslice.core.model import (
     ContainerKind,
     ContainerRequest,
     Node,
+    Orphan,
     Placement,
     Request,
     Tier,
@@ -296,3 +300,47 @@ def test_an_unreadable_list_of_unhealthy_cards_takes_none_away(
     assert found == cards
     assert problem in text
     assert bool(problem) == bool(text)
+
+
+# -- containers without their pod ---------------------------------------------------------------------------
+
+CARDS = make_node(cards=(15, 15, 15)).cards
+STUCK = (Orphan("default/stuck", (CardSlice(0, 15), CardSlice(2, 4))), Orphan("a/b", (CardSlice(2, 1),)))
+
+
+def test_what_containers_without_their_pod_hold_is_read_as_it_was_written() -> None:
+    text = encode_orphans(STUCK)
+    assert text == '[{"pod":"default/stuck","cards":{"0":15,"2":4}},{"pod":"a/b","cards":{"2":1}}]'
+    assert decode_orphans(text, CARDS) == STUCK
+    assert encode_orphans(()) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "{}",
+        "[1]",
+        '[{"pod":"a"}]',
+        '[{"pod":"a","cards":{"x":1}}]',
+        '[{"pod":"a","cards":{"0":-1}}]',
+        '[{"pod":"a","cards":{"0":0}}]',
+        '[{"pod":"a","cards":{"-1":1}}]',
+        '[{"pod":"a","cards":{"999":1}}]',
+        '[{"pod":"a","cards":{"0":1e30}}]',
+        '[{"pod":"a","cards":{"0":16}}]',
+        '[{"pod":"a","cards":{"3":1}}]',
+        '[{"pod":"a","cards":{"0":99999999999}}]',
+        "[" * 5000,
+        '[{"pod":"a","cards":{"0":1}},' * 5000,
+    ],
+)
+def test_a_corrupt_account_of_them_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(ContractError, match=NODE_ORPHANS):
+        decode_orphans(text, CARDS)
+
+
+def test_their_names_control_no_terminal() -> None:
+    (found,) = decode_orphans('[{"pod":"a\\u001b[31m","cards":{"0":1}}]', CARDS)
+    assert found.pod.isprintable()

@@ -9,7 +9,7 @@ import pytest
 from gpuslice.core.contract import GPU_CORE
 from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import REMEMBERED_GONE, Ledger
-from gpuslice.core.model import Node, Pod, Refusal
+from gpuslice.core.model import CardSlice, Node, Orphan, Pod, Refusal
 from gpuslice.core.placement import NO_CORE, NO_ROOM, NodeState, place
 from gpuslice.core.policy.fleet import Shape
 from tests.builders import make_card, make_node, make_placement, make_pod, make_request
@@ -43,6 +43,16 @@ def test_a_terminating_pod_holds_its_cards_and_a_finished_one_does_not() -> None
     assert left(ledger) == (11, 15)
     ledger.apply_pod(replace(pod, finished=True))
     assert left(ledger) == (15, 15)
+
+
+def test_what_runs_on_without_its_pod_holds_its_cards_until_the_agent_says_that_it_has_ended() -> None:
+    ledger = ledger_of(make_pod(node="n1", card=0))
+    node = make_node(cards=(15, 15))
+    ledger.apply_node(replace(node, orphans=(Orphan("default/stuck", (CardSlice(0, 8), CardSlice(1, 20))),)))
+    assert left(ledger) == (3, 0)
+    assert ledger.flush().left[0].tolist() == [3, 0]
+    ledger.apply_node(node)
+    assert left(ledger) == (11, 15)
 
 
 def test_a_late_event_does_not_bring_a_pod_back() -> None:
@@ -294,9 +304,10 @@ def test_nodes_that_want_compute_are_known_as_long_as_they_are_there() -> None:
     ledger = Ledger()
     for required in (True, False, True):
         ledger.apply_node(make_node(compute_required=required))
-        assert ledger.compute_required == ({"n1"} if required else set())
+        fleet = ledger.flush()
+        assert fleet.terms["compute_required"][fleet.row_of["n1"]] == required
     ledger.remove_node("n1")
-    assert ledger.compute_required == set()
+    assert "n1" not in ledger.flush().row_of
 
 
 def test_a_second_assumption_replaces_the_first_and_a_failed_one_leaves_it() -> None:
@@ -313,7 +324,7 @@ def test_news_that_change_no_amount_are_written_down_all_the_same() -> None:
     ledger = ledger_of(make_pod(node="n1", card=1, memory=4, version=1))
     clock = ledger.flush().clock
     ledger.apply_pod(make_pod(node="n1", card=1, memory=4, version=2, assigned=True))
-    allocation = ledger.allocation("uid-p")
+    allocation = ledger.holds.of("uid-p")
     assert allocation is not None
     assert (allocation.pod.version, allocation.pod.assigned, ledger.flush().clock) == (2, True, clock)
 

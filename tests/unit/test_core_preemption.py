@@ -8,18 +8,18 @@ from typing import Any
 
 from gpuslice.core import preemption
 from gpuslice.core.contract import NEUTRAL_NAMES
+from gpuslice.core.holds import NodeHolds
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
-from gpuslice.core.node_allocations import NodeAllocations
 from tests.builders import make_node, make_pod, make_request
 
 
-def book_of(*pods: Pod, cards: tuple[int, ...] = (8, 8)) -> NodeAllocations:
+def book_of(*pods: Pod, cards: tuple[int, ...] = (8, 8)) -> NodeHolds:
     ledger = Ledger()
     ledger.apply_node(make_node(cards=cards))
     for pod in pods:
         ledger.apply_pod(pod)
-    allocations = ledger.allocations("n1")
+    allocations = ledger.holds.on("n1")
     assert allocations is not None
     return allocations
 
@@ -29,7 +29,7 @@ def pod(name: str, card: int, memory: int = 4, priority: int = 0) -> Pod:
 
 
 def victims(
-    allocations: NodeAllocations, request: Request, priority: int, proposed: Collection[str], **more: Any
+    allocations: NodeHolds, request: Request, priority: int, proposed: Collection[str], **more: Any
 ) -> set[str] | None:
     found = preemption.victims(allocations, request, priority, proposed, **more)
     return None if found is None else set(found.uids)

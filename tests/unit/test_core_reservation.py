@@ -4,58 +4,78 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
+from gpuslice.core.hold import NOTHING_TAKEN, Taken
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.preemption import NOTHING_TAKEN
-from gpuslice.core.reservation import Reservation, Reservations, open_to
-from tests.builders import make_node, make_placement, make_pod
+from gpuslice.core.model import Placement, Pod
+from gpuslice.core.placement import Fit
+from tests.builders import make_node, make_placement, make_pod, make_request
 
 
-def kept(*reservations: Reservation) -> Reservations:
-    all_of_them = Reservations()
-    for reservation in reservations:
-        all_of_them.keep(reservation)
-    return all_of_them
+def keeping(*reserved: tuple[Pod, Placement]) -> Ledger:
+    ledger = Ledger()
+    for pod, placement in reserved:
+        ledger.holds.reserve(pod, placement)
+    return ledger
 
 
-def of(uid: str, priority: int, units: int = 4, *cards: int, node: str = "n1", core: int = 0) -> Reservation:
-    return Reservation(uid, priority, make_placement(node, units, *cards, core=core))
+def of(
+    name: str, priority: int, units: int = 4, *cards: int, node: str = "n1", core: int = 0
+) -> tuple[Pod, Placement]:
+    return make_pod(name, uid=name, priority=priority), make_placement(node, units, *cards, core=core)
+
+
+def taken(ledger: Ledger, node: str, uid: str, priority: int) -> Taken:
+    holds = ledger.holds.on(node)
+    return holds.kept_from(uid, priority) if holds is not None else NOTHING_TAKEN
 
 
 def test_cards_are_kept_from_equals_and_lesser_pods_and_not_from_the_pod_itself() -> None:
-    reservations = kept(of("a", 10, 4, 1))
-    assert reservations.taken("n1", "other", 10) == {1: (4, 0)}
-    assert reservations.taken("n1", "other", 9) == {1: (4, 0)}
-    assert reservations.taken("n1", "other", 11) == {}
-    assert reservations.taken("n1", "a", 10) == {}
-    assert reservations.taken("n2", "other", 10) == {}
-    assert kept().taken("n1", "other", 10) == NOTHING_TAKEN
-    assert reservations.nodes_closed_to("other", 10) == {"n1"}
-    assert reservations.nodes_closed_to("other", 11) == set()
+    ledger = keeping(of("a", 10, 4, 1))
+    assert taken(ledger, "n1", "other", 10) == {1: (4, 0)}
+    assert taken(ledger, "n1", "other", 9) == {1: (4, 0)}
+    assert taken(ledger, "n1", "other", 11) == {}
+    assert taken(ledger, "n1", "a", 10) == {}
+    assert taken(ledger, "n2", "other", 10) == {}
+    assert taken(keeping(), "n1", "other", 10) == NOTHING_TAKEN
+
+
+def test_a_node_is_closed_to_a_pod_only_where_that_must_leave_the_cards_free() -> None:
+    ledger = keeping(of("a", 10, 15, 0))
+    for name in ("n1", "n2"):
+        ledger.apply_node(make_node(name))
+    rows = np.array([ledger.flush().row_of[name] for name in ("n1", "n2")])
+    assert ledger.why_not(make_request(4), rows, "other", 10).tolist() == [Fit.HELD, Fit.YES]
+    assert ledger.why_not(make_request(4), rows, "other", 11).tolist() == [Fit.YES, Fit.YES]
+    assert ledger.why_not(make_request(4), rows, "a", 10).tolist() == [Fit.YES, Fit.YES]
 
 
 def test_what_is_kept_for_several_pods_adds_up_by_card() -> None:
-    reservations = kept(of("a", 1, 4, 0, core=20), of("b", 1, 8, 0, 1), of("c", 1, 2, 0, node="n2"))
-    assert reservations.taken("n1", "other", 1) == {0: (8, 20), 1: (4, 0)}
+    ledger = keeping(of("a", 1, 4, 0, core=20), of("b", 1, 8, 0, 1), of("c", 1, 2, 0, node="n2"))
+    assert taken(ledger, "n1", "other", 1) == {0: (8, 20), 1: (4, 0)}
 
 
 def test_a_more_important_pod_ends_lesser_nominations_for_the_same_cards_only() -> None:
-    reservations = kept(of("same", 1, 4, 0), of("beside", 1, 4, 1), of("elsewhere", 1, 4, 0, node="n2"))
-    reservations.keep(of("equal", 1, 4, 0))
-    assert reservations.of("same") is not None
-    reservations.keep(of("better", 2, 4, 0))
-    assert {each.uid for each in reservations} == {"beside", "elsewhere", "better"}
-    reservations.drop("better")
-    reservations.drop("nobody")
-    assert len(reservations) == 2
+    ledger = keeping(of("same", 1, 4, 0), of("beside", 1, 4, 1), of("elsewhere", 1, 4, 0, node="n2"))
+    ledger.holds.reserve(*of("equal", 1, 4, 0))
+    assert "same" in ledger.holds.reserved
+    ledger.holds.reserve(*of("better", 2, 4, 0))
+    assert ledger.holds.reserved.keys() == {"beside", "elsewhere", "better"}
+    ledger.holds.end_reservation("better")
+    ledger.holds.end_reservation("nobody")
+    assert len(ledger.holds.reserved) == 2
 
 
 def test_a_second_nomination_of_a_pod_replaces_the_first() -> None:
-    reservations = kept(of("a", 1, 4, 0), of("a", 1, 4, 1))
-    assert reservations.taken("n1", "other", 1) == {1: (4, 0)}
-    reservations.keep(of("a", 1, 4, 0, node="n2"))
-    assert reservations.nodes_closed_to("other", 1) == {"n2"}
-    reservations.drop("a")
-    assert reservations.nodes_closed_to("other", 1) == set()
+    ledger = keeping(of("a", 1, 4, 0), of("a", 1, 4, 1))
+    assert taken(ledger, "n1", "other", 1) == {1: (4, 0)}
+    ledger.holds.reserve(*of("a", 1, 4, 0, node="n2"))
+    assert taken(ledger, "n1", "other", 1) == {}
+    assert taken(ledger, "n2", "other", 1) == {0: (4, 0)}
+    ledger.holds.end_reservation("a")
+    assert taken(ledger, "n2", "other", 1) == {}
+    assert ledger.holds.on("n2") is None, "nothing of it is left"
 
 
 # -- beside what is free -----------------------------------------------------------------------------------
@@ -72,9 +92,9 @@ def ledger_of(*leaving: int) -> Ledger:
 
 
 def left(ledger: Ledger, taken: dict[int, tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    held = ledger.allocations("n1")
+    held = ledger.holds.on("n1")
     assert held is not None
-    state = open_to(held, taken)
+    state = held.open_to(taken)
     return state.left, state.compute_left
 
 
@@ -102,11 +122,11 @@ def test_a_nomination_ends_when_its_pod_holds_cards_or_is_gone() -> None:
     ledger = ledger_of()
     for pod in (make_pod("a"), make_pod("b")):
         ledger.apply_pod(pod)
-        ledger.reservations.keep(of(pod.uid, 1, 4, 1))
+        ledger.holds.reserve(pod, make_placement("n1", 4, 1))
     ledger.assume(make_pod("a"), make_placement("n1", 4, 1))
-    assert [each.uid for each in ledger.reservations] == ["uid-b"]
+    assert list(ledger.holds.reserved) == ["uid-b"]
     ledger.remove_pod("uid-b")
-    assert len(ledger.reservations) == 0
+    assert not ledger.holds.reserved
 
 
 def test_waiting_pods_whose_status_names_a_node_are_known_by_it() -> None:

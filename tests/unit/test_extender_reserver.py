@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.extender.preemption.reserver import KEPT_S, LONGEST_S, PACE_S, Reserver
+from gpuslice.apps.extender.preemption.evictor import KEPT_S, LONGEST_S, PACE_S, Reserver
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement
 from tests.builders import make_node, make_placement, make_pod
@@ -16,14 +16,14 @@ def test_cards_are_kept_while_others_come_for_theirs() -> None:
     reserver = Reserver(ledger, lapsed.append, lambda: now_s)
     for number in range(PODS):
         ledger.apply_node(make_node(f"n{number}"))
-        ledger.apply_pod(make_pod(f"p{number}"))
-        reserver.keep(f"uid-p{number}", 10, make_placement(f"n{number}", 4, 0))
+        ledger.apply_pod(pod := make_pod(f"p{number}", priority=10))
+        reserver.keep(pod, make_placement(f"n{number}", 4, 0))
     for number in range(PODS - 1):
         now_s += PACE_S - 1
         ledger.assume(ledger.pods[f"uid-p{number}"], make_placement(f"n{number}", 4, 0))
         reserver.renew()
         assert bool(lapsed) == (now_s >= LONGEST_S)
-    assert not len(ledger.reservations)
+    assert not ledger.holds.reserved
 
 
 def test_cards_that_nobody_comes_for_are_free_again() -> None:
@@ -31,8 +31,8 @@ def test_cards_that_nobody_comes_for_are_free_again() -> None:
     reserver = Reserver(ledger, lapsed.append, lambda: now_s)
     for name in ("comes", "stays away"):
         ledger.apply_node(make_node(name))
-        ledger.apply_pod(make_pod(name))
-        reserver.keep(f"uid-{name}", 10, make_placement(name, 4, 0))
+        ledger.apply_pod(pod := make_pod(name, priority=10))
+        reserver.keep(pod, make_placement(name, 4, 0))
     reserver.renew()
     ledger.assume(ledger.pods["uid-comes"], make_placement("comes", 4, 0))
     now_s = KEPT_S - 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuslice.core.holds import NodeHolds
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
-from gpuslice.core.node_allocations import NodeAllocations
 from gpuslice.core.preemption import Budget, eviction, victims
 from tests.builders import make_node, make_pod, make_request
 
@@ -21,7 +21,7 @@ CARD_UNITS = 8
 class Scene:
     """A node with pods, and a pod that wants room there."""
 
-    allocations: NodeAllocations
+    allocations: NodeHolds
     pods: tuple[Pod, ...]
     request: Request
     priority: int
@@ -65,7 +65,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         )
         ledger.apply_pod(pod)
         pods.append(pod)
-    allocations = ledger.allocations("n1")
+    allocations = ledger.holds.on("n1")
     assert allocations is not None
     cards_wanted = draw(st.integers(1, 2))
     request = make_request(draw(st.integers(1, CARD_UNITS)) * cards_wanted, cards=cards_wanted)

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from gpuslice.core.hold import Hold
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Card, Pod
-from gpuslice.core.node_allocations import Allocation
 from gpuslice.core.sizing import Suggestion, suggested_size
 from gpuslice.core.units import limit_mib
 
@@ -171,17 +171,17 @@ class _Room:
     def __init__(self, ledger: Ledger, may_run: MayRun) -> None:
         self._ledger = ledger
         self._may_run = may_run
-        self.holders: dict[Place, list[Allocation]] = defaultdict(list)
+        self.holders: dict[Place, list[Hold]] = defaultdict(list)
         self.taken: set[Place] = set()  # cards that a moved pod goes to
         self._left: dict[Place, tuple[int, int]] = {}
         self._by_left: dict[int, set[Place]] = defaultdict(set)
         for name in ledger.node_names():
-            state, allocations = ledger.state(name), ledger.allocations(name)
-            if state is None or allocations is None or not state.node.divides_cards:
+            state, holds = ledger.state(name), ledger.holds.on(name)
+            if state is None or holds is None or not state.node.divides_cards:
                 continue
-            for allocation in allocations.by_uid.values():
-                for part in allocation.placement.slices if allocation.placement else ():
-                    self.holders[name, part.card].append(allocation)
+            for hold in holds.by_uid.values():
+                for part in hold.placement.slices if hold.placement else ():
+                    self.holders[name, part.card].append(hold)
             whole = 0 if state.node.compute_percent else None
             for slot, card in enumerate(state.node.cards):
                 if (name, card.index) in self.holders and card.index not in state.node.unhealthy:
@@ -191,8 +191,8 @@ class _Room:
     def held(self, place: Place) -> int:
         return sum(
             part.units
-            for allocation in self.holders[place]
-            for part in (allocation.placement.slices if allocation.placement else ())
+            for hold in self.holders[place]
+            for part in (hold.placement.slices if hold.placement else ())
             if part.card == place[1]
         )
 
@@ -208,8 +208,8 @@ class _Room:
         self._drop(place)
         found: list[Move] = []
         parts = [(each, each.placement.slices[0]) for each in self.holders[place] if each.placement]
-        for allocation, part in sorted(parts, key=lambda pair: -pair[1].units):
-            target = self._tightest(allocation.pod, part.units, part.compute_percent)
+        for hold, part in sorted(parts, key=lambda pair: -pair[1].units):
+            target = self._tightest(hold.pod, part.units, part.compute_percent)
             if target is None:
                 for other, left in before.items():  # all of it as it was
                     if self._left.get(other) != left:
@@ -217,7 +217,7 @@ class _Room:
                 return None
             units, compute = self._left[target]
             self._put(target, units - part.units, compute - part.compute_percent)
-            found.append(Move(allocation.pod, part.units, self._mib(target, part.units), *target))
+            found.append(Move(hold.pod, part.units, self._mib(target, part.units), *target))
         self.taken.update((move.node, move.card) for move in found)
         return tuple(found)
 

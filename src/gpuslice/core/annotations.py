@@ -12,7 +12,7 @@ exact; else the first protocol wins, because every extender and device plugin wr
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -28,10 +28,11 @@ from gpuslice.core.contract import (
     ANN_TIERS,
     ANN_VISIBLE,
     NODE_GPUS,
+    NODE_ORPHANS,
     POD_ANNOTATION_WRITERS,
     UNHEALTHY_CONFIGMAP_PREFIX,
 )
-from gpuslice.core.errors import ContractError, InvalidRequestError
+from gpuslice.core.errors import ContractError, InvalidRequestError, printable
 from gpuslice.core.model import (
     TIERS,
     Card,
@@ -39,6 +40,7 @@ from gpuslice.core.model import (
     ContainerKind,
     ContainerRequest,
     Node,
+    Orphan,
     Placement,
     Request,
     Tier,
@@ -86,6 +88,13 @@ class _GpuRecord(msgspec.Struct, frozen=True):
     model: str = ""
 
 
+class _OrphanRecord(msgspec.Struct):
+    pod: str
+    cards: dict[int, int]
+
+
+_ORPHANS = msgspec.json.Decoder(list[_OrphanRecord])
+MOST_ORPHANS_TEXT = 64 << 10
 _GPUS = msgspec.json.Decoder(list[_GpuRecord])
 
 
@@ -240,6 +249,30 @@ def decode_cards(text: str) -> tuple[Card, ...]:
         raise ContractError(f'annotation "{NODE_GPUS}"', text, must_be)
     cards = (Card(each.index, each.uuid, each.memory_mib, each.units, each.model) for each in records)
     return tuple(sorted(cards, key=lambda gpu: gpu.index))
+
+
+def encode_orphans(orphans: Iterable[Orphan]) -> str | None:
+    """The node annotation ``gpuslice.io/orphans``; None for no annotation."""
+    records = [_OrphanRecord(each.pod, {part.card: part.units for part in each.slices}) for each in orphans]
+    return msgspec.json.encode(records).decode() if records else None
+
+
+def decode_orphans(text: str, cards: Iterable[Card]) -> tuple[Orphan, ...]:
+    """What runs on a node with these cards without its pod, by its annotation. Raises `ContractError`."""
+    try:
+        records = _ORPHANS.decode(text[:MOST_ORPHANS_TEXT])
+    except (msgspec.DecodeError, RecursionError) as error:
+        must_be = f"a list of pod and units by card ({error})"
+        raise ContractError(f'annotation "{NODE_ORPHANS}"', text, must_be) from error
+    most = {card.index: card.units for card in cards}
+    held = [(card, units) for each in records for card, units in each.cards.items()]
+    if not all(0 < units <= most.get(card, 0) for card, units in held):
+        must_be = "cards of the node, with no more units than each has"
+        raise ContractError(f'annotation "{NODE_ORPHANS}"', text, must_be)
+    return tuple(
+        Orphan(printable(each.pod), tuple(CardSlice(*part) for part in sorted(each.cards.items())))
+        for each in records
+    )
 
 
 def decode_unhealthy(data: Mapping[str, str] | None) -> tuple[frozenset[int], str]:

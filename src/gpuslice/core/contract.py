@@ -57,6 +57,7 @@ NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the 
 NODE_TIER = "gpuslice.io/tier"  # driver, library, watchdog or none, by the agent: what holds the limits
 NODE_LINKS = "gpuslice.io/links"  # "311,11,3", by the agent: how near its cards are, where it differs
 NODE_KUBELET_AWAY = "gpuslice.io/kubelet-away"  # "true", by the agent: nothing is to be placed there now
+NODE_ORPHANS = "gpuslice.io/orphans"  # JSON list, by the agent: what containers hold whose pods are gone
 NODE_OUT_OF_USE = "gpuslice.io/out-of-use"  # "0,2", by the extender: what the ConfigMap takes away
 LABEL_SHARED = "cgpu"  # "true": the node's cards are shared
 LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enforced

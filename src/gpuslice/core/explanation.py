@@ -20,9 +20,9 @@ from gpuslice.core.contract import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import CORE_MEM, rules_of
-from gpuslice.core.model import Pod, Refusal, Request
+from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_filters import NodeFilters, Place, Wish
-from gpuslice.core.placement import NO_ROOM, SPREAD, NodeState, place
+from gpuslice.core.placement import SPREAD, Fit, NodeState, choose_slots, place, refusal
 from gpuslice.core.preemption import LOWEST, eviction
 from gpuslice.core.units import UNIT_MIB
 from gpuslice.core.words import counted
@@ -33,7 +33,6 @@ THERE_IS_ROOM = "There is room: if the pod still waits, look at its events and i
 BY_CLAIMS = "Gives its cards out by claims"
 NO_CLAIMS = "Gives no cards out by claims"
 NO_CLAIMS_YET = "Offers no cards by claims yet"
-_NO_MEMORY = NO_ROOM.partition(" in ")[0]  # the same for one card and for several
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,7 @@ class _Found:
     name: str
     reason: str
     state: NodeState | None = None
+    fit: Fit = Fit.NOT_SHARED
     fits: bool = False
     never: bool = False
     detail: str = ""
@@ -120,26 +120,27 @@ def _judge(ledger: Ledger, node: Place, filters: NodeFilters) -> _Found:
         if wish.claims:
             return _Found(node.name, NO_CLAIMS_YET if by_claims else NO_CLAIMS, never=not by_claims)
         return _Found(node.name, BY_CLAIMS if by_claims else NOT_SHARED, never=True)
-    answer, obstacle = place(state, wish.request), filters.obstacle(node)
-    if obstacle:
-        return _Found(node.name, obstacle, state, never=isinstance(answer, Refusal) and answer.never)
-    if isinstance(answer, Refusal):
-        return _Found(node.name, answer.reason, state, never=answer.never, detail=answer.detail)
-    if (less := filters.shortage(node, ledger.host_used(node.name))) is not None:
-        return _Found(node.name, less.reason, state, never=less.never, detail=less.detail, starved=True)
-    cards = ", ".join(str(part.card) for part in answer.slices)
-    return _Found(node.name, ROOM, state, fits=True, detail=f"{node.name}, card {cards}")
+    fit, barrier = ledger.why_not_on(node.name, wish.request), filters.obstacle(node)
+    used = ledger.host_used(node.name)
+    refused = refusal(fit, state, wish.request, used)
+    if barrier:
+        return _Found(node.name, barrier, state, fit, never=fit is not Fit.YES and refused.never)
+    roomy = fit in (Fit.YES, Fit.NO_CPU, Fit.NO_MEMORY)
+    if roomy and (less := filters.shortage(node, used)) is not None:
+        return _Found(node.name, less.reason, state, fit, never=less.never, detail=less.detail, starved=True)
+    if fit is not Fit.YES:
+        return _Found(node.name, refused.reason, state, fit, never=refused.never, detail=refused.detail)
+    cards = ", ".join(str(state.node.cards[slot].index) for slot in sorted(choose_slots(state, wish.request)))
+    return _Found(node.name, ROOM, state, fit, fits=True, detail=f"{node.name}, card {cards}")
 
 
 def room_in_the_making(ledger: Ledger, pod: Pod) -> Iterable[str]:
     """What is in progress for a waiting pod with a nominated node."""
-    allocations = ledger.allocations(pod.nominated) if pod.nominated else None
-    if allocations is None or pod.request is None:
+    holds = ledger.holds.on(pod.nominated) if pod.nominated else None
+    if holds is None or pod.request is None:
         return
-    going = sorted(
-        allocation.pod.key for allocation in allocations.by_uid.values() if allocation.pod.terminating
-    )
-    found = eviction(allocations, pod.request, LOWEST)
+    going = sorted(hold.pod.key for hold in holds.by_uid.values() if hold.pod.terminating)
+    found = eviction(holds, pod.request, LOWEST)
     cards = f", card {', '.join(map(str, found.cards))}" if found is not None else ""
     yield (
         f"Room is being made for it on {pod.nominated}{cards}: {', '.join(going)} must leave first."
@@ -155,13 +156,13 @@ def room_by_eviction(ledger: Ledger, places: Sequence[Place], wish: Wish, pod: P
         way
         for place in places
         if not filters.obstacle(place)
-        and (allocations := ledger.allocations(place.name)) is not None
-        and (way := eviction(allocations, wish.request, pod.priority)) is not None
+        and (holds := ledger.holds.on(place.name)) is not None
+        and (way := eviction(holds, wish.request, pod.priority)) is not None
     ]
     best = min(ways, key=lambda way: way.cost, default=None)
     if best is None or not best.victims:
         return
-    names = ", ".join(allocation.pod.key for allocation in best.victims)
+    names = ", ".join(hold.pod.key for hold in best.victims)
     cards = ", ".join(map(str, best.cards))
     yield (
         f"Its priority {pod.priority} is above others': {names} could leave {best.node}, card {cards}. "
@@ -210,7 +211,7 @@ def _hints(found: Sequence[_Found], wish: Wish, labels: Mapping[str, Mapping[str
             "means the same: recreate it with that name. The webhook does so by itself, where it runs."
         )
         return
-    if all(each.state.node.tier < request.min_tier for each in shared if each.state):
+    if all(each.fit is Fit.TIER_TOO_LOW for each in shared):
         yield (
             f"It asks for {LABEL_MIN_TIER}={request.min_tier.word}, and no node enforces limits that "
             "strictly: enable isolation on a node, or ask for less."
@@ -219,7 +220,7 @@ def _hints(found: Sequence[_Found], wish: Wish, labels: Mapping[str, Mapping[str
     if any(each.fits for each in found):
         yield THERE_IS_ROOM
         return
-    refused = [each for each in shared if each.reason.startswith(_NO_MEMORY)]
+    refused = [each for each in shared if each.detail and each.fit in (Fit.NO_ROOM, Fit.TOO_FEW_CARDS)]
     starved = [each for each in shared if each.starved]
     if starved:
         best = max(starved, key=lambda each: each.most)

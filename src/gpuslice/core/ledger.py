@@ -4,16 +4,19 @@ The API server's objects are the only truth. The ledger adds one thing that they
 that was *assumed* because its binding is in flight. All methods are synchronous and none fails half way, so
 that no intermediate state is ever visible.
 
-What counts against a card:
+What counts against a card, each as a `Hold`:
 
 * a bound pod's placement as its annotations say, until the pod is finished or gone; also while it terminates,
   because its containers still run;
 * an assumed placement until the API server shows the pod bound, or refuses (`forget`);
-* a planned placement, of a waiting pod with a nominated node, until it is assumed, given up, or gives way to
-  a pod without other room (`make_way`): a plan is no promise, unless it was made as one;
+* a tentative one, of a waiting pod, until it is assumed, given up, or gives way;
+* what containers hold whose pods are gone, as the node's agent says;
 * a bound pod that no annotation places (nodeName set by hand, another scheduler, a corrupt value) counts
   against **every** card of its node: it may be on any of them, and promising the same memory twice is worse
   than leaving some idle until the agent has written where it is.
+
+Cards that are reserved while others still hold them count only against pods that do not come first
+(`why_not`).
 
 A change costs only what changed: a pod affects only its own node, and the node's row in the fleet's arrays is
 computed again when somebody next asks (`flush`).
@@ -21,22 +24,24 @@ computed again when somebody next asks (`flush`).
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterator
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Protocol
 
-from gpuslice.core.guests import Guests
+from gpuslice.core.hold import NOBODY, Hold, HoldKind, hold_of
+from gpuslice.core.holds import Holds
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostUsage
-from gpuslice.core.model import Node, Placement, Pod, Refusal, Request, Tier
-from gpuslice.core.node_allocations import Allocation, NodeAllocations, allocation_of
-from gpuslice.core.placement import NodeState, not_shared, place
+from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
+from gpuslice.core.placement import Fit, NodeState, not_shared, place, why_not
+from gpuslice.core.preemption import LOWEST
 from gpuslice.core.replicas import Replicas
-from gpuslice.core.reservation import Reservations
 from gpuslice.core.shape import Shape
 
 if TYPE_CHECKING:
-    from gpuslice.core.policy.fleet import Fleet
+    from gpuslice.core.policy.fit import Fits
+    from gpuslice.core.policy.fleet import Fleet, Rows
 
 REMEMBERED_GONE = 10_000  # uids of pods that ended, so that a late event does not revive one
 
@@ -57,6 +62,8 @@ def shape_of(request: Request) -> Shape:
         compute_percent=request.compute_percent,
         cpu_milli=request.host.cpu_milli,
         memory_mib=request.host.memory_mib,
+        min_tier=request.min_tier,
+        names=request.names.memory,
     )
 
 
@@ -67,22 +74,15 @@ class Ledger:
         self._host_usage = HostUsage()
         self.listener = listener
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
-        self.compute_required: set[str] = set()  # nodes that take only pods that ask for compute
-        self.tiers: dict[str, Tier] = {}  # what enforces limits on each node
-        self.avoided: set[str] = set()  # nodes with a taint that keeps away pods that have a choice
         self.replicas = Replicas()
-        self.reservations = Reservations()
         self.nominated: dict[str, str] = {}  # uid → node, by the status of waiting pods
-        self._nodes: dict[str, NodeAllocations] = {}
-        self._where: dict[str, str] = {}  # uid → node name of its allocation
-        self._assumed: dict[str, None] = {}  # uids of assumed allocations, in order
-        self._planned: dict[str, None] = {}  # and of those that are only planned
-        self._kept: set[str] = set()  # planned ones that do not give way
+        self.holds = Holds()
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
-        self._guests = Guests()
+        self._without_cards: dict[
+            str, Shape
+        ] = {}  # by uid, pods on nodes with cards that the listener knows of
         self.gone: OrderedDict[str, None] = OrderedDict()  # uids of deleted and finished pods, the newest
-        # nodes whose row is out of date, in order of change
-        self._stale: dict[str, None] = {}
+        self._stale: dict[str, None] = {}  # nodes whose row is out of date, in order of change
 
     @cached_property
     def fleet(self) -> Fleet:
@@ -105,23 +105,23 @@ class Ledger:
             self.remove_pod(pod.uid)
         elif pod.request is not None or pod.placement is not None or pod.problem:
             self._remember(pod)
-            held = self.allocation(pod.uid)
-            now = allocation_of(pod, held)
+            held = self.holds.of(pod.uid)
+            now = hold_of(pod, held)
             if now == held:
                 return
             if held is not None and now is not None and held.takes_as_much_as(now):
-                self._write_down(now)  # the row of its node stays valid
+                self.holds.put(now)  # the row of its node stays valid
             else:
                 self._drop(pod.uid)
                 if now is not None:
                     self._hold(now)
-            if now is not None and not now.planned and (held is None or held.planned):
+            if now is not None and not now.kind.is_tentative and (held is None or held.kind.is_tentative):
                 self._tell_placed(pod)
         else:
             self._let_go(pod.uid)
             self._use_host(pod.uid, pod.node, pod.host)
-            if (at := self._nodes.get(pod.node)) and at.node is not None and at.node.divides_cards:
-                self._guests.came(pod, self.listener)
+            if (at := self.holds.on(pod.node)) and at.node is not None and at.node.divides_cards:
+                self._tell_without_cards(pod)
 
     def remove_pod(self, uid: str) -> None:
         """A pod is gone for good: deleted or finished. It never comes back under this uid."""
@@ -130,104 +130,121 @@ class Ledger:
             self.gone.popitem(last=False)
         self._let_go(uid)
         self._use_host(uid, "", NO_HOST_RESOURCES)
-        self._guests.went(uid, self.listener)
+        if (shape := self._without_cards.pop(uid, None)) is not None and self.listener is not None:
+            self.listener.departed(shape)
 
     def apply_node(self, node: Node) -> None:
         """A node as the API server shows it now: cards, their health and labels may all have changed."""
-        allocations = self._allocations_on(node.name)
-        if allocations.node == node:
+        holds = self.holds.opened(node.name)
+        if holds.node == node:
             return
-        allocations.node = node
-        allocations.changed()
-        (self.compute_required.add if node.compute_required else self.compute_required.discard)(node.name)
-        self.tiers[node.name] = node.tier
-        (self.avoided.add if node.avoided else self.avoided.discard)(node.name)
+        holds.node = node
+        holds.changed()
         self.replicas.node_is_in(node.name, node.zone)
         self._stale[node.name] = None
 
     def remove_node(self, name: str) -> None:
         """A node is gone; what its pods hold stays in the ledger in case it comes back."""
-        allocations = self._nodes.get(name)
-        if allocations is None:
+        holds = self.holds.on(name)
+        if holds is None:
             return
-        allocations.node = None
-        allocations.changed()
-        self.compute_required.discard(name)
-        self.tiers.pop(name, None)
-        self.avoided.discard(name)
+        holds.node = None
+        holds.changed()
         self._stale[name] = None
-        self._close_if_empty(allocations)
+        self.holds.close_if_empty(holds)
 
     # -- what we decide ----------------------------------------------------------------------------------
 
     def assume(self, pod: Pod, placement: Placement) -> Refusal | None:
         """Hold `placement` for `pod` from now on; a Refusal if there is no room for it.
 
-        The pod's earlier allocation, if any, is replaced: no pod is ever placed twice.
+        What the pod held before, if anything, is replaced: no pod is ever placed twice.
         """
         if pod.uid in self.gone:
             return Refusal("The pod is finished or gone", never=True)
-        before = self.allocation(pod.uid)
-        refusal = self._replace(before, Allocation(pod, placement.node, placement, assumed=True))
-        if refusal is None and (before is None or before.planned):
+        before = self.holds.of(pod.uid)
+        refusal = self._replace(before, Hold(pod, placement, HoldKind.ASSUMED))
+        if refusal is None and (before is None or before.kind.is_tentative):
             self._tell_placed(pod)
         return refusal
 
-    def plan(self, pod: Pod, placement: Placement, *, makes_way: bool = True) -> Refusal | None:
-        """Hold `placement` temporarily for a waiting pod that holds nothing."""
-        if pod.uid in self.gone or self.allocation(pod.uid) is not None:
-            return Refusal("The pod is gone, or has its cards already")
-        allocation = Allocation(pod, placement.node, placement, assumed=True, planned=True)
-        refusal = self._replace(None, allocation)
-        if refusal is None and not makes_way:
-            self._kept.add(pod.uid)
-        return refusal
+    def nominate(self, pod: Pod, placement: Placement, until_s: float = inf) -> Refusal | None:
+        """Hold `placement` for a waiting pod that holds nothing, until a pod comes that has no other room."""
+        return self._hold_tentatively(Hold(pod, placement, HoldKind.NOMINATED, pod.priority, until_s))
 
-    def planned(self, uid: str) -> Placement | None:
-        """What is planned for a pod."""
-        allocation = self.allocation(uid) if uid in self._planned else None
-        return allocation.placement if allocation is not None else None
+    def hold_for_group(self, pod: Pod, placement: Placement, until_s: float = inf) -> Refusal | None:
+        """The same, giving way to nobody: taking the cards of one member would break up its group."""
+        return self._hold_tentatively(Hold(pod, placement, HoldKind.GROUP, NOBODY, until_s))
 
-    @property
-    def plans(self) -> int:
-        """How many pods have a plan."""
-        return len(self._planned)
+    def release_nominated(self, request: Request, priority: int, only_on: str = "") -> bool:
+        """End the holds that give way to a pod of `priority`, where `request` then fits.
 
-    def make_way(self, request: Request, priority: int, only_on: str = "") -> bool:
-        """Give up plans of pods that are not more important than `priority`, where `request` then fits.
-
-        On any node, or on one. False if no plan is in its way.
+        On any node, or on one. False if no hold is in its way.
         """
-        in_the_way: dict[str, list[str]] = {}
-        for uid in [uid for uid in self._planned if uid not in self._kept]:
-            name = self._where[uid]
-            if only_on in ("", name) and self._nodes[name].by_uid[uid].pod.priority <= priority:
-                in_the_way.setdefault(name, []).append(uid)
-        made = [
+        in_the_way = defaultdict[str, list[str]](list)
+        for hold in self.holds.of_kind(HoldKind.NOMINATED):
+            if only_on in ("", hold.node) and priority >= hold.gives_way_to:
+                in_the_way[hold.node].append(hold.pod.uid)
+        freed = [
             name
             for name, uids in in_the_way.items()
-            if not isinstance(place(self._nodes[name].state_without(uids), request), Refusal)
+            if why_not(self.holds.by_node[name].state_without(uids), request) is Fit.YES
         ]
-        for name in made:
+        for name in freed:
             for uid in in_the_way[name]:
                 self._drop(uid)
-        return bool(made)
+        return bool(freed)
 
     def forget(self, uid: str) -> None:
-        """The API server has refused an assumed placement. A bound one is not affected."""
-        allocation = self.allocation(uid)
-        if allocation is not None and allocation.assumed:
+        """The API server has refused what was assumed, or a tentative hold is given up. A bound pod stays."""
+        hold = self.holds.of(uid)
+        if hold is not None and not hold.is_bound:
             self._drop(uid)
 
-    def assumed(self) -> list[Allocation]:
+    def assumed(self) -> list[Hold]:
         """Placements that the API server has not shown as bound yet, oldest first."""
-        return [self._nodes[self._where[uid]].by_uid[uid] for uid in self._assumed]
+        return self.holds.of_kind(HoldKind.ASSUMED)
 
     # -- what is asked -----------------------------------------------------------------------------------
 
-    def allocation(self, uid: str) -> Allocation | None:
-        name = self._where.get(uid)
-        return self._nodes[name].by_uid[uid] if name is not None else None
+    def why_not(
+        self,
+        request: Request,
+        rows: Rows,
+        uid: str = "",
+        priority: int = LOWEST,
+        *,
+        host_limits: bool = False,
+    ) -> Fits:
+        """For each of these rows of the fleet, whether it holds a pod now, and if not, why: a `Fit`.
+
+        `host_limits`: CPU and memory count as well, as far as they are known.
+        """
+        from gpuslice.core.policy.fit import why_not
+
+        found = why_not(self.flush(), shape_of(request), rows, host_limits=host_limits)
+        if self.holds.reserved:
+            fitting = set(rows[found == Fit.YES].tolist())
+            closed = self.rows_held_from(request, uid, priority, fitting)
+            found[[at for at, row in enumerate(rows.tolist()) if row in closed] if closed else []] = Fit.HELD
+        return found
+
+    def why_not_on(self, node_name: str, request: Request, uid: str = "", priority: int = LOWEST) -> Fit:
+        """The same for one node, without the arrays, CPU and memory included."""
+        holds = self.holds.on(node_name)
+        if holds is None or holds.node is None:
+            return Fit.NOT_SHARED
+        found = why_not(holds.state(), request, self._host_usage.used(node_name))
+        return found if found is not Fit.YES else holds.fit_beside_reserved(request, uid, priority)
+
+    def rows_held_from(self, request: Request, uid: str, priority: int, fitting: Collection[int]) -> set[int]:
+        """Those of the `fitting` rows whose cards are reserved for pods that come before this one."""
+        row_of, found = self.fleet.row_of, set[int]()
+        for name in {each.node for each in self.holds.reserved.values() if each.is_kept_from(uid, priority)}:
+            row, holds = row_of.get(name, -1), self.holds.by_node[name]
+            if row in fitting and holds.fit_beside_reserved(request, uid, priority) is Fit.HELD:
+                found.add(row)
+        return found
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """The living pod of this name, if it asks for or holds something of ours."""
@@ -242,12 +259,8 @@ class Ledger:
 
     def state(self, node_name: str) -> NodeState | None:
         """The current state of one node; None if it is not known."""
-        allocations = self._nodes.get(node_name)
-        return allocations.state() if allocations is not None and allocations.node is not None else None
-
-    def allocations(self, node_name: str) -> NodeAllocations | None:
-        """A node's allocations, for reading only."""
-        return self._nodes.get(node_name)
+        holds = self.holds.on(node_name)
+        return holds.state() if holds is not None and holds.node is not None else None
 
     def host_used(self, node_name: str) -> HostResources:
         """CPU and memory that the pods of a node ask for."""
@@ -255,52 +268,44 @@ class Ledger:
 
     def host_used_without_cards(self, node_name: str) -> HostResources:
         """CPU and memory that a node's pods without cards ask for."""
-        all_of_it, allocations = self._host_usage.used(node_name), self._nodes.get(node_name)
-        held = allocations.by_uid.values() if allocations is not None else ()
-        mine = [allocation.pod.host for allocation in held]
-        return HostResources(
-            all_of_it.cpu_milli - sum(host.cpu_milli for host in mine),
-            all_of_it.memory_mib - sum(host.memory_mib for host in mine),
-        )
-
-    def rows_below(self, tier: Tier) -> list[int]:
-        """The rows of nodes with cards whose limits are enforced by less than this."""
-        row_of = self.fleet.row_of
-        return [row_of[name] for name, found in self.tiers.items() if found < tier and name in row_of]
+        used, holds = self._host_usage.used(node_name), self.holds.on(node_name)
+        mine = [hold.pod.host for hold in holds.by_uid.values()] if holds is not None else []
+        cpu, memory = sum(host.cpu_milli for host in mine), sum(host.memory_mib for host in mine)
+        return HostResources(used.cpu_milli - cpu, used.memory_mib - memory)
 
     def node_names(self) -> list[str]:
         """Every known node, sorted."""
-        return sorted(name for name, allocations in self._nodes.items() if allocations.node is not None)
+        return sorted(name for name, holds in self.holds.by_node.items() if holds.node is not None)
 
     def node_count(self) -> int:
         """How many nodes the cluster has, with and without cards."""
-        return sum(allocations.node is not None for allocations in self._nodes.values())
+        return sum(holds.node is not None for holds in self.holds.by_node.values())
 
     def flush(self) -> Fleet:
         """The fleet arrays, updated with what has changed since the last call."""
         for name in self._stale:
-            allocations = self._nodes.get(name)
-            if allocations is None or allocations.node is None or not allocations.node.divides_cards:
+            holds = self.holds.on(name)
+            if holds is None or holds.node is None or not holds.node.divides_cards:
                 self.fleet.drop(name)
             else:
-                self.fleet.put(allocations.row(self._host_usage.used(name)))
+                self.fleet.put(holds.row(self._host_usage.used(name)))
         self._stale.clear()
         return self.fleet
 
     def snapshot(self) -> dict[str, NodeState]:
         """The state of every known node. Copies everything: for tests and small clusters."""
-        return {name: self._nodes[name].state() for name in self.node_names()}
+        return {name: self.holds.by_node[name].state() for name in self.node_names()}
 
     def overcommitted(self) -> Iterator[tuple[str, int, int, int]]:
         """Node, card, allocated units and the card's units wherever more is allocated than exists."""
         for name in self.node_names():
-            allocations = self._nodes[name]
-            used = allocations.used()
-            for card in allocations.node.cards if allocations.node else ():
+            holds = self.holds.by_node[name]
+            used = holds.used()
+            for card in holds.node.cards if holds.node else ():
                 if used.get(card.index, 0) > card.units:
                     yield name, card.index, used[card.index], card.units
 
-    # -- allocations -------------------------------------------------------------------------------------
+    # -- holds -------------------------------------------------------------------------------------------
 
     def _remember(self, pod: Pod) -> None:
         if pod.uid not in self.pods and self.listener is not None and pod.request is not None:
@@ -313,9 +318,9 @@ class Ledger:
             self.nominated.pop(pod.uid, None)
 
     def _let_go(self, uid: str) -> None:
-        planned = uid in self._planned
-        held = self._drop(uid) and not planned
-        self.reservations.drop(uid)
+        tentative = self.holds.tentative(uid) is not None
+        held = self._drop(uid) and not tentative
+        self.holds.end_reservation(uid)
         self.nominated.pop(uid, None)
         pod = self.pods.pop(uid, None)
         if pod is None:
@@ -325,67 +330,56 @@ class Ledger:
         if held and self.listener is not None and pod.request is not None:
             self.listener.departed(shape_of(pod.request))
 
-    def _hold(self, allocation: Allocation) -> None:
-        self._write_down(allocation)
-        self._allocations_on(allocation.node).changed()
-        self._use_host(allocation.pod.uid, allocation.node, allocation.pod.host)
-        self._where[allocation.pod.uid] = allocation.node
-        self.replicas.put(allocation.pod.uid, allocation.pod.replica_of, allocation.node)
-        self._stale[allocation.node] = None
-        if self._planned and not allocation.assumed:
-            allocations = self._nodes[allocation.node]
-            if allocations.crowded:  # an unexpected pod took the room: plans give way
-                for uid in [uid for uid, each in allocations.by_uid.items() if each.planned]:
-                    self._drop(uid)
+    def _hold_tentatively(self, hold: Hold) -> Refusal | None:
+        if hold.pod.uid in self.gone or self.holds.of(hold.pod.uid) is not None:
+            return Refusal("The pod is gone, or has its cards already")
+        return self._replace(None, hold)
 
-    def _write_down(self, allocation: Allocation) -> None:
-        uid = allocation.pod.uid
-        self._allocations_on(allocation.node).by_uid[uid] = allocation
-        self.reservations.drop(uid)
-        self._planned.pop(uid, None)
-        self._assumed.pop(uid, None)
-        if allocation.assumed:
-            (self._planned if allocation.planned else self._assumed)[uid] = None
+    def _hold(self, hold: Hold) -> None:
+        self.holds.put(hold)
+        holds = self.holds.by_node[hold.node]
+        holds.changed()
+        self._use_host(hold.pod.uid, hold.node, hold.pod.host)
+        self.replicas.put(hold.pod.uid, hold.pod.replica_of, hold.node)
+        self._stale[hold.node] = None
+        if hold.is_bound and self.holds.tentative_count and holds.crowded:  # it was not expected there
+            for uid in [uid for uid, each in holds.by_uid.items() if each.kind.is_tentative]:
+                self._drop(uid)
 
     def _drop(self, uid: str) -> bool:
-        name = self._where.pop(uid, None)
-        if name is None:
+        hold = self.holds.drop(uid)
+        if hold is None:
             return False
         self._use_host(uid, "", NO_HOST_RESOURCES)
         self.replicas.drop(uid)
-        self._assumed.pop(uid, None)
-        self._planned.pop(uid, None)
-        self._kept.discard(uid)
-        allocations = self._nodes[name]
-        del allocations.by_uid[uid]
-        allocations.changed()
-        self._stale[name] = None
-        self._close_if_empty(allocations)
+        self._stale[hold.node] = None
         return True
 
     def _use_host(self, uid: str, node: str, host: HostResources) -> None:
         """A pod uses CPU and memory of this node and of no other; of none if `node` is ""."""
         for name in self._host_usage.put(uid, node, host):
-            if name in self._nodes:
+            if name in self.holds.by_node:
                 self._stale[name] = None
-
-    def _allocations_on(self, name: str) -> NodeAllocations:
-        allocations = self._nodes.get(name)
-        if allocations is None:
-            allocations = self._nodes[name] = NodeAllocations(name)
-        return allocations
-
-    def _close_if_empty(self, allocations: NodeAllocations) -> None:
-        if allocations.node is None and not allocations.by_uid:
-            del self._nodes[allocations.name]
 
     def _tell_placed(self, pod: Pod) -> None:
         if self.listener is not None and pod.request is not None:
             self.listener.placed(shape_of(pod.request))
 
+    def _tell_without_cards(self, pod: Pod) -> None:
+        """The CPU and memory that it takes is lost to the cards of its node, and more of them will come.
+
+        Those that come with each node never become more.
+        """
+        listener, host = self.listener, pod.host
+        if listener is None or not host or pod.comes_with_node or pod.uid in self._without_cards:
+            return
+        self._without_cards[pod.uid] = shape = Shape(0, 0, host.cpu_milli, host.memory_mib)
+        listener.arrived(shape)
+        listener.placed(shape)
+
     # -- room --------------------------------------------------------------------------------------------
 
-    def _replace(self, before: Allocation | None, after: Allocation) -> Refusal | None:
+    def _replace(self, before: Hold | None, after: Hold) -> Refusal | None:
         """Hold `after` instead of `before`, if there is room for it without that."""
         pod, placement = after.pod, after.placement
         assert placement is not None

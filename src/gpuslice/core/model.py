@@ -55,6 +55,26 @@ class NodeMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CardSlice:
+    """A part of one card."""
+
+    card: int
+    units: int
+    compute_percent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """What containers still hold of a node's cards although their pod is gone from the API server.
+
+    `pod`: namespace/name of what was their pod.
+    """
+
+    pod: str
+    slices: tuple[CardSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A node as placement sees it: its cards in index order, and which of them must not be used.
 
@@ -77,6 +97,7 @@ class Node:
     names: ResourceNames = VENDOR_NAMES  # the names under which it offers its cards
     tier: Tier = Tier.NONE  # what enforces the limits of containers that start there
     links: CardLinks = ()  # between its cards, if they differ
+    orphans: tuple[Orphan, ...] = ()  # they hold until the agent says that they have ended
     kubelet_away: bool = False  # none of its cards may be used until kubelet is back
 
     @property
@@ -120,15 +141,6 @@ class Request:
     @property
     def units_per_card(self) -> int:
         return self.units // self.card_count
-
-
-@dataclass(frozen=True, slots=True)
-class CardSlice:
-    """A part of one card."""
-
-    card: int
-    units: int
-    compute_percent: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ by a disruption budget and those of high priority first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gpuslice.core.hold import NOTHING_TAKEN, Hold, Taken
+from gpuslice.core.holds import NodeHolds
 from gpuslice.core.model import Pod, Request
-from gpuslice.core.node_allocations import Allocation, NodeAllocations
 from gpuslice.core.placement import barred
 
 Cost = tuple[int, int, int, int, int]
@@ -23,10 +24,6 @@ NO_LIMIT = 1 << 31  # of compute, for a pod that asks for none
 LIFT = 1 << 31  # added to each priority, so that more victims never cost less
 LOWEST, HIGHEST = -(1 << 31), 1 << 31
 """Beyond all priorities. With the lowest, `eviction` takes only pods that are leaving anyway."""
-
-Taken = Mapping[int, tuple[int, int]]
-"""Units and percent of compute that are kept for others, by card."""
-NOTHING_TAKEN: Taken = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +43,12 @@ class Eviction:
 
     node: str
     cards: tuple[int, ...]
-    victims: tuple[Allocation, ...]
+    victims: tuple[Hold, ...]
     violations: int = 0
 
     @property
     def cost(self) -> Cost:
-        return cost([allocation.pod for allocation in self.victims], self.violations)
+        return cost([hold.pod for hold in self.victims], self.violations)
 
 
 def cost(pods: Sequence[Pod], violations: int) -> Cost:
@@ -64,7 +61,7 @@ def cost(pods: Sequence[Pod], violations: int) -> Cost:
 
 
 def eviction(
-    allocations: NodeAllocations,
+    holds: NodeHolds,
     request: Request,
     priority: int,
     budgets: Sequence[Budget] = (),
@@ -75,10 +72,10 @@ def eviction(
     Pods that are leaving count as gone: what they free need not be freed again. `taken` is what is reserved
     for others.
     """
-    if allocations.node is None or barred(allocations.node, request):
+    if holds.node is None or barred(holds.node, request):
         return None
-    cards = _cards(allocations, priority, _leaves, taken)
-    return _cheapest(allocations.name, cards, _Rules(request, importance, budgets))
+    cards = _cards(holds, priority, _leaves, taken)
+    return _cheapest(holds.name, cards, _Rules(request, importance, budgets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class Victims:
 
 
 def victims(
-    allocations: NodeAllocations,
+    holds: NodeHolds,
     request: Request,
     priority: int,
     proposed: Collection[str],
@@ -114,31 +111,25 @@ def victims(
     that come first need the room. `suffices` returns whether what the pod needs besides cards is available
     without these pods (uids).
     """
-    if allocations.node is None or barred(allocations.node, request):
+    if holds.node is None or barred(holds.node, request):
         return None
     going = set(proposed)
-    settled = _cards(allocations, None, lambda allocation: allocation.pod.uid in going, taken)
+    settled = _cards(holds, None, lambda hold: hold.pod.uid in going, taken)
     roomy = sorted((card for card in settled if card.room(request) is not None), key=lambda card: card.units)
     if not taken and len(roomy) >= request.card_count:
         return Victims(frozenset(going), tuple(card.index for card in roomy[: request.card_count]))
-    kept = (
-        going
-        if going - allocations.by_uid.keys()
-        else {uid for uid in going if _leaves(allocations.by_uid[uid])}
-    )
-    leaving = (
-        {uid for uid, allocation in allocations.by_uid.items() if _leaves(allocation)} if taken else set()
-    )
-    cards = _cards(allocations, priority, lambda allocation: allocation.pod.uid in kept | leaving, taken)
+    kept = going if going - holds.by_uid.keys() else {uid for uid in going if _leaves(holds.by_uid[uid])}
+    leaving = {uid for uid, hold in holds.by_uid.items() if _leaves(hold)} if taken else set()
+    cards = _cards(holds, priority, lambda hold: hold.pod.uid in kept | leaving, taken)
 
-    def by_proposal(allocation: Allocation) -> tuple[object, ...]:
-        return (-allocation.pod.priority, allocation.pod.uid in going, allocation.pod.uid)
+    def by_proposal(hold: Hold) -> tuple[object, ...]:
+        return (-hold.pod.priority, hold.pod.uid in going, hold.pod.uid)
 
     left = [Budget(each.allowed - len(each.uids & kept), each.uids - kept) for each in budgets]
-    found = _cheapest(allocations.name, cards, _Rules(request, by_proposal, left, going))
+    found = _cheapest(holds.name, cards, _Rules(request, by_proposal, left, going))
     if found is None:
         return None
-    uids = kept | {allocation.pod.uid for allocation in found.victims}
+    uids = kept | {hold.pod.uid for hold in found.victims}
     if not suffices(uids | leaving):
         uids |= going
     uids = uids or leaving or going
@@ -155,7 +146,7 @@ class _Card:
     index: int
     units: int
     core: int
-    evictable: list[Allocation] = field(default_factory=list)
+    evictable: list[Hold] = field(default_factory=list)
 
     def room(self, request: Request) -> tuple[int, int] | None:
         """What is left in addition to the request; None if it does not fit."""
@@ -166,32 +157,32 @@ class _Card:
 
 
 def _cards(
-    allocations: NodeAllocations, priority: int | None, leaves: Callable[[Allocation], bool], taken: Taken
+    holds: NodeHolds, priority: int | None, leaves: Callable[[Hold], bool], taken: Taken
 ) -> list[_Card]:
     """The usable cards. A pod that `leaves` is gone; one of less than `priority` may be evicted."""
-    node = allocations.node
+    node = holds.node
     if node is None:
         return []
     cards = {gpu.index: _Card(gpu.index, gpu.units, node.compute_percent) for gpu in node.cards}
     everywhere = 0
-    for allocation in allocations.by_uid.values():
-        if leaves(allocation):
+    for hold in holds.by_uid.values():
+        if leaves(hold):
             continue
-        everywhere += allocation.unplaced_units
-        if allocation.placement is None:
+        everywhere += hold.unplaced_units
+        if hold.placement is None:
             continue
         evictable = (  # not a pod that is just being bound: the next question sees it bound
             priority is not None
-            and allocation.pod.priority < priority
-            and not allocation.pod.terminating
-            and not allocation.assumed
+            and hold.pod.priority < priority
+            and not hold.pod.terminating
+            and hold.is_bound
         )
-        for part in allocation.placement.slices:
+        for part in hold.placement.slices:
             card = cards.get(part.card)
             if card is None:
                 continue
             if evictable:
-                card.evictable.append(allocation)
+                card.evictable.append(hold)
             else:
                 card.units -= part.units
                 card.core -= part.compute_percent
@@ -202,8 +193,8 @@ def _cards(
     return [card for card in cards.values() if card.index not in node.unhealthy]
 
 
-def _leaves(allocation: Allocation) -> bool:
-    return allocation.pod.terminating
+def _leaves(hold: Hold) -> bool:
+    return hold.pod.terminating
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +202,13 @@ class _Rules:
     """How victims are chosen: who is kept first (`order`), which budgets count, who was `proposed`."""
 
     request: Request
-    order: Callable[[Allocation], tuple[object, ...]]
+    order: Callable[[Hold], tuple[object, ...]]
     budgets: Sequence[Budget] = ()
     proposed: Collection[str] = ()
 
     def rank(self, way: Eviction, card: _Card) -> tuple[object, ...]:
         """Lower is better; among equals, proposed victims and the fullest card are preferred."""
-        strangers = sum(allocation.pod.uid not in self.proposed for allocation in way.victims)
+        strangers = sum(hold.pod.uid not in self.proposed for hold in way.victims)
         return (way.cost, strangers, card.units, card.index)
 
 
@@ -241,18 +232,18 @@ def _evicted(node: str, cards: Sequence[_Card], rules: _Rules) -> Eviction | Non
     important = sorted(evictable.values(), key=rules.order)
     protected = violating((each.pod.uid for each in important), rules.budgets)
     if protected:
-        important.sort(key=lambda allocation: allocation.pod.uid not in protected)
-    gone = [allocation for allocation in important if not _stays(allocation, room)]
+        important.sort(key=lambda hold: hold.pod.uid not in protected)
+    gone = [hold for hold in important if not _stays(hold, room)]
     if protected:
         gone.sort(key=rules.order)
-    violations = sum(allocation.pod.uid in protected for allocation in gone)
+    violations = sum(hold.pod.uid in protected for hold in gone)
     return Eviction(node, tuple(room), tuple(gone), violations)
 
 
-def _stays(allocation: Allocation, room: dict[int, tuple[int, int]]) -> bool:
+def _stays(hold: Hold, room: dict[int, tuple[int, int]]) -> bool:
     """Let the pod keep its parts if that leaves enough room on all of the cards."""
-    assert allocation.placement is not None
-    mine = allocation.placement.slices
+    assert hold.placement is not None
+    mine = hold.placement.slices
     if len(mine) > 1 or len(room) > 1:
         mine = tuple(part for part in mine if part.card in room)
     for part in mine:
@@ -277,6 +268,6 @@ def violating(uids: Iterable[str], budgets: Sequence[Budget]) -> frozenset[str]:
     return frozenset(found)
 
 
-def importance(allocation: Allocation) -> tuple[object, ...]:
+def importance(hold: Hold) -> tuple[object, ...]:
     """Higher priorities first, then pods that have run longer; the cards were given when the pod started."""
-    return (-allocation.pod.priority, allocation.pod.assume_time_ns, allocation.pod.uid)
+    return (-hold.pod.priority, hold.pod.assume_time_ns, hold.pod.uid)

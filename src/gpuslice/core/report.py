@@ -18,6 +18,7 @@ from gpuslice.core.units import MIB, UNIT_MIB, card_units
 from gpuslice.core.views import names_offered, node_of
 
 _NOTHING: Mapping[str, str] = {}
+GONE = "Gone"  # for the state of a pod that the API server does not have any more
 _MOST_GIB = 100  # the vendor's tools take a card with more units than this for one that is counted in MiB
 
 
@@ -206,6 +207,11 @@ def _node_use(facts: NodeFacts, pods: Sequence[PodFacts]) -> NodeUse:
                 compute_by_card={part.card: part.compute_percent for part in slices if part.compute_percent},
             )
         )
+    for orphan in node.orphans:
+        namespace, _, name = orphan.pod.partition("/")
+        by_card = {part.card: part.units for part in orphan.slices}
+        units = sum(by_card.values())
+        uses.append(PodUse(namespace, f"{name} (gone)", GONE, GONE, units, by_card, compute_by_card={}))
     uses.sort(key=lambda use: (use.pending, min(use.by_card, default=0), use.namespace, use.name))
     known = {card.index: card for card in node.cards}
     named = {index for use in uses for index in use.by_card}

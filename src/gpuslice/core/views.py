@@ -13,6 +13,7 @@ from gpuslice.core.annotations import (
     check_room,
     decode_assume_time,
     decode_cards,
+    decode_orphans,
     decode_placement,
 )
 from gpuslice.core.card_links import CardLinks, decode_links
@@ -28,6 +29,7 @@ from gpuslice.core.contract import (
     NODE_GPUS,
     NODE_KUBELET_AWAY,
     NODE_LINKS,
+    NODE_ORPHANS,
     NODE_TIER,
     VENDOR_NAMES,
     ResourceNames,
@@ -41,7 +43,7 @@ from gpuslice.core.host_resources import (
     pod_host_resources,
 )
 from gpuslice.core.mode import CORE_MEM, rules_of
-from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Pod, Request, Tier
+from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Orphan, Pod, Request, Tier
 from gpuslice.core.pod_group import PodGroup
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, held_request, pod_request
@@ -192,6 +194,13 @@ def node_of(
         links = decode_links(annotations.get(NODE_LINKS, ""), len(cards)) if cards else ()
     except ContractError as error:
         problem = problem or str(error)
+    orphans: tuple[Orphan, ...] = ()
+    try:
+        orphans = (
+            decode_orphans(annotations[NODE_ORPHANS], cards) if cards and NODE_ORPHANS in annotations else ()
+        )
+    except ContractError as error:
+        problem = problem or str(error)
     node = Node(
         name=name,
         cards=cards,
@@ -206,6 +215,7 @@ def node_of(
         names=names,
         tier=TIERS.get(annotations.get(NODE_TIER, ""), Tier.NONE),
         links=links,
+        orphans=orphans,
         kubelet_away=annotations.get(NODE_KUBELET_AWAY) == "true",
     )
     return with_unhealthy(node, unhealthy)

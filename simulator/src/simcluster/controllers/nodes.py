@@ -15,7 +15,12 @@ Object = Mapping[str, Any]
 
 NOT_READY, UNREACHABLE = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
-_OURS = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
+PRESSURES = {
+    "MemoryPressure": "node.kubernetes.io/memory-pressure",
+    "DiskPressure": "node.kubernetes.io/disk-pressure",
+    "PIDPressure": "node.kubernetes.io/pid-pressure",
+}
+_OURS = (NOT_READY, UNREACHABLE, UNSCHEDULABLE, *PRESSURES.values())
 
 
 def reconcile(
@@ -57,7 +62,7 @@ def leave_lost_node(pods: Sequence[Object]) -> list[Action]:
 
 
 def _taint(node: Object, now_s: float) -> list[Action]:
-    """The taints that follow from Ready and from cordoning, in addition to others."""
+    """The taints that follow from conditions and from cordoning, in addition to others."""
     held = (node.get("spec") or {}).get("taints") or []
     wanted = [item for item in held if item["key"] not in _OURS]
     needed: list[tuple[str, str]] = []
@@ -67,6 +72,9 @@ def _taint(node: Object, now_s: float) -> list[Action]:
         needed += [(key, "NoSchedule"), (key, "NoExecute")]
     if (node.get("spec") or {}).get("unschedulable"):
         needed.append((UNSCHEDULABLE, "NoSchedule"))
+    for kind, key in PRESSURES.items():
+        if condition(node, kind).get("status") == "True":
+            needed.append((key, "NoSchedule"))
     for key, effect in needed:
         known = next((item for item in held if item["key"] == key and item["effect"] == effect), None)
         stamp = {"timeAdded": format_time(now_s)} if effect == "NoExecute" else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 from simcluster.cluster.amounts import Object, add, amounts_of, pod_requests, total
 from simcluster.kubelet import checkpoint
@@ -17,17 +16,10 @@ from simcluster.kubelet.node import device_limits, is_extended
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
+from simcluster.kubelet.troubles import Rejection, Troubles
 from simcluster.kubelet.worker import containers_of
 from simcluster.scheduler import filters
 from simcluster.scheduler.nodes import NodeInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why a pod cannot run here, for good; `reason` is one word."""
-
-    reason: str
-    message: str
 
 
 class Admission:
@@ -41,6 +33,7 @@ class Admission:
         device_manager: DeviceAssignments,
         endpoints: PluginEndpoints,
         runtime: Runtime,
+        troubles: Troubles,
         *,
         active: Callable[[], Iterable[Object]],
         admitted: Callable[[], Iterable[Object]],
@@ -50,12 +43,15 @@ class Admission:
         self._device_manager = device_manager
         self._endpoints = endpoints
         self._runtime = runtime
+        self._troubles = troubles
         self._active = active
         self._admitted = admitted
         self._node = node
 
     async def admit(self, pod: Object, *, sources_ready: bool = True) -> Rejection | None:
         """Give the pod its devices and check everything else; None if it may run."""
+        if (kept_away := self._troubles.keep_away(pod)) is not None:
+            return kept_away
         demands = demands_of(pod)
         try:
             active = self._active_uids(pod, sources_ready=sources_ready)

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from simcluster.cluster.amounts import Object
 from simcluster.kubelet import checkpoint, exclusive
-from simcluster.kubelet.admission import Admission, Rejection
+from simcluster.kubelet.admission import Admission
 from simcluster.kubelet.claims import ClaimManager
 from simcluster.kubelet.devices import DeviceAssignments
 from simcluster.kubelet.node import NodeStatus
@@ -27,9 +28,11 @@ from simcluster.kubelet.node_services import NodeServices
 from simcluster.kubelet.plugins import PluginEndpoints
 from simcluster.kubelet.podresources import PodResources
 from simcluster.kubelet.processes import ProcessTable
+from simcluster.kubelet.records import timestamp
 from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.server import KubeletServer
 from simcluster.kubelet.settings import KubeletSettings
+from simcluster.kubelet.troubles import Rejection, Troubles
 from simcluster.kubelet.worker import PodWorker, remove
 from simcluster.scheduler.nodes import FINISHED
 from simcluster.workload.images import ImageRegistry
@@ -53,6 +56,7 @@ class Kubelet:
         self.settings = settings
         self.device_manager = DeviceAssignments(rng or random.Random(), settings.topology)
         self.ready = asyncio.Event()
+        self.troubles = Troubles()
         self._client = client
         self._runtime = runtime
         self._workers: dict[str, PodWorker] = {}
@@ -71,6 +75,7 @@ class Kubelet:
             self.device_manager,
             self._endpoints,
             runtime,
+            self.troubles,
             active=self._active_pods,
             admitted=self._admitted_pods,
             node=self._own_node,
@@ -88,7 +93,9 @@ class Kubelet:
     async def run(self) -> None:
         self._recover()
         await self._server.start()
-        status = NodeStatus(self._client, self.settings, self.device_manager, self._server.url)
+        status = NodeStatus(
+            self._client, self.settings, self.device_manager, self._server.url, troubles=self.troubles
+        )
         try:
             await self._endpoints.start()
             await self._pod_resources.start()
@@ -244,7 +251,7 @@ class Kubelet:
             "phase": "Failed",
             "reason": rejection.reason,
             "message": f"Pod was rejected: {rejection.message}",
-            "startTime": metadata.get("creationTimestamp"),
+            "startTime": timestamp(datetime.now(UTC)),
         }
         await _persist(
             lambda: self._client.patch_status(

@@ -14,6 +14,7 @@ from simcluster.cluster.amounts import Object, amounts_of
 from simcluster.kubelet.devices import Capacity, DeviceAssignments
 from simcluster.kubelet.records import timestamp
 from simcluster.kubelet.settings import KubeletSettings
+from simcluster.kubelet.troubles import Troubles
 
 LEASE_NAMESPACE = "kube-node-lease"
 REPORT_EVERY = timedelta(minutes=5)
@@ -36,12 +37,15 @@ class NodeStatus:
         device_manager: DeviceAssignments,
         url: str,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        troubles: Troubles | None = None,
     ) -> None:
         self._client = client
         self._settings = settings
         self._device_manager = device_manager
         self._url = url
         self._clock = clock
+        self._troubles = troubles or Troubles()
         self._since = timestamp(datetime.now(UTC))
 
     async def register(self, *, reset_extended: bool) -> None:
@@ -93,7 +97,10 @@ class NodeStatus:
         allocatable = capacity | {name: str(count) for name, count in devices.allocatable.items()}
         known = {one["type"]: one for one in old.get("conditions") or ()}
         fresh = {kind: ("False", *words) for kind, words in _HEALTHY.items()}
+        fresh |= {kind: ("True", f"KubeletHas{kind}", "kubelet has it") for kind in self._troubles.pressure}
         fresh["Ready"] = ("True", "KubeletReady", "kubelet is posting ready status")
+        if self._troubles.shutting_down:
+            fresh["Ready"] = ("False", "KubeletNotReady", "node is shutting down")
         return {
             "capacity": capacity,
             "allocatable": allocatable,

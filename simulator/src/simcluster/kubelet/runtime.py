@@ -23,6 +23,7 @@ from simcluster.kubelet.rootfs import Rootfs
 NOT_FOUND_EXIT = 127
 NOT_EXECUTABLE_EXIT = 126
 _PR_SET_PDEATHSIG = 1
+KILL_AGAIN_S = 1.0  # what is stuck ends once it is not any more
 _DRAIN_ROUNDS, _DRAIN_ROUND_S = 10, 0.05  # how long to wait for the output of a dead container's orphans
 
 
@@ -53,7 +54,10 @@ class ContainerSpec:
 
 @dataclass(slots=True, eq=False)
 class Container:
-    """One started container; `exit_code` is None while it runs."""
+    """One started container; `exit_code` is None while it runs.
+
+    `stuck`: its processes wait for a device in the kernel (state D), and no signal reaches them.
+    """
 
     spec: ContainerSpec
     id: str
@@ -62,6 +66,7 @@ class Container:
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     finished_at: datetime | None = None
     exit_code: int | None = None
+    stuck: bool = False
 
     @property
     def running(self) -> bool:
@@ -69,6 +74,8 @@ class Container:
 
     def signal(self, number: int) -> None:
         """To every process of the container."""
+        if self.stuck:
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
@@ -111,8 +118,11 @@ class Runtime:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):  # wait_for of 3.11 may lose a cancellation
                     await container.exited.wait()
-        container.signal(signal.SIGKILL)
-        await container.exited.wait()
+        while container.running:
+            container.signal(signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KILL_AGAIN_S):
+                    await container.exited.wait()
 
     def forget(self, pod_uid: str) -> None:
         for key in [key for key in self._containers if key[0] == pod_uid]:
@@ -121,6 +131,7 @@ class Runtime:
     async def close(self) -> None:
         """Kill everything, as when the machine is switched off."""
         for container in self._containers.values():
+            container.stuck = False
             container.signal(signal.SIGKILL)
         await asyncio.gather(*self._waits, return_exceptions=True)
 

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from gpuslice.adapters.kube.objects import Metadata
-from gpuslice.adapters.kube.slim import SlimMetadata, SlimPod
+from gpuslice.adapters.kube.rejected_pod import refusal_in
+from gpuslice.adapters.kube.slim import SlimMetadata, SlimOwner, SlimPod
 from gpuslice.adapters.kube.terms import Terms, controller_of, terms_of
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.core.model import Pod
+from gpuslice.core.rejections import KubeletRefusal
 
 
 class Identity(msgspec.Struct, gc=False, frozen=True):
@@ -27,12 +29,18 @@ class Identity(msgspec.Struct, gc=False, frozen=True):
 
 
 class PodNews(NamedTuple):
-    """What a pod says. `owner`: the uid of what made it; `terms`: of a pod that waits, if it has any."""
+    """What a pod says. `terms`: of one that waits, if it has any; `refusal`: of one that may not start."""
 
     view: Pod
     terms: Terms | None
-    owner: str
+    controller: SlimOwner | None
     succeeded: bool
+    refusal: KubeletRefusal | None = None
+
+    @property
+    def owner(self) -> str:
+        """The uid of what made it."""
+        return self.controller.uid if self.controller is not None else ""
 
     @property
     def waits(self) -> bool:
@@ -58,7 +66,8 @@ def identity_of(metadata: Metadata | SlimMetadata) -> Identity:
 def pod_news(pod: SlimPod) -> PodNews:
     view = pod_view(pod)
     terms = terms_of(pod) if _waits(view) and view.group is None else None
-    return PodNews(view, terms, controller_of(pod), pod.status.phase == "Succeeded")
+    refusal = refusal_in(pod) if view.node and view.request is not None else None
+    return PodNews(view, terms, controller_of(pod), pod.status.phase == "Succeeded", refusal)
 
 
 def followed_pod(pod: SlimPod) -> FollowedPod:

@@ -158,6 +158,7 @@ class ExtendedResourceClaim(_Object):
 class PodStatus(_Object):
     phase: str = ""
     reason: str = ""
+    message: str = ""
     pod_ip: str = msgspec.field(default="", name="podIP")
     nominated_node_name: str = ""
     start_time: str | None = None  # when kubelet had admitted it

@@ -16,8 +16,13 @@ class _Slim(msgspec.Struct, gc=False, rename="camel", kw_only=True):
     pass
 
 
+_NOTHING = msgspec.Raw()
+
+
 class SlimOwner(_Slim):
+    api_version: str = ""
     kind: str = ""
+    name: str = ""
     uid: str = ""
     controller: bool = False
 
@@ -83,8 +88,15 @@ class SlimPodSpec(_Slim):
 
 
 class SlimPodStatus(_Slim):
+    """`container_statuses` and `init_container_statuses` are read of few pods only (`followed_pod`)."""
+
     phase: str = ""
+    reason: str = ""
+    message: str = ""
+    start_time: str | None = None
     nominated_node_name: str = ""
+    container_statuses: msgspec.Raw = _NOTHING
+    init_container_statuses: msgspec.Raw = _NOTHING
 
 
 class SlimPod(_Slim):
@@ -102,8 +114,12 @@ class SlimNodeSpec(_Slim):
 
 
 class SlimNodeStatus(_Slim):
+    """`conditions` and `node_info` are read of few nodes only (`standing_of`)."""
+
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
+    conditions: msgspec.Raw = _NOTHING
+    node_info: msgspec.Raw = _NOTHING
 
 
 class SlimNode(_Slim):

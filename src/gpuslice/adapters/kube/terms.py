@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gpuslice.adapters.kube.slim import SlimAffinity, SlimNodeAffinity, SlimPod, SlimToleration
+from gpuslice.adapters.kube.slim import SlimAffinity, SlimNodeAffinity, SlimOwner, SlimPod, SlimToleration
 
 SPREAD_BY_DEFAULT = frozenset({"ReplicaSet", "StatefulSet", "ReplicationController"})
 """Owners whose pods kube-scheduler spreads over nodes and zones unless told otherwise (system defaults)."""
@@ -45,9 +45,9 @@ def terms_of(pod: SlimPod) -> Terms | None:
     )
 
 
-def controller_of(pod: SlimPod) -> str:
-    """The uid of what made the pod and makes another in its place, "" where nothing does."""
-    return next((owner.uid for owner in pod.metadata.owner_references or () if owner.controller), "")
+def controller_of(pod: SlimPod) -> SlimOwner | None:
+    """What made the pod and makes another in its place."""
+    return next((owner for owner in pod.metadata.owner_references or () if owner.controller), None)
 
 
 def replica_of(pod: SlimPod) -> str:

@@ -76,6 +76,7 @@ class AllocationState:
         self.assignments: tuple[DeviceAssignment, ...] | None = None
         self.tentative: list[TentativeGrant] = []
         self.targets: dict[str, Placement] = {}
+        self.orphans: tuple[RunningContainer, ...] = ()  # that kubelet does not list
         self.changed = asyncio.Event()
         self._unanswered: dict[str, Repair] = {}  # by pod uid, writes that may still take effect
         self._place_unplaced = place_unplaced
@@ -217,7 +218,8 @@ class AllocationState:
 
     def propose(self, available: Iterable[str], must_include: Iterable[str], size: int) -> Proposal | Refusal:
         """Ids for the container that kubelet probably asks for; none that a forgotten one still uses."""
-        in_use = {one: each.uid for each in self.maybe_forgotten() for one in each.assignment.ids}
+        unlisted = (*self.maybe_forgotten(), *self.orphans)
+        in_use = {one: each.uid for each in unlisted for one in each.assignment.ids}
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
     def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
@@ -285,6 +287,10 @@ class AllocationState:
         """Those of which that is certain."""
         return self.maybe_forgotten() if self._forgotten.certain else ()
 
+    def owner_is_gone(self, ids: frozenset[str]) -> bool:
+        """Whether the pod to which kubelet gave these ids is gone, and kubelet still lists them."""
+        return self._owners.get(ids) in self._gone_s
+
     def without_devices(self) -> dict[str, tuple[Pod, list[str]]]:
         """Pods with running containers that lack the devices that they ask for, by uid.
 
@@ -305,7 +311,7 @@ class AllocationState:
 
     def crowded(self, ids: frozenset[str], uid: str) -> Refusal | None:
         """Why pod `uid` may not use `ids`: together with forgotten containers it is too much for a card."""
-        others = [each for each in self.forgotten() if each.uid != uid]
+        others = [each for each in (*self.forgotten(), *self.orphans) if each.uid != uid]
         return no_room_beside(others, ids, self.held_ids(), self.node)
 
     def _may_not_start(self, pod: NodePod, settled: Set[str]) -> bool:
@@ -343,13 +349,9 @@ class AllocationState:
         # those to which something was granted or about to be, and which are not listed yet
         unlisted = [pod for pod in self._pods.values() if pod.holds_slices and pod.view.uid not in known]
         order = RepairOrder(
-            due,
-            self._pods.values(),
-            self.node,
-            waiting=fresh,
-            granted=unlisted,
-            unanswered=self._unanswered.values(),
-        )
+            due, self._pods.values(), self.node,
+            waiting=fresh, granted=unlisted, unanswered=self._unanswered.values(),
+        )  # fmt: skip
         return order.next_writes(uid)
 
     # -- what each pod holds ---------------------------------------------------------------------------

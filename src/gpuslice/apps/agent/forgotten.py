@@ -92,6 +92,7 @@ def no_room_beside(
                 f"card {card.index} of node {node.name} has no room left beside "
                 f"{unknown.get(card.uuid, 0)} of its {card.units} units of {node.names.memory} "
                 f"in running containers that kubelet has forgotten ({', '.join(sorted(pods))}); "
-                f"delete those pods, so that they are recreated, or this one"
+                f"delete those pods, so that they are recreated, or this one; if they are gone, end their "
+                f"processes or restart the machine"
             )
     return None

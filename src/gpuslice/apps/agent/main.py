@@ -44,6 +44,7 @@ from gpuslice.apps.agent.folder_upkeep import FileUpkeep
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
+from gpuslice.apps.agent.orphans import Orphans
 from gpuslice.apps.agent.plugin import GpuMemoryPlugin, plugin_options
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
 from gpuslice.apps.agent.reconciler import AssignmentSource, Reconciler
@@ -121,9 +122,9 @@ class Agent:
         others = (units.owned, self.claims.prepared.owned, self.lock.owned)
         self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
         self.watchdog = Watchdog(
-            source, state, folders, writer, counters=self.counters, settings=settings, proc=proc
-        )
+            source, state, folders, writer, counters=self.counters, settings=settings, proc=proc)  # fmt: skip
         self.refused_memory = RefusedMemory(state, folders, writer)
+        self.orphans = Orphans(state, self.reconciler, folders, self.node, writer, every_s=every_s, proc=proc)
         self._source = source
         self._obstacle = "starting"  # why the plugin must not register with kubelet yet
         self._reported = ""
@@ -225,6 +226,7 @@ class Agent:
             "record of cards": _after(self.cards.record, self.lock.held),
             "events": self._writer.events.run(),
             "fault reports": self.cards.follow_events(),
+            "orphans": _after(self.orphans.run, self._pods.synced, self.lock.held),
             "device assignments": _after(self.reconciler.run, self._pods.synced, self.lock.held),
         }
 

@@ -17,7 +17,7 @@ from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.upkeep import Owned, Upkeep
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.annotations import encode_cards
+from gpuslice.core.annotations import encode_cards, encode_orphans
 from gpuslice.core.card_links import CardLinks, encode_links
 from gpuslice.core.contract import (
     EXCLUSIVE_GPU,
@@ -27,12 +27,13 @@ from gpuslice.core.contract import (
     NODE_GPUS,
     NODE_KUBELET_AWAY,
     NODE_LINKS,
+    NODE_ORPHANS,
     NODE_TIER,
     VENDOR_NAMES,
     ResourceNames,
 )
 from gpuslice.core.mode import Rules, rules_of, wants_agent
-from gpuslice.core.model import NodeMode, Tier
+from gpuslice.core.model import NodeMode, Orphan, Tier
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 
@@ -60,6 +61,7 @@ class NodeReconciler:
         self.read = asyncio.Event()
         self.seen: Node | None = None
         self.links: CardLinks = ()  # between the cards
+        self.orphans: tuple[Orphan, ...] | None = None  # what containers hold whose pods are gone, once known
         self._client = client
         self._writer = writer
         self._state = state
@@ -137,6 +139,8 @@ class NodeReconciler:
             wanted |= {NODE_GPUS: encode_cards(cards), NODE_TIER: tier.word}
             if self.links or NODE_LINKS in said:
                 wanted[NODE_LINKS] = encode_links(self.links)
+        if self.orphans is not None:
+            wanted[NODE_ORPHANS] = encode_orphans(self.orphans)
         for name, text in wanted.items():
             write = partial(self._writer.node_annotation, name, text)
             yield Owned(f"annotation {name} of the node", said.get(name), text, write)

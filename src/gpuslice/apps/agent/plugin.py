@@ -158,7 +158,7 @@ class GpuMemoryPlugin(DevicePluginService):
             isolation, pod = state.rules.isolation, state.pod(recipient.uid)
             pod_units = pod.view.request.units if pod and pod.view.request else None
             grant = container_grant(ids, state.node, pod_units=pod_units, isolation=isolation)
-            occupied = {each.folder for each in state.maybe_forgotten()}
+            occupied = {each.folder for each in (*state.maybe_forgotten(), *state.orphans)}
             mounts: tuple[HostMount, ...] = ()
             if isolation:
                 limits_compute = state.rules.limits_compute
@@ -279,7 +279,8 @@ class GpuMemoryPlugin(DevicePluginService):
             await asyncio.sleep(RETRY_S)
 
     def _write_limits(self, ids: frozenset[str], holder: Holder | None) -> None:
-        occupied = frozenset(each.folder for each in self._state.forgotten()) if holder else frozenset[str]()
+        unlisted = (*self._state.forgotten(), *self._state.orphans) if holder else ()
+        occupied = frozenset(each.folder for each in unlisted)
         self._folders.start(ids, self._limits(ids, holder), self._state.owner(ids), occupied=occupied)
 
     def _limits(self, ids: frozenset[str], holder: Holder | None) -> list[LimitsEntry]:

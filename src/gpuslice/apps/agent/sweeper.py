@@ -87,7 +87,8 @@ class Sweeper:
             used = ids is None or (ids == frozenset(owner.ids) and last)
         else:  # or by the container that has its ids now, or by one that only kubelet knew
             used = last and not self._state.held_ids().isdisjoint(owner.ids)
-            used |= any(each.folder == name for each in self._state.maybe_forgotten())
+            unlisted = (*self._state.maybe_forgotten(), *self._state.orphans)
+            used |= any(each.folder == name for each in unlisted)
         if not used:
             self._folders.discard(name)
             _log.info("folder removed", extra={"token": name, "pod": f"{owner.namespace}/{owner.pod}"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ from gpuslice.apps.diagnosis.exporters import read_containers
 from gpuslice.apps.diagnosis.other_pods import means_a_part
 from gpuslice.apps.diagnosis.places import place_of, places_of, read_volumes, wish_of
 from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, alike, event_time, explained, kind_of
+from gpuslice.apps.diagnosis.rejections import read_rejections, why_kept_off
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 from gpuslice.apps.diagnosis.waste import room_from
 from gpuslice.core.contract import LABEL_GROUP_NAME
@@ -44,6 +46,7 @@ from gpuslice.core.errors import GpusliceError, printable
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
 from gpuslice.core.node_filters import Place
+from gpuslice.core.rejections import Rejections
 from gpuslice.core.units import limit_mib
 
 SHOWN_EVENTS = 5
@@ -221,6 +224,8 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
     claims = read_claims(client, nodes, [*living, *pods])
     by_name, places = {node.metadata.name: node for node in nodes}, places_of(nodes, living)
     usage = _usage_around(client, pods, ledger, places)
+    waits = any(not pod.spec.node_name for pod in pods)
+    rejections = read_rejections(client, living) if waits else Rejections()
     in_vain = {each: _quota_hints(client, each, nodes) for each in spaces}
     fields = "involvedObject.kind=Pod"
     if len(pods) == 1:
@@ -245,6 +250,7 @@ def _explained(client: SyncClient, pods: Sequence[objects.Pod]) -> Iterator[PodE
             usage_of=lambda key: usage.get(key, ()),
             claims=claims,
             volumes=read_volumes(client, pod) if not pod.spec.node_name else (),
+            kept_off=[*why_kept_off(rejections, view, time.time())],
         )
         if known[kind].pod.request is not None:
             known[kind] = replace(known[kind], hints=(*known[kind].hints, *in_vain[namespace]))

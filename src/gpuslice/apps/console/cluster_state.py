@@ -21,10 +21,12 @@ from gpuslice.apps.diagnosis.claims import Claims
 from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
 from gpuslice.apps.diagnosis.places import place_of
 from gpuslice.apps.diagnosis.pod_explanation import waits_for
+from gpuslice.apps.diagnosis.rejections import rejections_of
 from gpuslice.core.contract import CLAIM_CLASS, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of
 from gpuslice.core.model import Pod
+from gpuslice.core.rejections import KubeletRefusal, Rejections
 
 T = TypeVar("T")
 COUNTED = {
@@ -79,6 +81,7 @@ class ClusterState:
         self.work = asyncio.Event()  # set when a change may affect an explanation
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._stale: set[str] = set()
+        self._refused: dict[str, tuple[Pod, KubeletRefusal]] = {}  # by uid, pods that kubelet rejected
         self._claiming: dict[str, objects.Pod] = {}  # pods that have claims of any kind
         self._followed = FollowedClaims(client, namespace)
         self._client = client
@@ -119,6 +122,10 @@ class ClusterState:
     def may_list_nodes(self) -> bool:
         return NODES.plural not in self._client.forbidden
 
+    def rejections(self, now_s: float) -> Rejections:
+        """What kubelets rejected that was not disproved since."""
+        return rejections_of(self._refused.values(), self.ledger.pods.values(), now_s)
+
     def config_maps(self) -> Iterable[objects.ConfigMap]:
         return self._config_maps.objects.values()
 
@@ -155,6 +162,7 @@ class ClusterState:
         if before is not None:
             self._touch(before.node)
         if change.kind is ChangeKind.DELETED or view is None:
+            self._refused.pop(meta.uid, None)
             self.ledger.remove_pod(meta.uid)
             if self._claiming.pop(key, None) is not None:
                 self._followed.follow()
@@ -162,6 +170,8 @@ class ClusterState:
             self.plugins.pop(key, None)
             self._forget(key)
             return
+        if change.object.refusal is not None:
+            self._refused[meta.uid] = view, change.object.refusal
         self.ledger.apply_pod(view)
         self._claiming.pop(key, None)
         if pod is None:
@@ -285,9 +295,9 @@ class ClusterState:
             row["state"] = "cordoned" if place.ready else "notReady"
         if state is None or not state.node.cards:
             return row
-        allocations = ledger.allocations(name)
-        used = allocations.used() if allocations is not None else {}
-        compute = allocations.compute_used() if allocations is not None and state.node.compute_percent else {}
+        holds = ledger.holds.on(name)
+        used = holds.used() if holds is not None else {}
+        compute = holds.compute_used() if holds is not None and state.node.compute_percent else {}
         models = {card.model for card in state.node.cards}
         row["model"] = ", ".join(sorted(filter(None, models)))
         row["shared"] = state.node.shared

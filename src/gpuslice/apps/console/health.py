@@ -114,6 +114,7 @@ class Health:
             claims=state.claims if state.follows_claims else None,
             # the others are many, and no check looks at them
             usage=[each for rows in self._usage.containers.values() for each in rows if each.excess_bytes],
+            rejections=state.rejections(time.time()),
             unreadable=[each.plural for each in small if not each.synced],
             node_label=self._node_label,
         )

@@ -13,12 +13,14 @@ import msgspec
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.followed_pod import Identity, identity_of
+from gpuslice.adapters.kube.rejected_pod import refusal_in
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.diagnosis.other_pods import resources_of
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import LABEL_CLAIMED
 from gpuslice.core.lookalikes import POD_LABELS, pod_label_hint, resource_hint
 from gpuslice.core.model import Pod
+from gpuslice.core.rejections import KubeletRefusal
 
 T = TypeVar("T")
 EXPORTER, PLUGIN = "gpuslice-exporter", "gpushare-device-plugin-ds"
@@ -33,6 +35,7 @@ class KeptPod(msgspec.Struct):
     metadata: Identity
     view: Pod | None
     pod: objects.Pod | None
+    refusal: KubeletRefusal | None = None
 
 
 class Interner:
@@ -61,7 +64,7 @@ def kept_pod(pod: objects.Pod, interner: Interner) -> KeptPod:
         return KeptPod(identity, view, pod)
     asks = view.request or view.problem or pod.claims or any(map(_hint, resources_of(pod)))
     if view.finished or not asks:
-        return KeptPod(identity, view, None)
+        return KeptPod(identity, view, None, refusal_in(pod) if view.node and view.request else None)
     _prune(pod, interner)
     return KeptPod(identity, view, pod)
 

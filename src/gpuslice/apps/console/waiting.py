@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.diagnosis.places import place_of
 from gpuslice.apps.diagnosis.pod_explanation import explained, kind_of, sentences_of
+from gpuslice.apps.diagnosis.rejections import why_kept_off
 from gpuslice.apps.diagnosis.usage import ContainerUsage
 
 REST = 4
@@ -45,6 +46,8 @@ class WaitingPods:
         """Update the rows of all waiting pods, yielding to other tasks between two kinds of pods."""
         state = self._state
         self._never &= state.waiting.keys()
+        now_s = time.time()
+        rejections = state.rejections(now_s)
         kinds: dict[bytes, list[str]] = {}
         for key, view in state.waiting.items():
             pod = state.pods[key]
@@ -56,7 +59,15 @@ class WaitingPods:
                 continue
             places = [place_of(node) for node in state.nodes.values()]
             explanation = explained(
-                found, state.ledger, state.nodes, places=places, usage_of=self._usage, claims=state.claims
+                found,
+                state.ledger,
+                state.nodes,
+                places=places,
+                usage_of=self._usage,
+                claims=state.claims,
+                kept_off=[*why_kept_off(rejections, state.waiting[keys[0]], now_s)]
+                if keys[0] in state.waiting
+                else [],
             )
             sentences = sentences_of(explanation)
             classes = explanation.explanation.classes if explanation.explanation is not None else ()

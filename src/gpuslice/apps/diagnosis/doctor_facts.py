@@ -30,12 +30,14 @@ from gpuslice.adapters.kube.resources import (
 from gpuslice.adapters.kube.sync import SyncClient
 from gpuslice.apps.diagnosis.claims import Claims, claims_of
 from gpuslice.apps.diagnosis.cluster_ledger import ledger_of
+from gpuslice.apps.diagnosis.rejections import read_rejections
 from gpuslice.apps.diagnosis.rights import Right, excess_rights, missing_rights
 from gpuslice.apps.diagnosis.usage import ClusterUsage, ContainerUsage, Source
 from gpuslice.core.contract import LABEL_SHARED, SYSTEM_NAMESPACE, ResourceNames
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of, wants_agent
 from gpuslice.core.quantity import whole_number
+from gpuslice.core.rejections import Rejections
 from gpuslice.core.views import names_offered
 
 T = TypeVar("T")
@@ -104,6 +106,7 @@ class Facts:
     components: Sequence[Object] = ()  # services of all parts of gpuslice
     failed: Sequence[Pod] = ()
     usage: Sequence[ContainerUsage] = ()  # as the exporters measure it
+    rejections: Rejections = field(default_factory=Rejections)  # of kubelets
     unreadable: Sequence[str] = ()
     node_label: str = LABEL_SHARED
     wants_cards: bool = False  # whether a cluster without a sharing node is a problem
@@ -233,8 +236,7 @@ def read_facts(
 
     `places`: namespace and name of services whose endpoints are needed besides ours. `source`: of usage.
     """
-    reader = _Reader(client)
-    nodes = client.list(NODES)
+    reader, nodes = _Reader(client), client.list(NODES)
     pods = reader.list(PODS, fields=LIVING)
     claiming = {node.metadata.name for node in nodes if rules_of(node.metadata.labels or {}).claims}
     by_claims = bool(claiming) or any(pod.claims for pod in pods)
@@ -243,7 +245,7 @@ def read_facts(
     called = {service for hook in hooks if (service := hook_service(hook)) is not None}
     wanted = {*places, *called}
     wanted |= {(each["metadata"]["namespace"], each["metadata"]["name"]) for each in services}
-    secrets = (reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called))
+    secrets = [reader.get(SECRETS, f"{name}-tls", space) for space, name in sorted(called)]
     spaces = sorted({SYSTEM_NAMESPACE, *(each["metadata"]["namespace"] for each in services)})
     plugins, device_slices = reader.list(PODS, labels=PLUGIN_LABELS), reader.list(RESOURCE_SLICES)
     return Facts(
@@ -269,6 +271,7 @@ def read_facts(
         components=reader.list(SERVICES, labels="app=gpushare"),
         failed=reader.list(PODS, fields="status.phase=Failed"),
         usage=_usage(reader, source, pods).containers,
+        rejections=read_rejections(client, pods),
         unreadable=tuple(reader.unreadable),
         node_label=node_label,
         wants_cards=wants_cards,

@@ -229,10 +229,10 @@ def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
 
 def _holders(ledger: Ledger, node: str, cards: Set[int]) -> list[str]:
     """The pods that hold a part of any of these cards."""
-    allocations = ledger.allocations(node)
+    holds = ledger.holds.on(node)
     return sorted(
         each.pod.key
-        for each in (allocations.by_uid.values() if allocations else ())
+        for each in (holds.by_uid.values() if holds else ())
         if each.placement and any(part.card in cards for part in each.placement.slices)
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import msgspec
 
 from gpuslice.adapters.kube import objects
-from gpuslice.apps.diagnosis.advice import suggestion_of
+from gpuslice.adapters.kube.rejected_pod import refusal_in
 from gpuslice.apps.diagnosis.claims import ClaimedPod, Claims, view_with_claims
 from gpuslice.apps.diagnosis.decisions import Decision
 from gpuslice.apps.diagnosis.other_pods import (
@@ -21,7 +22,8 @@ from gpuslice.apps.diagnosis.other_pods import (
 )
 from gpuslice.apps.diagnosis.places import place_of, wish_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.apps.diagnosis.waste import UsageOf, hints_of_room, pod_usage_of
+from gpuslice.apps.diagnosis.use_explanation import about_size, about_use, neighbours_of
+from gpuslice.apps.diagnosis.waste import UsageOf, hints_of_room
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
 from gpuslice.core.errors import printable
@@ -38,10 +40,10 @@ from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
 from gpuslice.core.model import Node, Pod, Tier
 from gpuslice.core.node_filters import Place, Volume
-from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 
 SHOWN_EVENTS = 5
+SHOWN_ORPHANS = 3
 BOTH = f"It asks for whole cards ({EXCLUSIVE_GPU}) beside {{asked}}, and no node offers both: ask for one."
 
 
@@ -80,11 +82,13 @@ def explained(
     usage_of: UsageOf = lambda _: (),
     claims: Claims | None = None,
     volumes: Sequence[Volume] = (),
+    kept_off: Sequence[str] = (),
 ) -> PodExplanation:
     """One pod of the cluster in `ledger` and `nodes`; `events` are of this pod, `usage_of` of any.
 
     `places`: all nodes (`diagnosis.places`); irrelevant for a pod on a node. `claims`: of the cluster.
-    `volumes`: those that it claims, if they may be read.
+    `volumes`: those that it claims, if they may be read. `kept_off`: what kubelets' rejections keep it from
+    now, in sentences.
     """
     view, claimed = view_with_claims(found, claims)
     begun = PodExplanation(
@@ -98,7 +102,8 @@ def explained(
         claims=claimed.names if claimed else (),
     )
     if view.finished:
-        return replace(begun, hints=(*_after_the_end(view), *_taken_by_neighbours(view, ledger, usage_of)))
+        hints = (*_after_the_end(found, view), *taken_by_neighbours(view, ledger, usage_of))
+        return replace(begun, hints=hints)
     if claims is not None and claimed is not None:
         answered = _of_claims(
             begun, found, claims.ledger, places, nodes.get(view.node), usage_of=usage_of, volumes=volumes
@@ -108,7 +113,9 @@ def explained(
         return replace(begun, hints=tuple(of_others(found, ledger, nodes)))
     if view.node or view.request is None:
         return _on_its_node(begun, found, ledger, nodes.get(view.node), usage_of)
-    return _waiting(begun, found, ledger, places, usage_of=usage_of, volumes=volumes)
+    waits = _waiting(begun, found, ledger, places, usage_of=usage_of, volumes=volumes)
+    fits = waits.explanation is not None and waits.explanation.fits
+    return replace(waits, hints=(*kept_off, *waits.hints, *(() if fits else _held_without_pod(ledger))))
 
 
 def _waiting(
@@ -153,6 +160,15 @@ def _in_doubt(explanation: Explanation, pod: objects.Pod) -> Explanation:
     hints = [each for each in explanation.hints if each != THERE_IS_ROOM]
     said = f"As far as is read here there is room now; kube-scheduler's last answer was: {printable(said)}"
     return replace(explanation, hints=(*hints, said))
+
+
+def _held_without_pod(ledger: Ledger) -> Iterator[str]:
+    """Room that nobody lets go, of the first few nodes."""
+    states = filter(None, map(ledger.state, ledger.node_names()))
+    found = ((state.node.name, orphan) for state in states for orphan in state.node.orphans)
+    for name, orphan in islice(found, SHOWN_ORPHANS):
+        cards = ", ".join(f"{counted(part.units, 'unit')} of card {part.card}" for part in orphan.slices)
+        yield f"On {name}, containers of pod {orphan.pod} still hold {cards}, though the pod is gone."
 
 
 def _about_group(view: Pod, ledger: Ledger) -> Iterator[str]:
@@ -228,9 +244,9 @@ def _on_its_node(
         hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
-        hints += _about_use(view, ledger, begun.usage)
-        hints += _taken_by_neighbours(view, ledger, usage_of)
-        hints += _about_size(view, ledger, begun.usage)
+        hints += about_use(view, ledger, begun.usage)
+        hints += taken_by_neighbours(view, ledger, usage_of)
+        hints += about_size(view, ledger, begun.usage)
         hints += why_there(state, view) if state and not begun.ends and not out_of_use else ()
         if any(each.restart_count for each in pod.status.container_statuses or ()):
             meta = pod.metadata
@@ -239,21 +255,7 @@ def _on_its_node(
     if at is not None and NODE_TIER in (at.metadata.annotations or {}) and node and view.request:
         said = decode_tiers(pod.metadata.annotations or {})
         tiers = {each.name: said.get(each.name, node.tier) for each in view.request.containers}
-    return replace(begun, node=node, neighbours=_neighbours(view, ledger), hints=tuple(hints), tiers=tiers)
-
-
-def _neighbours(view: Pod, ledger: Ledger) -> tuple[tuple[str, int], ...]:
-    """The other pods on its cards, by name, with the units that they hold there."""
-    allocations = ledger.allocations(view.node) if view.node else None
-    if allocations is None or view.placement is None:
-        return ()
-    cards = {part.card for part in view.placement.slices}
-    found = []
-    for each in allocations.by_uid.values():
-        if each.placement is not None and each.pod.uid != view.uid:
-            units = sum(part.units for part in each.placement.slices if part.card in cards)
-            found += [(each.pod.key, units)] if units else []
-    return tuple(sorted(found))
+    return replace(begun, node=node, neighbours=neighbours_of(view, ledger), hints=tuple(hints), tiers=tiers)
 
 
 def _out_of_use(view: Pod, node: Node) -> Iterator[str]:
@@ -280,52 +282,6 @@ def _what_it_asks_for(view: Pod, pod: objects.Pod) -> Sequence[str]:
     if not view.assigned and pod.status.phase == "Running":
         return ["The node's agent has not confirmed the card yet: see that it runs on that node."]
     return []
-
-
-def _about_use(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Iterator[str]:
-    """What it uses beyond what it asked for, and what it holds in vain."""
-    for each in usage:
-        if each.excess_bytes:
-            why = "nothing limits it on this node" if each.limit_bytes is None else "the library is not in it"
-            yield (
-                f"Container {each.container} uses {(each.used_bytes or 0) / MIB:.0f} MiB, "
-                f"{each.excess_bytes / MIB:.0f} more than it asked for: {why}, and its neighbours lack them."
-            )
-    own = pod_usage_of(view, ledger, usage)
-    if own is not None and own.is_spare:
-        yield f"It {own.sentence}: others may wait for that. gpuslice waste says who."
-
-
-def _taken_by_neighbours(view: Pod, ledger: Ledger, usage_of: UsageOf) -> Iterator[str]:
-    """Who on its cards uses what it was promised."""
-    for key, _ in _neighbours(view, ledger):
-        excess = sum(each.excess_bytes for each in usage_of(key) if each.node == view.node)
-        if excess:
-            yield (
-                f"{key} on its card uses {excess / MIB:.0f} MiB more than it asked for: this pod may be "
-                f"refused what it was promised, and fail by that. gpuslice explain {key} says why."
-            )
-
-
-def _about_size(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Iterator[str]:
-    """What was refused, and a better size if one is known."""
-    for each in usage:
-        if each.refused:
-            times = "once" if each.refused == 1 else f"{each.refused:.0f} times"
-            yield f"Container {each.container} asked for more memory than its limit, and was refused {times}."
-    better, cards = suggestion_of(ledger, view, usage), view.request.card_count if view.request else 1
-    if better is None:
-        return
-    units, mib = counted(better.units * cards, "unit"), better.limit_mib * cards
-    if better.more:
-        yield (
-            f"Ask for at least {units} ({mib} MiB): how much it needs is not known, because it was refused."
-        )
-    else:
-        peak = max(each.peak_bytes or 0 for each in usage) / MIB
-        yield (
-            f"{units} ({mib} MiB) would have been enough so far: its peak since the start is {peak:.0f} MiB."
-        )
 
 
 def waits_for(container: objects.ContainerStatus) -> str:
@@ -356,9 +312,14 @@ def _ends(pod: objects.Pod) -> Iterator[str]:
             yield f"Container {each.name} {', '.join(parts)}."
 
 
-def _after_the_end(view: Pod) -> Iterator[str]:
+def _after_the_end(pod: objects.Pod, view: Pod) -> Iterator[str]:
     """What a pod that has ended still shows in its annotations is over."""
-    if view.placement is not None:
+    if view.node and (refusal := refusal_in(pod)) is not None:
+        yield (
+            f"kubelet on {view.node} did not let it start: {refusal.reason} ({refusal.message}). It held no "
+            "card; pods like it are kept off there for a while."
+        )
+    elif view.placement is not None:
         cards = ", ".join(str(part.card) for part in view.placement.slices)
         which = f"card {cards}" if len(view.placement.slices) == 1 else f"cards {cards}"
         units = counted(view.placement.units, "unit")

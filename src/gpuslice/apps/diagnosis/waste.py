@@ -150,16 +150,16 @@ def room_from(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: Usa
     asked = wish.request.units_per_card
     filters = NodeFilters(places := tuple(places), wish)
     for node in places:
-        state, allocations = ledger.state(node.name), ledger.allocations(node.name)
-        if state is None or allocations is None or not state.left or filters.obstacle(node):
+        state, holds = ledger.state(node.name), ledger.holds.on(node.name)
+        if state is None or holds is None or not state.left or filters.obstacle(node):
             continue
         most = max(state.left)
         if most >= asked and not isinstance(place(state, wish.request), Refusal):
             continue
-        for allocation in allocations.by_uid.values():
-            parts = allocation.placement.slices if allocation.placement is not None else ()
+        for hold in holds.by_uid.values():
+            parts = hold.placement.slices if hold.placement is not None else ()
             # of tens of thousands of pods, those that are too small are seen at once
-            if allocation.pod.terminating or most + max((part.units for part in parts), default=0) < asked:
+            if hold.pod.terminating or most + max((part.units for part in parts), default=0) < asked:
                 continue
             back = {part.card: part for part in parts}
             left, compute_left = list(state.left), list(state.compute_left)
@@ -169,7 +169,7 @@ def room_from(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: Usa
                     compute_left[slot] += back[card.index].compute_percent
             freed = replace(state, left=tuple(left), compute_left=tuple(compute_left))
             if max(left) >= asked and not isinstance(place(freed, wish.request), Refusal):
-                own = pod_usage_of(allocation.pod, ledger, usage_of(allocation.pod.key))
+                own = pod_usage_of(hold.pod, ledger, usage_of(hold.pod.key))
                 if own is not None:
                     yield own
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.adapters.web.histogram import Histogram
-from gpuslice.apps.extender.pod_times import PodTimes
+from gpuslice.apps.extender.pod_records import PodTimes
 from gpuslice.core.ledger import Ledger
 
 NO_COUNTS: Mapping[str, int] = {}
@@ -54,7 +54,7 @@ class Metrics:
         calls = [
             (count, {"verb": verb, "result": result}) for (verb, result), count in sorted(self.calls.items())
         ]
-        waiting = [pod for uid, pod in ledger.pods.items() if not pod.node and ledger.allocation(uid) is None]
+        waiting = [pod for uid, pod in ledger.pods.items() if not pod.node and ledger.holds.of(uid) is None]
         gated = sum(bool(pod.gates) for pod in waiting)
         results = [(nominations.get(each, 0), {"result": each}) for each in NOMINATION_RESULTS]
         made = [(count, {"result": each}) for each, count in sorted(preemptions.items())]
@@ -92,7 +92,7 @@ class Metrics:
             _gauge("waiting_pods", "Pods of these that wait for kube-scheduler.", len(waiting) - gated),
             _gauge("gated_pods", "Pods of these that wait behind a scheduling gate.", gated),
             _gauge("assumed_pods", "Placements the API server has not shown yet.", len(ledger.assumed())),
-            _gauge("nominated_pods", "Waiting pods that cards are kept for.", len(ledger.reservations)),
+            _gauge("nominated_pods", "Waiting pods that cards are kept for.", len(ledger.holds.reserved)),
             _gauge("ready", "1 when calls are answered from a full ledger.", int(ready)),
             _gauge("leader", "1 on the replica that may bind.", int(leading)),
         ]

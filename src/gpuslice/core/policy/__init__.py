@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuslice.core.policy.fgd import Fgd
+from gpuslice.core.policy.fit import fitting_rows
 from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Shape
 from gpuslice.core.policy.opportunity import OpportunityCost
 from gpuslice.core.policy.packing import BestFit, Binpack, Spread
-from gpuslice.core.policy.ranking import NEVER, Policy, fitting_rows
+from gpuslice.core.policy.ranking import NEVER, Policy
 
 __all__ = [
     "DEFAULT_POLICY",
@@ -51,8 +52,8 @@ def make_policy(
     """Return the policy of this name for a fleet; ValueError lists the valid names.
 
     `counts` tells a policy that takes the workload into account how many pods of each shape to expect;
-    without it such a policy learns from the pods that arrive. If `renew_when_asked` is False, `Policy.tend`
-    applies what was learned, so that no request has to wait for it.
+    without it such a policy learns from the pods that arrive. If `renew_when_asked` is False,
+    `Policy.maintain` applies what was learned, so that no request has to wait for it.
     """
     if name == OpportunityCost.name:
         return OpportunityCost(fleet, counts, renew_when_asked=renew_when_asked)

@@ -13,9 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from gpuslice.core.policy.fit import card_fits
 from gpuslice.core.policy.fleet import Flags, Fleet, Floats, Ints, Rows, Shape
 from gpuslice.core.policy.learned_workload import LearnedWorkload
-from gpuslice.core.policy.ranking import Policy, RankCache, card_fits, keys_of
+from gpuslice.core.policy.ranking import Policy, RankCache, keys_of
 
 POPULARITY = 0.95  # of all pods: what the typical pods stand for
 ROUNDING = 1e-9

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuslice.core.card_links import CardLinks
+from gpuslice.core.placement import SPREAD
 from gpuslice.core.shape import UNLIMITED, FleetNode, Shape
 
 __all__ = ["UNLIMITED", "AnyInts", "Flags", "Fleet", "FleetNode", "Floats", "Ints", "Rows", "Shape"]
@@ -24,6 +25,10 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 AnyInts: TypeAlias = npt.NDArray[np.signedinteger]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
+TERMS = np.dtype(
+    [("compute_percent", "i4"), ("tier", "i1"), ("names", "i1")]
+    + [(name, "?") for name in ("spreads", "packs", "compute_required", "avoided", "kubelet_away")]
+)
 RECENT = 32  # changes that can be found without scanning every row
 
 
@@ -43,11 +48,13 @@ def _no_cards() -> npt.NDArray[np.int32]:
 class Fleet:
     """Nodes × cards. Rows never move; a dropped row is reused for the next new node.
 
-    `left`, `size`, `core_left`: [row, slot]; a slot without a usable card has size 0 and nothing left.
-    `slots`: how many slots belong to the node; `cards`: how many have a usable card. If `feed_limits` is
-    False, somebody else refuses pods for lack of CPU and memory: here they only affect what a node is worth.
-    `stamp[row]` is the value of `clock` at the row's last change. `cards_version` counts changes of which
-    cards exist, as opposed to what is free on them.
+    `left`, `size`, `compute_left`: [row, slot]; a slot without a usable card has size 0 and nothing left.
+    `slots`: how many slots belong to the node, 0 if the row is unused: a node that shares no cards has none;
+    `cards`: how many have a usable card. The columns of `TERMS` are what else decides whom a node takes
+    (`fit`), with `names` as codes of `name_sets`. If `host_limits` is False, somebody else refuses pods for
+    lack of CPU and memory: here they only affect what a node is worth. `stamp[row]` is the value of `clock`
+    at the row's last change. `cards_version` counts changes of which cards exist, as opposed to what is free
+    on them.
     """
 
     left: npt.NDArray[np.int32] = field(default_factory=_no_cards)
@@ -60,14 +67,17 @@ class Fleet:
     cards: Ints = field(default_factory=_empty_ints)
     slots: Ints = field(default_factory=_empty_ints)
     model: Ints = field(default_factory=_empty_ints)
+    terms: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=TERMS))
     stamp: Ints = field(default_factory=_empty_ints)
     host_limits: bool = True
     clock: int = 0
     cards_version: int = 0
     models: list[str] = field(default_factory=list)
+    name_sets: dict[str, int] = field(default_factory=dict)
     row_of: dict[str, int] = field(default_factory=dict)
     links: dict[int, CardLinks] = field(default_factory=dict)  # of rows whose cards differ
     _free_rows: list[int] = field(default_factory=list)
+    demanding: set[int] = field(default_factory=set)  # rows that require compute or have lost their kubelet
     _recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # rows as they changed
 
     @property
@@ -94,6 +104,7 @@ class Fleet:
             row = self.row_of[node.name] = self._free_rows.pop()
         self._put_cards(row, node)
         self._put_free(row, node)
+        self._put_terms(row, node)
         if node.links != self.links.get(row, ()):
             self.links.pop(row, None)
             if node.links:
@@ -179,6 +190,23 @@ class Fleet:
         self.cpu_left[row], self.memory_left[row] = node.cpu_left, node.memory_left
         self.touch(row)
 
+    def _put_terms(self, row: int, node: FleetNode) -> None:
+        terms = (
+            node.compute_percent,
+            node.tier,
+            self.name_sets.setdefault(node.names, len(self.name_sets)),
+            node.packing == SPREAD,
+            bool(node.packing) and node.packing != SPREAD,
+            node.compute_required,
+            node.avoided,
+            node.kubelet_away,
+        )
+        if self.terms[row].item() == terms:
+            return
+        self.terms[row] = terms
+        (self.demanding.add if node.compute_required or node.kubelet_away else self.demanding.discard)(row)
+        self.touch(row)
+
     def _padded(self, amounts: Sequence[int]) -> list[int]:
         """One amount for each slot of a row, as a list: an array would cost more for so few numbers."""
         return [*amounts, *(0,) * (self.left.shape[1] - len(amounts))]
@@ -190,8 +218,9 @@ class Fleet:
             setattr(self, cards, np.vstack([array, np.zeros((more, array.shape[1]), dtype=np.int32)]))
         for name in ("cpu_left", "memory_left", "cpu_milli", "memory_mib"):
             setattr(self, name, np.concatenate([getattr(self, name), np.full(more, -1.0)]))
-        for name in ("cards", "slots", "model", "stamp"):
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(more, dtype=np.int64)]))
+        for name in ("cards", "slots", "model", "stamp", "terms"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
         self._free_rows = list(range(start + more - 1, start - 1, -1))
 
     def _set_slots(self, row: int, slots: int) -> None:

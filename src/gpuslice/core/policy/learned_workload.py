@@ -46,6 +46,7 @@ class LearnedWorkload:
 
     def arrived(self, shape: Shape) -> None:
         """Count one pod."""
+        shape = shape.amounts
         self._counts[shape] = self._counts.get(shape, 0.0) + 1.0
         self._seen += 1
         if self._seen % HALF_LIFE_ARRIVALS == 0:

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from gpuslice.core.policy.fit import card_fits
 from gpuslice.core.policy.fleet import AnyInts, Flags, Fleet, Ints, Rows, Shape
-from gpuslice.core.policy.ranking import Policy, RankCache, card_fits, keys_of
+from gpuslice.core.policy.ranking import Policy, RankCache, keys_of
 
 FULL_SCORE = 100
 LARGEST = np.iinfo(np.int32).max

@@ -11,7 +11,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from gpuslice.core.card_links import closest, links_lost
-from gpuslice.core.policy.fleet import Flags, Fleet, Ints, Rows, Shape
+from gpuslice.core.policy.fit import card_fits, fitting_rows
+from gpuslice.core.policy.fleet import Fleet, Ints, Rows, Shape
 
 NEVER = np.iinfo(np.int64).max
 NO_SLOT = -1
@@ -127,7 +128,7 @@ class Policy(ABC):
     def departed(self, shape: Shape) -> None:  # noqa: B027
         """A pod that held cards is gone."""
 
-    def tend(self) -> bool:
+    def maintain(self) -> bool:
         """Do a small piece of pending work between requests; returns whether there is more."""
         return False
 
@@ -148,7 +149,10 @@ class Policy(ABC):
         return best if rows is None else int(rows[best])
 
     def slots(self, shape: Shape, row: int) -> tuple[int, ...]:
-        """The cards of `row` for this shape, in index order; ValueError if it does not fit."""
+        """The cards of `row` for this shape, in index order; ValueError if it does not fit.
+
+        Where the node's label asks for one way of packing, that rule decides instead of the policy.
+        """
         slots = self.fitting_slots(shape, row)
         if slots is None:
             raise ValueError(f"{shape} does not fit on row {row}")
@@ -161,6 +165,8 @@ class Policy(ABC):
             return None
         if shape.cards == 0:
             return ()
+        if (spreads := self.fleet.terms["spreads"][row]) or self.fleet.terms["packs"][row]:
+            return self._by_fullness(shape, row, emptiest_first=bool(spreads))
         if shape.cards == 1:
             return (int(ranks.slot[row]),)
         return self.several(shape, row)
@@ -169,9 +175,14 @@ class Policy(ABC):
         """The cards for a pod of several: among those with enough room the best connected, then the fullest,
         then the lowest numbers.
         """
+        return self._by_fullness(shape, row)
+
+    def _by_fullness(self, shape: Shape, row: int, *, emptiest_first: bool = False) -> tuple[int, ...]:
         fits = np.flatnonzero(card_fits(self.fleet, shape, np.array([row]))[0])
-        order = np.argsort(self.fleet.left[row, fits], kind="stable")
-        return self.best_joined(shape, row, fits[order])
+        left = self.fleet.left[row, fits]
+        return self.best_joined(
+            shape, row, fits[np.argsort(-left if emptiest_first else left, kind="stable")]
+        )
 
     def best_joined(self, shape: Shape, row: int, slots: Rows) -> tuple[int, ...]:
         """Of these cards, best first, those that are best connected."""
@@ -190,29 +201,6 @@ def far_apart(fleet: Fleet, shape: Shape, rows: Rows) -> Ints:
             fitting = int.from_bytes(np.packbits(fits[at], bitorder="little").tobytes(), "little")
             added[at] = links_lost(links, fitting, shape.cards) << LOST_SHIFT
     return added
-
-
-def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:
-    """Those of `rows` that can hold a pod of this shape now."""
-    if fleet.host_limits or not shape.cards:
-        fits = fleet.cpu_left[rows] >= (shape.cpu_milli if fleet.host_limits else 0)
-        fits &= fleet.memory_left[rows] >= (shape.memory_mib if fleet.host_limits else 0)
-        rows = rows[fits]
-    allowed = fleet.allowed(shape.models)
-    if allowed is not None:
-        rows = rows[allowed[fleet.model[rows]]]
-    if not shape.cards or not len(rows):
-        return rows
-    enough = card_fits(fleet, shape, rows)
-    return rows[enough.any(axis=1) if shape.cards == 1 else enough.sum(axis=1) >= shape.cards]
-
-
-def card_fits(fleet: Fleet, shape: Shape, rows: Rows) -> Flags:
-    """Which cards [row, slot] have what the shape requests per card."""
-    fits: Flags = fleet.left.take(rows, axis=0) >= max(shape.units, 1)
-    if shape.compute_percent:
-        fits &= fleet.compute_left.take(rows, axis=0) >= shape.compute_percent
-    return fits
 
 
 def keys_of(score: Ints, rows: Rows) -> Ints:

@@ -13,8 +13,9 @@ from math import isfinite
 import numpy as np
 
 from gpuslice.core.card_links import Link
+from gpuslice.core.placement import Fit
+from gpuslice.core.policy.fit import card_fits, fitting_rows, why_not
 from gpuslice.core.policy.fleet import UNLIMITED, Fleet, FleetNode, Rows, Shape
-from gpuslice.core.policy.ranking import card_fits, fitting_rows
 from gpuslice.core.simulation.claims import simulated_policy
 from gpuslice.core.simulation.replay import Cluster, Filling, Progress, fill
 from gpuslice.core.simulation.trace import fleet_of
@@ -198,13 +199,16 @@ def _cards(node: FleetNode) -> int:
 
 def explain(fleet: Fleet, shape: Shape, pods: int = 1) -> Unplaced:
     """Why no node of `fleet` holds `shape` now: what is missing, and the most there is."""
-    rows, allowed = np.flatnonzero(fleet.cards > 0), fleet.allowed(shape.models)
-    if allowed is not None:
-        rows = rows[allowed[fleet.model[rows]]]
+    rows = np.flatnonzero(fleet.cards > 0)
+    fits = why_not(fleet, shape, rows, host_limits=True)
+    rows = rows[fits > Fit.OTHER_MODEL]
     if not len(rows):
-        never = (
-            f"no node has a card of model {' or '.join(sorted(shape.models))}" if shape.models else "no cards"
-        )
+        never = {
+            Fit.OTHER_MODEL: f"no node has a card of model {' or '.join(sorted(shape.models))}",
+            Fit.COMPUTE_REQUIRED: "every node takes only pods that ask for compute too",
+            Fit.TIER_TOO_LOW: "no node's tier of isolation is as high as the pod asks for",
+            Fit.OTHER_NAMES: f"no node offers {shape.names}",
+        }.get(Fit(fits.max(initial=Fit.NOT_SHARED)), "no cards")
     else:
         large = (fleet.size[rows] >= max(shape.units, 1)).sum(axis=1)
         if large.max() == 0:

@@ -13,9 +13,10 @@ from typing import ClassVar
 import numpy as np
 
 from gpuslice.core.policy import POLICIES, Fleet, Policy, Shape, make_policy
+from gpuslice.core.policy.fit import card_fits
 from gpuslice.core.policy.fleet import Floats, Ints, Rows
 from gpuslice.core.policy.packing import FULL_SCORE, NodePolicy, fullest_card
-from gpuslice.core.policy.ranking import card_fits, keys_of
+from gpuslice.core.policy.ranking import keys_of
 
 
 class Claims(NodePolicy):

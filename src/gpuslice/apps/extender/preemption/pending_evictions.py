@@ -15,17 +15,23 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.label_selector import LabelSelector
+from gpuslice.adapters.kube.objects import Metadata
+from gpuslice.adapters.kube.resources import Resource
+from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
-from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
+from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
+from gpuslice.core.hold import Hold, kept_from, reservation
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.model import Pod, Refusal, Request
-from gpuslice.core.placement import on_cards, place
+from gpuslice.core.model import Pod, Request
+from gpuslice.core.placement import Fit, on_cards
 from gpuslice.core.preemption import Budget, Cost, Victims, cost, victims
-from gpuslice.core.reservation import Reservation, comes_free, open_to, taken_by
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +43,12 @@ PENDING_S = 10.0  # kube-scheduler evicts within milliseconds if the API server 
 class _Pending:
     """What one pod was told for each suitable node, of which it takes one."""
 
-    by_node: Mapping[str, Reservation]
+    by_node: Mapping[str, Hold]
     until_s: float
     refused: set[str] = field(default_factory=set)  # nodes on which filter refused the pod since then
 
 
-class PendingEvictions:
+class PendingEvictions(VerdictListener):
     """Answers for a ledger, and remembers the answers in addition to the ledger's reservations."""
 
     def __init__(
@@ -50,11 +56,13 @@ class PendingEvictions:
         client: KubeClient,
         ledger: Ledger,
         victims_for: Callable[[str], Collection[str]] = lambda _: (),
+        answered: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._ledger = ledger
         self._victims_for = victims_for  # uids of those whom we evicted for a pod ourselves
+        self._answered = answered  # called with the pod's uid
         self._clock = clock
         self._by_uid: dict[str, _Pending] = {}
 
@@ -69,15 +77,13 @@ class PendingEvictions:
         self._by_uid = {  # without those that came true and those that nobody has asked about for a while
             uid: pending
             for uid, pending in self._by_uid.items()
-            if pending.until_s > now
-            and ledger.allocation(uid) is None
-            and ledger.reservations.of(uid) is None
+            if pending.until_s > now and ledger.holds.of(uid) is None and uid not in ledger.holds.reserved
         }
         if self._room_is_coming(pod, request, proposed):
             return {}
         found = self._choose(pod, request, proposed)
         if any(each.uids != _uids(proposed[name]) for name, each in found.items()):
-            held = [node for name in proposed if (node := ledger.allocations(name)) is not None]
+            held = [node for name in proposed if (node := ledger.holds.on(name)) is not None]
             holders = [each.pod for node in held for each in node.by_uid.values()]
             below = {each.namespace for each in holders if each.priority < pod.priority}
             try:
@@ -90,29 +96,34 @@ class PendingEvictions:
                 return {}
             found = self._choose(pod, request, proposed, budgets)
         by_node = {
-            name: Reservation(pod.uid, pod.priority, on_cards(name, each.cards, request))
-            for name, each in found.items()
+            name: reservation(pod, on_cards(name, each.cards, request)) for name, each in found.items()
         }
         self._by_uid[pod.uid] = _Pending(by_node, now + PENDING_S)
+        if found:
+            self._answered(pod.uid)
         return {
             name: MetaVictims([PodIdentifier(uid) for uid in sorted(each.uids)], each.violations)
             for name, each in found.items()
         }
 
-    def note_refused(self, uid: str, query: NodeQuery) -> None:
+    def decided(self, verdict: FilterVerdict) -> None:
         """filter refuses a pod: where it was told whom to evict, kube-scheduler sees the victims as gone."""
-        pending = self._by_uid.get(uid)
+        pending = self._by_uid.get(verdict.pod.uid) if verdict.is_refusal else None
         if pending is not None:
-            row_of, rows = self._ledger.fleet.row_of, set(query.rows.tolist())
+            row_of, rows = self._ledger.fleet.row_of, set(verdict.query.rows.tolist())
             pending.refused.update(node for node in pending.by_node if row_of.get(node) in rows)
 
     def knows(self, uid: str) -> bool:
         """Whether others leave for this pod, or kube-scheduler was told whom to evict for it."""
-        return uid in self._by_uid or self._ledger.reservations.of(uid) is not None
+        return uid in self._by_uid or uid in self._ledger.holds.reserved
 
     def is_taken(self, node: str) -> bool:
         """Whether pods are leaving this node, or may do so soon."""
-        return bool(self._ledger.reservations.on(node) or self._under_way((node,)))
+        return bool(self._reserved_on(node) or self._under_way((node,)))
+
+    def _reserved_on(self, node: str) -> Collection[Hold]:
+        holds = self._ledger.holds.on(node)
+        return holds.reserved.values() if holds is not None else ()
 
     def _choose(
         self,
@@ -134,7 +145,7 @@ class PendingEvictions:
         for name, uids in going.items():
             violations, most = proposed[name].num_pdb_violations, [pods[uid] for uid in uids if uid in pods]
             least = cost(most, violations)
-            if most and (name in under_way or self._ledger.reservations.on(name)):
+            if most and (name in under_way or self._reserved_on(name)):
                 # some of these may leave for pods that come first
                 least = min(cost([one], violations) for one in most)
             waiting.append((least, name))
@@ -158,9 +169,9 @@ class PendingEvictions:
                 found, best = {name: chosen}, its_cost
         return found
 
-    def _under_way(self, proposed: Collection[str]) -> dict[str, list[Reservation]]:
+    def _under_way(self, proposed: Collection[str]) -> dict[str, list[Hold]]:
         """By node, evictions that were answered and may become reservations; not more is known of them."""
-        found: dict[str, list[Reservation]] = {}
+        found: dict[str, list[Hold]] = {}
         for uid, pending in self._by_uid.items():
             shown = self._ledger.nominated.get(uid)
             for node in pending.by_node if shown is None else (shown,):
@@ -176,22 +187,21 @@ class PendingEvictions:
         room. If it would evict on that node as well, it has other reasons.
         """
         ledger, pending = self._ledger, self._by_uid.get(pod.uid)
-        kept = ledger.reservations.of(pod.uid)
+        kept = ledger.holds.reserved.get(pod.uid)
         if ours := self._victims_for(pod.uid):
             named = {victim.uid for each in proposed.values() for victim in each.pods or ()}
-            if not named.isdisjoint(ours) or any(ledger.allocation(uid) is not None for uid in ours):
+            if not named.isdisjoint(ours) or any(ledger.holds.of(uid) is not None for uid in ours):
                 return True  # kube-scheduler does not see yet that they are leaving or are gone
-        meant = {kept.placement.node: kept} if kept is not None else pending.by_node if pending else {}
+        meant = {kept.node: kept} if kept is not None else pending.by_node if pending else {}
         shown = ledger.nominated.get(pod.uid)
-        for node, reservation in meant.items():
-            allocations = ledger.allocations(node)
-            if allocations is None or node in proposed or shown not in (None, node):
+        for node, hold in meant.items():
+            holds = ledger.holds.on(node)
+            if holds is None or node in proposed or shown not in (None, node):
                 continue
-            taken = ledger.reservations.taken(node, pod.uid, pod.priority)
-            has_room = not isinstance(place(open_to(allocations, taken), request), Refusal)
+            has_room = holds.fit_beside_reserved(request, pod.uid, pod.priority) is Fit.YES
             # and took it; the victims may not be seen leaving yet, nor the nomination
             was_told = kept is None and pending is not None and (shown == node or node in pending.refused)
-            if was_told or has_room or comes_free(allocations, reservation):
+            if was_told or has_room or (hold.placement and holds.comes_free(hold.placement)):
                 return True
         return False
 
@@ -201,32 +211,79 @@ class PendingEvictions:
         pod: Pod,
         request: Request,
         going: Collection[str],
-        under_way: Iterable[Reservation],
+        under_way: Iterable[Hold],
         *,
         budgets: Sequence[Budget],
     ) -> Victims | None:
-        allocations, pods = self._ledger.allocations(name), self._ledger.pods
-        if allocations is None:
+        holds, pods = self._ledger.holds.on(name), self._ledger.pods
+        if holds is None:
             return None
         # what the pod must not take: reservations, and pending evictions that may become some
         before_it = [
             each
-            for each in (*self._ledger.reservations.on(name), *under_way)
-            if each.weighs_on(pod.uid, pod.priority)
+            for each in (*self._reserved_on(name), *under_way)
+            if each.is_kept_from(pod.uid, pod.priority)
         ]
 
         def suffices(gone: Iterable[str]) -> bool:
             """Whether the node has enough CPU and memory without these pods, and with those before it."""
-            if allocations.node is None:
+            if holds.node is None:
                 return False
-            coming = [pods[each.uid].host for each in before_it if each.uid in pods]
+            coming = [pods[each.pod.uid].host for each in before_it if each.pod.uid in pods]
             freed = [pods[uid].host for uid in gone if uid in pods]
             used = self._ledger.host_used(name)
-            return allocations.node.host.holds(used, [request.host, *coming], freed)
+            return holds.node.host.holds(used, [request.host, *coming], freed)
 
-        taken = taken_by(before_it, pod.uid, pod.priority)
-        return victims(allocations, request, pod.priority, going, budgets, taken=taken, suffices=suffices)
+        taken = kept_from(before_it, pod.uid, pod.priority)
+        return victims(holds, request, pod.priority, going, budgets, taken=taken, suffices=suffices)
 
 
 def _uids(victims: MetaVictims) -> frozenset[str]:
     return frozenset(each.uid for each in victims.pods or ())
+
+
+class _Spec(msgspec.Struct):
+    selector: LabelSelector | None = None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, Any] | None = None
+
+
+class PodDisruptionBudget(msgspec.Struct):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", PodDisruptionBudget)
+
+
+async def protects_any(client: KubeClient, namespaces: Collection[str]) -> bool:
+    """Whether a budget may apply to pods in these namespaces. Raises `KubeError`."""
+    return bool(await _listed(client, namespaces))
+
+
+async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[Budget]:
+    """The budgets in these namespaces. Raises `KubeError`.
+
+    kube-scheduler takes an empty selector to match nothing; in policy/v1 it matches every pod, which protects
+    more and is what users mean.
+    """
+    budgets = []
+    for budget in await _listed(client, namespaces):
+        if budget.spec.selector is not None:
+            selector, on_their_way = str(budget.spec.selector), budget.status.disrupted_pods or {}
+            pods = await client.list(SLIM_PODS, budget.metadata.namespace, labels=selector)
+            uids = (pod.metadata.uid for pod in pods.items or () if pod.metadata.name not in on_their_way)
+            budgets.append(Budget(budget.status.disruptions_allowed, frozenset(uids)))
+    return budgets
+
+
+async def _listed(client: KubeClient, namespaces: Collection[str]) -> list[PodDisruptionBudget]:
+    try:
+        found = (await client.list(BUDGETS)).items or ()
+    except NotFoundError:  # a cluster without the policy API
+        return []
+    return [budget for budget in found if budget.metadata.namespace in namespaces]

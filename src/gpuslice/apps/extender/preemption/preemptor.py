@@ -28,19 +28,16 @@ import numpy.typing as npt
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.loop_clock import loop_time
-from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
-from gpuslice.apps.extender.preemption.evictor import Evictor
-from gpuslice.apps.extender.preemption.reserver import Reserver
-from gpuslice.core.ledger import Ledger, shape_of
-from gpuslice.core.model import Pod, Refusal, Request
-from gpuslice.core.placement import place
-from gpuslice.core.policy import fitting_rows
+from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
+from gpuslice.apps.extender.leadership import Leadership, loop_time
+from gpuslice.apps.extender.pod_records import PodEvents
+from gpuslice.apps.extender.preemption.evictor import Evictor, Reserver
+from gpuslice.apps.extender.preemption.pending_evictions import read_budgets
+from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
+from gpuslice.core.ledger import Ledger
+from gpuslice.core.model import Pod, Request
+from gpuslice.core.placement import Fit
 from gpuslice.core.preemption import LOWEST, Budget, Eviction, eviction
-from gpuslice.core.reservation import open_to
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +71,7 @@ class _Pause:
     length_s: float
 
 
-class Preemptor:
+class Preemptor(VerdictListener):
     """Preempts for one pod at a time, while this replica leads."""
 
     def __init__(
@@ -85,6 +82,7 @@ class Preemptor:
         leadership: Leadership,
         events: PodEvents,
         *,
+        rejections: KubeletRejections,
         clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         enabled: bool = True,
@@ -93,8 +91,9 @@ class Preemptor:
         self.evictor = Evictor(client, ledger, reserver, leadership, events, sleep=sleep)
         self._client = client
         self._ledger = ledger
-        self._reserver = reserver
+        self.reserver = reserver
         self._leadership = leadership
+        self._rejections = rejections
         self._clock = clock
         self._sleep = sleep
         self.enabled = enabled
@@ -105,12 +104,13 @@ class Preemptor:
 
     # -- what is heard -------------------------------------------------------------------------------------
 
-    def note_refused(self, uid: str, query: NodeQuery) -> None:
-        """kube-scheduler was told that the pod fits on none of its feasible nodes.
+    def decided(self, verdict: FilterVerdict) -> None:
+        """If kube-scheduler was told that the pod fits on none of its feasible nodes, that counts.
 
         It may have seen the pod before us, so what the pod requests is looked up when its turn comes.
         """
-        if not self.enabled or self._ledger.reservations.of(uid):
+        uid, query = verdict.pod.uid, verdict.query
+        if not verdict.is_refusal or not self.enabled or uid in self._ledger.holds.reserved:
             return
         known = self._waiting.pop(uid, None)
         due_s = known.due_s if known else self._clock() + PATIENCE_S
@@ -136,17 +136,14 @@ class Preemptor:
 
     async def tick(self) -> None:
         """Renew the reservations, then preempt for the most important pod that is due, if any."""
-        self._reserver.renew()
+        self.reserver.renew()
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._ledger.pods}
         if not self._leadership.may_bind:
             self._waiting.clear()
             return
         now_s = self._clock()
-        due = [
-            each.uid
-            for each in self._waiting.values()
-            if max(each.due_s, self._rest_until_s) <= now_s and not self._is_paused(each.uid)
-        ]
+        ready = [each.uid for each in self._waiting.values() if max(each.due_s, self._rest_until_s) <= now_s]
+        due = [uid for uid in ready if not self._is_paused(uid)]
         if due:
             chosen = self._waiting.pop(max(due, key=self._priority))  # the earliest among equals
             pod = self._ledger.pods.get(chosen.uid)
@@ -155,13 +152,12 @@ class Preemptor:
                 if result:
                     self.results[result] += 1
 
+    def _is_paused(self, uid: str) -> bool:
+        return uid in self._pauses and self._pauses[uid].until_s > self._clock()
+
     def _priority(self, uid: str) -> int:
         pod = self._ledger.pods.get(uid)
         return pod.priority if pod is not None else LOWEST
-
-    def _is_paused(self, uid: str) -> bool:
-        pause = self._pauses.get(uid)
-        return pause is not None and pause.until_s > self._clock()
 
     async def _preempt(self, waiting: _Waiting) -> str:
         """The outcome, or "" if there was nothing to do."""
@@ -214,10 +210,10 @@ class Preemptor:
         # node's sum nobody need leave. The pod is read from the API server: if our news is late and it was
         # refused for that reason, evicting others would be in vain
         nominated = seen.status.nominated_node_name
-        allocations = self._ledger.allocations(nominated) if nominated else None
+        holds = self._ledger.holds.on(nominated) if nominated else None
         lower = [
             each.pod.uid
-            for each in (allocations.by_uid.values() if allocations is not None else ())
+            for each in (holds.by_uid.values() if holds is not None else ())
             if each.pod.node and each.pod.priority < known.priority
         ]
         if may_preempt and lower:
@@ -263,21 +259,15 @@ class Preemptor:
         return best
 
     def _way(self, waiting: _Waiting, name: str, budgets: Sequence[Budget]) -> Eviction | None:
-        allocations = self._ledger.allocations(name)
-        if allocations is None:
+        holds = self._ledger.holds.on(name)
+        pod = self._ledger.pods.get(waiting.uid)
+        if holds is None or (pod is not None and self._rejections.closes(name, pod)):
             return None
-        taken = self._ledger.reservations.taken(name, waiting.uid, waiting.priority)
-        return eviction(allocations, waiting.request, waiting.priority, budgets, taken)
+        taken = holds.kept_from(waiting.uid, waiting.priority)
+        return eviction(holds, waiting.request, waiting.priority, budgets, taken)
 
     def _fits(self, waiting: _Waiting) -> bool:
         """Whether one of the nodes has room by now, so that nobody need be evicted."""
-        fleet = self._ledger.flush()
         rows = waiting.rows[waiting.rows >= 0].astype(np.intp)
-        roomy = set(fitting_rows(fleet, shape_of(waiting.request), rows).tolist())
-        for name in [name for name, row in fleet.row_of.items() if row in roomy]:
-            allocations = self._ledger.allocations(name)
-            assert allocations is not None
-            taken = self._ledger.reservations.taken(name, waiting.uid, waiting.priority)
-            if not isinstance(place(open_to(allocations, taken), waiting.request), Refusal):
-                return True
-        return False
+        fits = self._ledger.why_not(waiting.request, rows, waiting.uid, waiting.priority)
+        return bool((fits == Fit.YES).any())

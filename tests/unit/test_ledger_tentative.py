@@ -41,7 +41,7 @@ def plan(
 ) -> None:
     pod = make_pod(name, memory, priority=priority)
     ledger.apply_pod(pod)
-    assert ledger.plan(pod, make_placement(node, memory, card)) is None
+    assert ledger.nominate(pod, make_placement(node, memory, card)) is None
 
 
 def left(ledger: Ledger, node: str = "n1") -> tuple[int, ...]:
@@ -55,18 +55,18 @@ def test_a_plan_holds_cards_and_waits_for_no_answer(ledger: Ledger) -> None:
     plan(ledger)
     assert left(ledger) == (5, 15)
     assert ledger.assumed() == []
-    assert ledger.planned("uid-p") == make_placement("n1", 10, 0)
+    assert ledger.holds.tentative("uid-p") == make_placement("n1", 10, 0)
     ledger.forget("uid-p")
     assert left(ledger) == (15, 15)
-    assert (ledger.plans, ledger.planned("uid-p")) == (0, None)
+    assert (ledger.holds.tentative_count, ledger.holds.tentative("uid-p")) == (0, None)
 
 
 def test_nothing_is_planned_where_there_is_no_room_or_for_who_has_cards(ledger: Ledger) -> None:
     plan(ledger)
     pod = make_pod("q", 10)
-    assert isinstance(ledger.plan(pod, make_placement("n1", 10, 0)), Refusal)
+    assert isinstance(ledger.nominate(pod, make_placement("n1", 10, 0)), Refusal)
     ledger.assume(pod, make_placement("n1", 10, 1))
-    assert isinstance(ledger.plan(pod, make_placement("n2", 10, 1)), Refusal)
+    assert isinstance(ledger.nominate(pod, make_placement("n2", 10, 1)), Refusal)
     assert left(ledger) == (5, 5)
 
 
@@ -74,8 +74,8 @@ def test_what_was_planned_is_assumed_there_or_elsewhere(ledger: Ledger) -> None:
     plan(ledger)
     ledger.assume(make_pod("p", 10), make_placement("n2", 10, 1))
     assert (left(ledger), left(ledger, "n2")) == ((15, 15), (15, 5))
-    assert [allocation.node for allocation in ledger.assumed()] == ["n2"]
-    assert ledger.plans == 0
+    assert [hold.node for hold in ledger.assumed()] == ["n2"]
+    assert ledger.holds.tentative_count == 0
 
 
 def test_a_policy_hears_of_a_placement_only(ledger: Ledger) -> None:
@@ -83,7 +83,7 @@ def test_a_policy_hears_of_a_placement_only(ledger: Ledger) -> None:
     assert isinstance(heard, Heard)
     plan(ledger)
     ledger.forget("uid-p")
-    ledger.plan(make_pod("p", 10), make_placement("n1", 10, 0))
+    ledger.nominate(make_pod("p", 10), make_placement("n1", 10, 0))
     assert heard.news == ["arrived"]
     ledger.assume(make_pod("p", 10), make_placement("n1", 10, 0))
     ledger.apply_pod(make_pod("p", 10, node="n1", card=0))
@@ -99,7 +99,7 @@ def test_a_planned_pod_seen_bound_where_it_was_planned_is_told_of(ledger: Ledger
     plan(ledger)
     ledger.apply_pod(make_pod("p", 10, node="n1", card=0))
     assert heard.news == ["arrived", "placed"]
-    assert (ledger.plans, left(ledger)) == (0, (5, 15))
+    assert (ledger.holds.tentative_count, left(ledger)) == (0, (5, 15))
 
 
 def test_a_planned_pod_that_somebody_else_bound_may_sit_on_any_card(ledger: Ledger) -> None:
@@ -114,35 +114,35 @@ def test_plans_make_way_where_that_helps_and_nowhere_else(ledger: Ledger) -> Non
     plan(ledger, "c", 4, "n2", 0)
     ledger.assume(make_pod("other", 8), make_placement("n2", 8, 0))
     ledger.assume(make_pod("more", 8), make_placement("n2", 8, 1))
-    assert not ledger.make_way(make_request(16), 0)
-    assert ledger.plans == 3
-    assert ledger.make_way(make_request(15), 0)
+    assert not ledger.release_nominated(make_request(16), 0)
+    assert ledger.holds.tentative_count == 3
+    assert ledger.release_nominated(make_request(15), 0)
     assert (left(ledger), left(ledger, "n2")) == ((15, 15), (3, 7))
 
 
 def test_plans_make_way_on_one_node(ledger: Ledger) -> None:
     for number, node in enumerate(("n1", "n1", "n2", "n2")):
         plan(ledger, f"p{number}", 10, node, number % 2)
-    assert ledger.make_way(make_request(15), 0, "n2")
+    assert ledger.release_nominated(make_request(15), 0, "n2")
     assert (left(ledger), left(ledger, "n2")) == ((5, 5), (15, 15))
 
 
 def test_plans_of_the_more_important_stay(ledger: Ledger) -> None:
     for number, node in enumerate(("n1", "n1", "n2", "n2")):
         plan(ledger, f"p{number}", 10, node, number % 2, priority=7)
-    assert not ledger.make_way(make_request(15), 6)
-    assert ledger.make_way(make_request(15), 7)
+    assert not ledger.release_nominated(make_request(15), 6)
+    assert ledger.release_nominated(make_request(15), 7)
 
 
 def test_a_pod_that_was_not_expected_crowds_the_plans_out(ledger: Ledger) -> None:
     plan(ledger)
     ledger.apply_pod(make_pod("stranger", 10, node="n1", card=0))
-    assert (left(ledger), ledger.plans) == ((5, 15), 0)
+    assert (left(ledger), ledger.holds.tentative_count) == ((5, 15), 0)
     assert list(ledger.overcommitted()) == []
 
 
 def test_a_plan_outlives_news_of_its_pod(ledger: Ledger) -> None:
     plan(ledger)
     ledger.apply_pod(replace(make_pod("p", 10), version=7, nominated="n1"))
-    assert ledger.planned("uid-p") is not None
-    assert ledger.plans == 1
+    assert ledger.holds.tentative("uid-p") is not None
+    assert ledger.holds.tentative_count == 1
