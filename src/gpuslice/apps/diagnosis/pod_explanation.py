@@ -22,7 +22,12 @@ from gpuslice.apps.diagnosis.other_pods import (
 )
 from gpuslice.apps.diagnosis.places import place_of, wish_of
 from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.apps.diagnosis.use_explanation import about_size, about_use, neighbours_of
+from gpuslice.apps.diagnosis.use_explanation import (
+    about_size,
+    about_use,
+    neighbours_of,
+    taken_by_neighbours,
+)
 from gpuslice.apps.diagnosis.waste import UsageOf, hints_of_room
 from gpuslice.core.annotations import decode_tiers
 from gpuslice.core.contract import EXCLUSIVE_GPU, GATE_POD_GROUP, NODE_TIER
