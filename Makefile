@@ -8,6 +8,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 # Tests run in so many processes: half of their time they wait.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? 2 * n : 16)))
+SCHEDULING = tests/scenarios tests/chaos tests/integration/test_interleavings.py $(wildcard tests/integration/test_extender_*.py)
 VERSION_OF := -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) $(VERSION_OF)))
 BIN := $(VENV)/bin
@@ -39,6 +40,7 @@ demo: setup ## play the whole story on simulated hardware; ARGS="--keep" leaves 
 
 test: setup ## all tests that need neither a card nor a cluster
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(if $(ARGS),:,$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -p no:cacheprovider --without-speedups $(SCHEDULING))
 
 sequences: setup ## a long run of random sequences against the simulated driver; ARGS="--steps 1000000 --seed 1"
 	@$(BIN)/python -m tests.integration.sequences_run $(ARGS)

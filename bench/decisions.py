@@ -72,7 +72,7 @@ def measure(name: str, nodes: int, pods: int, links: CardLinks = ()) -> dict[str
         spent_us = timed_us(lambda: decide(policy, shape))  # noqa: B023 called at once
         (decisions if shape in known else first).append(spent_us)
         known.add(shape)
-        pieces.append(timed_us(policy.tend))
+        pieces.append(timed_us(policy.maintain))
     return {
         "nodes": nodes,
         "p50_us": float(np.percentile(decisions, 50)),

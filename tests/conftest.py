@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.speedups import ABOUT_SPEEDUPS, VARIABLE, with_speedups
+
 # What stands between a change and its landing depends neither on luck nor on what else the machine does.
 # New examples are looked for by `GPUSLICE_SEARCH=1 make test` and by `make chaos`, which may take their time.
 settings.register_profile("same", deadline=None, derandomize=True, database=None, max_examples=50)
@@ -39,8 +41,19 @@ LONGEST = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without-speedups", action="store_true", help="see tests/speedups.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("without_speedups"):
+        os.environ[VARIABLE] = "1"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first: at the end no worker is alone with one, and the others idle."""
+    if not with_speedups():
+        items[:] = [item for item in items if item.path.stem not in ABOUT_SPEEDUPS]
     last = len(LONGEST)
     items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else last)
 

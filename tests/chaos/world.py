@@ -18,8 +18,8 @@ from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest
 from gpuslice.apps.agent.main import Agent
 from gpuslice.apps.extender.main import Extender
-from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.speedups.nominator import NominationLimits
 from tests.builders import api_pod
 from tests.chaos.checker import Card, CardSize, Checker, NodeFiles, Wrong
 from tests.chaos.fleets import Ask, ChaosFleet
@@ -27,6 +27,7 @@ from tests.chaos.kube_scheduler import KubeScheduler, answered
 from tests.integration.interleaving_node import NodeInMemory, Object, uuid_of
 from tests.integration.interleaving_rig import World
 from tests.integration.virtual import HeldTransport, Process, Stream
+from tests.speedups import with_speedups
 
 REPLICAS = ("extender-a", "extender-b")
 LONG_AGO_NS = 30 * 86_400 * 10**9
@@ -103,6 +104,7 @@ class ChaosWorld(World):
                 settings,
                 KubeClient(HeldTransport(self.network, process)),
                 nomination_limits=NominationLimits(room=0, spare=0, at_once=2),
+                with_speedups=with_speedups(),
                 clock=self.loop.time,
                 now_ns=functools.partial(self.now_ns, name),
             )

@@ -25,7 +25,7 @@ __all__ = ["shell"]
 DECIDED = {
     "time": "2026-01-02T03:04:05.678+00:00",
     "level": "info",
-    "logger": "gpuslice.apps.extender.scheduling_cycle",
+    "logger": "gpuslice.apps.extender.pod_records",
     "event": "bind decided",
     "pod": "default/a",
     "node": "n1",

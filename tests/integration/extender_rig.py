@@ -23,6 +23,7 @@ from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request
 from tests import HANG_S
 from tests.builders import api_node, api_pod
+from tests.speedups import with_speedups
 
 PREFIX = "/gpushare-scheduler"
 
@@ -186,7 +187,7 @@ class Rig:
         def pods_seen() -> bool:
             """As they are by then: it changes some itself."""
             there = {pod["metadata"]["uid"]: pod["metadata"]["resourceVersion"] for pod in self.api.pods()}
-            seen = self.extender.world.pods.objects.values()
+            seen = self.extender.watch.pods.objects.values()
             return {each.metadata.uid: each.metadata.resource_version for each in seen} == there
 
         await until(pods_seen)
@@ -219,7 +220,12 @@ async def running_extender(
         connection, timeout_s=chosen.api_timeout_s, connections=CONNECTIONS
     ) as transport:
         api = api_times()
-        extender = Extender(chosen, KubeClient(TimedTransport(transport, api.observe)), api=api)
+        extender = Extender(
+            chosen,
+            KubeClient(TimedTransport(transport, api.observe)),
+            api=api,
+            with_speedups=with_speedups(),
+        )
         task = asyncio.create_task(extender.run(_none(stopped), port.set_result))
         try:
             yield extender, f"http://127.0.0.1:{await port}"

@@ -19,8 +19,8 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.adapters.wire.extender import BindingArgs, Questions
 from gpuslice.apps.extender.main import Extender
-from gpuslice.apps.extender.nomination.nominator import NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.speedups.nominator import NominationLimits
 from gpuslice.core.contract import GPU_COUNT
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod
@@ -29,6 +29,7 @@ from simcluster.cluster.request import Request
 from tests.builders import api_node, api_pod
 from tests.integration.interleaving_node import SMALL_FLEET, Fleet, NodeInMemory, Object
 from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop
+from tests.speedups import with_speedups
 
 
 class World:
@@ -76,7 +77,10 @@ class World:
         client = KubeClient(HeldTransport(self.network, self.process))
         limits = NominationLimits(room=0, spare=0, at_once=2)
         self.extender = Extender(
-            ExtenderSettings(policy="binpack", nominate_from=1), client, nomination_limits=limits
+            ExtenderSettings(policy="binpack", nominate_from=1),
+            client,
+            nomination_limits=limits,
+            with_speedups=with_speedups(),
         )
         self.process.start(self.extender.work(), "work")
         self.loop.settle()

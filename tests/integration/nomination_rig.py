@@ -10,11 +10,12 @@ import msgspec
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import BindingArgs, Questions
 from gpuslice.apps.extender.main import Extender
-from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits
 from gpuslice.apps.extender.settings import ExtenderSettings
+from gpuslice.apps.extender.speedups.nominator import LIMITS, NominationLimits
 from gpuslice.core.contract import ANN_INDEX
 from tests.integration.extender_rig import Api
 from tests.integration.virtual import HeldTransport, Message, Network, Played, Process, VirtualLoop
+from tests.speedups import with_speedups
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
@@ -57,7 +58,9 @@ class Queue(Played):
     def start(self) -> None:
         self.process = Process("extender", self.loop)
         client = KubeClient(HeldTransport(self.network, self.process))
-        self.extender = Extender(self.settings, client, nomination_limits=self.limits)
+        self.extender = Extender(
+            self.settings, client, nomination_limits=self.limits, with_speedups=with_speedups()
+        )
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
         self.calm()
@@ -149,4 +152,4 @@ class Queue(Played):
 
     @property
     def results(self) -> dict[str, int]:
-        return dict(self.extender.nominator.results)
+        return dict(self.extender.shortcuts.results)

@@ -15,6 +15,7 @@ from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.extender_rig import Api
 from tests.integration.virtual import HeldTransport, Network, Played, Process, VirtualLoop
+from tests.speedups import with_speedups
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
@@ -44,7 +45,11 @@ class Story(Played):
 
     def start(self) -> None:
         self.process = Process("extender", self.loop)
-        self.extender = Extender(self.settings, KubeClient(HeldTransport(self.network, self.process)))
+        self.extender = Extender(
+            self.settings,
+            KubeClient(HeldTransport(self.network, self.process)),
+            with_speedups=with_speedups(),
+        )
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
 

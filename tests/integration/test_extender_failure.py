@@ -361,7 +361,7 @@ async def test_of_two_replicas_one_is_ready_and_the_other_takes_over() -> None:
             new, _ = await outer.enter_async_context(
                 running_extender(server.url, lease_identity="b", **lease)
             )
-            await until(lambda: new.world.synced)
+            await until(lambda: new.watch.synced)
             meta = api.add_pod("p", "10")["metadata"]
             args = BindingArgs("p", "default", meta["uid"], "n1")
             assert new.not_ready() == "not the leader, that is a"

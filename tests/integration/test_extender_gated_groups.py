@@ -65,7 +65,7 @@ def versions(extender: Rig) -> list[str]:
 
 
 def groups(extender: Rig) -> GatedGroups:
-    return extender.extender.gated
+    return extender.extender.groups.gated
 
 
 async def test_gates_are_taken_off_when_all_members_are_there_and_each_has_its_card() -> None:
@@ -304,7 +304,7 @@ async def test_a_member_deleted_while_a_new_leader_reads_the_pods_is_no_member()
 
     class Cluster:
         async def request(self, request: ApiRequest) -> ApiResponse:
-            if request.path == PODS.path() and extender.world.synced:
+            if request.path == PODS.path() and extender.watch.synced:
                 listed.set()
                 await deleted.wait()
             return page("9", *([worker] if request.path == PODS.path() else []))
@@ -317,10 +317,10 @@ async def test_a_member_deleted_while_a_new_leader_reads_the_pods_is_no_member()
             await asyncio.Event().wait()
 
     extender = Extender(ExtenderSettings(), KubeClient(Cluster()))
-    following = asyncio.create_task(extender.world.run())
+    following = asyncio.create_task(extender.watch.run())
     async with asyncio.timeout(30):
-        await extender.world.until_synced()
-        assert len(extender.gated._groups) == 1
-        await extender.world.reread_pods()
+        await extender.watch.until_synced()
+        assert len(extender.groups.gated._groups) == 1
+        await extender.watch.reread_pods()
     following.cancel()
-    assert extender.gated._groups == {}
+    assert extender.groups.gated._groups == {}

@@ -11,12 +11,13 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import BindingArgs
-from gpuslice.apps.extender.inspection import inspect_all
 from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.routes import inspect_all
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.extender_rig import Api
 from tests.integration.virtual import HeldTransport, Message, Network, Process, VirtualLoop
+from tests.speedups import with_speedups
 
 UNITS = (5, 5, 4, 3, 6, 7, 2)
 """Asked for on two cards of 15: in all more than fits, so that each promise counts."""
@@ -39,7 +40,7 @@ class Story:
     def start(self) -> None:
         self.process = Process("extender", self.loop)
         client = KubeClient(HeldTransport(self.network, self.process))
-        self.extender = Extender(ExtenderSettings(policy="binpack"), client)
+        self.extender = Extender(ExtenderSettings(policy="binpack"), client, with_speedups=with_speedups())
         self.process.start(self.extender.work(), "work")
         self.loop.settle()
 

@@ -170,7 +170,7 @@ async def test_connections_end_with_the_lease() -> None:
 async def test_each_bind_is_remembered_with_its_cards_and_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "gpuslice.apps.extender.scheduling_cycle")
+    caplog.set_level("INFO", "gpuslice.apps.extender.pod_records")
     async with rig(cluster(n1=(30, 2)), lease_identity="replica-a") as extender:
         pod, other = extender.api.add_pod("p", "4"), extender.api.add_pod("other", "15")
         assert await extender.bind(pod) == ""
@@ -198,4 +198,4 @@ async def test_each_bind_is_remembered_with_its_cards_and_its_reason(
             ("default/p", {"0": 4}, "replica-a"),
             ("default/other", {}, "replica-a"),
         ]
-        assert extender.extender.cycle.decisions.maxlen == 1000
+        assert extender.extender.decisions.latest.maxlen == 1000

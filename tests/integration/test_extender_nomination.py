@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpuslice.apps.extender.nomination.feasible_nodes import LASTS_S, LATE, MISSES, PAUSE_S
-from gpuslice.apps.extender.nomination.nominator import NominationLimits
-from gpuslice.apps.extender.nomination.pending_queue import OF_LAST
+from gpuslice.apps.extender.speedups.nominator import NominationLimits
+from gpuslice.apps.extender.speedups.pending_queue import LASTS_S, LATE, MISSES, OF_LAST, PAUSE_S
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.nomination_rig import Queue
 
@@ -68,7 +67,7 @@ def test_pods_go_where_they_would_have_gone(make: Make, policy: str) -> None:
 
 
 def test_the_more_important_and_then_the_earlier_are_next(make: Make) -> None:
-    queue = make(limits=NominationLimits(plans=3))
+    queue = make(limits=NominationLimits(holds=3))
     path, head = "/apis/scheduling.k8s.io/v1/priorityclasses", {"apiVersion": "scheduling.k8s.io/v1"}
     queue.api.call("POST", path, {**head, "kind": "PriorityClass", "metadata": {"name": "high"}, "value": 9})
     queue.add("first", "b", "a")
@@ -324,7 +323,7 @@ def test_a_scheduler_that_never_looks_at_the_nominated_node_is_not_told_for_ever
 
 
 def test_a_scheduler_that_has_just_started_takes_them_by_name(make: Make) -> None:
-    queue = make(limits=NominationLimits(plans=4, room=1, at_once=4, kept_s=1.0))
+    queue = make(limits=NominationLimits(holds=4, room=1, at_once=4, kept_s=1.0))
     names = [f"p{number:02}" for number in range(40)]
     queue.add(*reversed(names))
     for name in names[:OF_LAST]:  # the last to come are looked at first
@@ -394,6 +393,6 @@ def test_who_leads_no_more_holds_nothing(make: Make) -> None:
     queue.add(*FEW)
     queue.search("p0")
     assert queue.extender.ledger.holds.tentative_count == len(FEW)
-    queue.extender.nominator.retire()
+    queue.extender.shortcuts.stopped_leading()
     assert queue.extender.ledger.holds.tentative_count == 0
     assert not queue.extender.ledger.holds.reserved

@@ -5,7 +5,9 @@ from __future__ import annotations
 from contextlib import closing
 
 from gpuslice.apps.extender.node_query import NodeNames
-from gpuslice.apps.extender.stranded_pods import REMEMBERED, StrandedPods
+from gpuslice.apps.extender.verdict import FilterVerdict
+from gpuslice.apps.extender.waker import REMEMBERED, StrandedPods
+from tests.builders import make_pod
 from tests.integration.preemption_rig import Story
 
 
@@ -87,7 +89,8 @@ def test_no_more_of_them_are_remembered_than_a_bound() -> None:
         stranded = StrandedPods(one.placer, one.waker, one.leadership, clock=lambda: 0.0)
         query = NodeNames(story.extender.ledger.fleet).query(b'["n1"]')
         for number in range(2 * REMEMBERED):
-            stranded.note_refused(f"uid-{number}", query)
+            pod = make_pod(uid=f"uid-{number}")
+            stranded.decided(FilterVerdict(pod, query, query.everyone[:0], is_known=False))
         assert len(stranded._refused) == REMEMBERED
 
 

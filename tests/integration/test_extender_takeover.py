@@ -15,13 +15,14 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import BindingArgs
-from gpuslice.apps.extender.bind_resolver import LONGEST_REQUEST_S
+from gpuslice.apps.extender.binder import LONGEST_REQUEST_S
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from simcluster.cluster.faults import Fault
 from tests.integration.extender_rig import Api
 from tests.integration.virtual import HeldTransport, Message, Network, Process, VirtualLoop
+from tests.speedups import with_speedups
 
 LEASE, JOURNAL = "gpushare-schd-extender", "gpushare-schd-extender-binds"
 UNITS = (9, 8, 7, 9, 8, 7, 9, 8)
@@ -34,7 +35,12 @@ class Replica:
     def __init__(self, name: str, network: Network, loop: VirtualLoop) -> None:
         self.process = Process(name, loop)
         settings = ExtenderSettings(policy="binpack", leader_elect=True, lease_identity=name)
-        self.extender = Extender(settings, KubeClient(HeldTransport(network, self.process)), clock=loop.time)
+        self.extender = Extender(
+            settings,
+            KubeClient(HeldTransport(network, self.process)),
+            clock=loop.time,
+            with_speedups=with_speedups(),
+        )
         self.process.start(self.extender.work(), "work")
         loop.settle()
 

@@ -21,34 +21,19 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.extender import Questions
 from gpuslice.apps.extender.main import Extender
-from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.pod_traces import PodTraces
+from gpuslice.apps.extender.pod_records import PodEvents
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
-from gpuslice.apps.extender.stranded_pods import StrandedPods
 from gpuslice.core.contract import GPU_CORE, GPU_COUNT, LABEL_MIN_TIER
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import TIERS, Placement, Pod
 from gpuslice.core.views import pod_of, pod_requests, with_unhealthy
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod
+from tests.speedups import with_speedups
 from tests.unit.kube_wire import ScriptedTransport
 
 Options = dict[str, str]
-
-
-class Nobody(StrandedPods):
-    """Is told of refusals and wakes nobody."""
-
-    def __init__(self) -> None:
-        pass
-
-    def note_refused(self, uid: str, query: NodeQuery) -> None:
-        pass
-
-    def note_passed(self, uid: str) -> None:
-        pass
 
 
 class Told(PodEvents):
@@ -99,20 +84,15 @@ class Stage:
             nominate=False,
             preemption=False,
         )
-        extender = Extender(settings, KubeClient(ScriptedTransport()))
+        extender = Extender(settings, KubeClient(ScriptedTransport()), with_speedups=with_speedups())
         self.ledger, self.placer = extender.ledger, extender.placer
         self.cycle = SchedulingCycle(
             extender.placer,
-            extender.nominator,
-            extender.preemptor,
-            Nobody(),
+            extender.groups,
+            extender.evictions,
             extender.binder,
-            batch_preemptor=extender.batch_preemptor,
-            groups=extender.groups,
-            gated=extender.gated,
-            events=self.events,
-            times=extender.metrics.pods,
-            traces=PodTraces(None),
+            extender.shortcuts,
+            listeners=(self.events,),
         )
         return "ok"
 

@@ -295,7 +295,7 @@ def test_nodes_that_want_compute_are_known_as_long_as_they_are_there() -> None:
     for required in (True, False, True):
         ledger.apply_node(make_node(compute_required=required))
         fleet = ledger.flush()
-        assert fleet.compute_required[fleet.row_of["n1"]] == required
+        assert fleet.terms["compute_required"][fleet.row_of["n1"]] == required
     ledger.remove_node("n1")
     assert "n1" not in ledger.flush().row_of
 

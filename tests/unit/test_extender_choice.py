@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.extender.ranking import best_of, scores
+from gpuslice.apps.extender.placer import best_of, scores
 from gpuslice.core.policy.ranking import NEVER, TIE_BITS, keys_of
 
 

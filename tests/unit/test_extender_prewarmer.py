@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.extender.rank_prewarmer import REMEMBERED_SHAPES, RankPrewarmer
-from gpuslice.core.policy.fleet import Fleet, FleetNode, Shape
+from gpuslice.apps.extender.speedups.speedups import REMEMBERED_SHAPES, RankPrewarmer
+from gpuslice.core.shape import Shape
 
 
 class Counter:
@@ -22,7 +22,7 @@ class Counter:
 
 def test_each_shape_is_offered_once_the_latest_first() -> None:
     policy = Counter()
-    prewarmer = RankPrewarmer(policy, Fleet())
+    prewarmer = RankPrewarmer(policy)
     for units in (1, 2, 1):
         prewarmer.arrived(Shape(units))
     prewarmer.arrived(Shape(0, 0, 500))  # without cards: nobody will ask where it goes
@@ -35,22 +35,10 @@ def test_each_shape_is_offered_once_the_latest_first() -> None:
 
 
 def test_only_so_many_shapes_are_remembered() -> None:
-    prewarmer = RankPrewarmer(Counter(), Fleet())
+    prewarmer = RankPrewarmer(Counter())
     for units in range(1, 3 * REMEMBERED_SHAPES):
         prewarmer.arrived(Shape(units))
     offered = []
     while (shape := prewarmer.next_unranked()) is not None:
         offered.append(shape.units)
     assert offered == list(range(3 * REMEMBERED_SHAPES - 1, 2 * REMEMBERED_SHAPES - 1, -1))
-
-
-def test_a_policy_does_not_learn_to_expect_what_no_card_can_hold() -> None:
-    fleet = Fleet()
-    fleet.put(FleetNode("n1", [15], [15]))
-    policy = Counter()
-    prewarmer = RankPrewarmer(policy, fleet)
-    prewarmer.arrived(Shape(16))
-    assert policy.heard == []
-    assert prewarmer.next_unranked() is None
-    prewarmer.arrived(Shape(15))
-    assert policy.heard == ["arrived"]

@@ -16,6 +16,7 @@ from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Request, Tier
 from gpuslice.core.node_sample import sample_size
+from gpuslice.core.placement import KUBELET_AWAY, NO_ROOM, RESERVED
 from gpuslice.core.policy import make_policy
 from gpuslice.core.views import with_unhealthy
 from tests.builders import make_node, make_placement, make_pod, make_request
@@ -112,3 +113,42 @@ def test_the_sample_is_named_where_a_node_that_was_left_out_would_hold_the_pod(
     request_: Request, unseen: dict[str, Any]
 ) -> None:
     assert SAMPLED in event(request_, {}, unseen)
+
+
+def test_a_pod_that_only_kept_cards_would_hold_is_told_so() -> None:
+    ledger = Ledger()
+    for number, taken in enumerate((True, False)):
+        ledger.apply_node(node := make_node(f"n{number}"))
+        (full_of if taken else reserve_all)(node.name, ledger)
+    query = NodeNames(ledger.flush()).query(b'["n0","n1"]')
+    refusals = Refusals(ledger, make_policy("binpack", ledger.fleet))
+    assert (
+        refusals.explain(PLAIN, query, make_pod("asks"))
+        == f"{RESERVED} (2 nodes with shared cards looked at)"
+    )
+    failed, final = refusals.by_node(PLAIN, query, make_pod("asks"))
+    assert msgspec.json.decode(b"".join(failed)) == {"n0": NO_ROOM, "n1": RESERVED}
+    assert msgspec.json.decode(b"".join(final)) == {}, "it may have the cards if it becomes more important"
+
+
+def test_nodes_where_no_eviction_can_help_are_told_apart() -> None:
+    ledger = Ledger()
+    nodes: dict[str, dict[str, Any]] = {
+        "full": {},
+        "small": {"cards": (2,)},
+        "names": {"names": NEUTRAL_NAMES},
+        "compute": {**COMPUTE, "compute_required": True},
+        "away": {"kubelet_away": True},
+    }
+    for name, fields in nodes.items():
+        node = make_node(name, **fields)
+        ledger.apply_node(with_unhealthy(node, node.unhealthy))
+    full_of("full", ledger)
+    query = NodeNames(ledger.flush()).query(msgspec.json.encode([*nodes, "unknown"]))
+    failed, final = Refusals(ledger, make_policy("binpack", ledger.fleet)).by_node(
+        PLAIN, query, make_pod("asks")
+    )
+    told = msgspec.json.decode(b"".join(failed))
+    assert told.keys() == {*nodes, "unknown"}
+    assert (told["full"], told["small"], told["away"]) == (NO_ROOM, NO_ROOM, KUBELET_AWAY)
+    assert msgspec.json.decode(b"".join(final)).keys() == told.keys() - {"full"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.extender.preemption.reserver import KEPT_S, LONGEST_S, PACE_S, Reserver
+from gpuslice.apps.extender.preemption.evictor import KEPT_S, LONGEST_S, PACE_S, Reserver
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement
 from tests.builders import make_node, make_placement, make_pod

@@ -51,15 +51,15 @@ class LargeCluster:
 async def followed_by_an_extender() -> int:
     extender = Extender(ExtenderSettings(), KubeClient(LargeCluster()))
     async with asyncio.timeout(60):
-        following = asyncio.create_task(extender.world.run())
-        await extender.world.until_synced()
+        following = asyncio.create_task(extender.watch.run())
+        await extender.watch.until_synced()
     following.cancel()
-    return len(extender.world.pods.objects)
+    return len(extender.watch.pods.objects)
 
 
 async def read_again_by_a_new_leader() -> int:
     extender = Extender(ExtenderSettings(), KubeClient(LargeCluster()))
-    await extender.world.reread_pods()
+    await extender.watch.reread_pods()
     return len(extender.ledger.pods) * 10
 
 

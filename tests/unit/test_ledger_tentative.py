@@ -114,24 +114,24 @@ def test_plans_make_way_where_that_helps_and_nowhere_else(ledger: Ledger) -> Non
     plan(ledger, "c", 4, "n2", 0)
     ledger.assume(make_pod("other", 8), make_placement("n2", 8, 0))
     ledger.assume(make_pod("more", 8), make_placement("n2", 8, 1))
-    assert not ledger.give_way(make_request(16), 0)
+    assert not ledger.release_nominated(make_request(16), 0)
     assert ledger.holds.tentative_count == 3
-    assert ledger.give_way(make_request(15), 0)
+    assert ledger.release_nominated(make_request(15), 0)
     assert (left(ledger), left(ledger, "n2")) == ((15, 15), (3, 7))
 
 
 def test_plans_make_way_on_one_node(ledger: Ledger) -> None:
     for number, node in enumerate(("n1", "n1", "n2", "n2")):
         plan(ledger, f"p{number}", 10, node, number % 2)
-    assert ledger.give_way(make_request(15), 0, "n2")
+    assert ledger.release_nominated(make_request(15), 0, "n2")
     assert (left(ledger), left(ledger, "n2")) == ((5, 5), (15, 15))
 
 
 def test_plans_of_the_more_important_stay(ledger: Ledger) -> None:
     for number, node in enumerate(("n1", "n1", "n2", "n2")):
         plan(ledger, f"p{number}", 10, node, number % 2, priority=7)
-    assert not ledger.give_way(make_request(15), 6)
-    assert ledger.give_way(make_request(15), 7)
+    assert not ledger.release_nominated(make_request(15), 6)
+    assert ledger.release_nominated(make_request(15), 7)
 
 
 def test_a_pod_that_was_not_expected_crowds_the_plans_out(ledger: Ledger) -> None:

@@ -200,7 +200,7 @@ def test_a_small_pod_goes_where_it_fits_exactly_though_it_costs_little_elsewhere
 
 
 def test_ranks_stay_in_force_until_the_new_ones_are_ready() -> None:
-    """With `tend`, no request pays for a new mix, and in the end all is as if it had."""
+    """With `maintain`, no request pays for a new mix, and in the end all is as if it had."""
     fleet = make_fleet(*[(10,) * 4] * 5)
     beside = OpportunityCost(fleet, renew_when_asked=False)
     inside = OpportunityCost(fleet)
@@ -211,14 +211,14 @@ def test_ranks_stay_in_force_until_the_new_ones_are_ready() -> None:
         for shape in shapes * 40:
             policy.arrived(shape)
     before = beside.cache()
-    assert beside.tend()
+    assert beside.maintain()
     assert beside.cache() is before
-    while beside.tend():
+    while beside.maintain():
         pass
     assert beside.cache() is not before
     for shape in shapes:
         assert beside.keys(shape).tolist() == inside.keys(shape).tolist()
-    assert not beside.tend()
+    assert not beside.maintain()
 
 
 @pytest.mark.parametrize("what", ["widened", "cut", "lengthened"])
@@ -231,12 +231,12 @@ def test_new_ranks_that_were_begun_for_other_cards_are_given_up(what: str) -> No
         policy.keys(shape)
     for shape in shapes * 40:
         policy.arrived(shape)
-    assert policy.tend()
+    assert policy.maintain()
     if what == "cut":
         fleet.drop("n6")
     for number in range({"widened": 1, "cut": 0, "lengthened": 500}[what]):
         fleet.put(make_fleet_node(f"late{number}", (10,) * (64 if what == "widened" else 4)))
-    while policy.tend():
+    while policy.maintain():
         pass
     for shape in shapes:
         ranked = np.flatnonzero(policy.keys(shape) < NEVER)

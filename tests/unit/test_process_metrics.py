@@ -19,7 +19,11 @@ from gpuslice.adapters.web.certificate import ends
 from gpuslice.adapters.web.exposition import Family
 from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.adapters.web.process import ProcessMetrics, stacks
-from gpuslice.apps.extender.pod_times import REMEMBERED, PodTimes
+from gpuslice.adapters.wire.names import NameTable
+from gpuslice.apps.extender.node_query import NodeQuery
+from gpuslice.apps.extender.pod_records import REMEMBERED, PodTimes
+from gpuslice.apps.extender.verdict import BindResult, FilterVerdict
+from tests.builders import make_pod
 
 
 def samples(family: Family) -> dict[str, float]:
@@ -165,14 +169,24 @@ class Clock:
         return self.now_s
 
 
+def asked(times: PodTimes, uid: str) -> None:
+    query = NodeQuery.of(NameTable({}), b"[]")
+    times.decided(FilterVerdict(make_pod(uid=uid), query, query.everyone, is_known=True))
+
+
+def bound(times: PodTimes, uid: str, *, shown: bool) -> None:
+    pod = make_pod(uid=uid, node="n1" if shown else "")
+    times.bound(BindResult(uid, pod.key, "n1", pod, (), 1, 0.0, ""))
+
+
 def test_a_pod_queues_from_the_first_question_until_it_is_bound() -> None:
     times = PodTimes(clock := Clock())
-    times.asked("a")
+    asked(times, "a")
     clock.now_s += 40
-    times.asked("a")  # again
+    asked(times, "a")  # again
     clock.now_s += 2
-    times.bound("a", shown=False)
-    times.bound("a", shown=False)  # kube-scheduler did not hear the answer
+    bound(times, "a", shown=False)
+    bound(times, "a", shown=False)  # kube-scheduler did not hear the answer
     assert samples(times.queue.family())["_sum"] == 42
     assert samples(times.queue.family())["_count"] == 1
 
@@ -180,11 +194,11 @@ def test_a_pod_queues_from_the_first_question_until_it_is_bound() -> None:
 def test_how_late_the_watch_is_counts_from_the_binding() -> None:
     times = PodTimes(clock := Clock())
     for uid in ("a", "b", "c"):
-        times.asked(uid)
-    times.bound("a", shown=True)  # the watch was faster than the answer
-    times.bound("b", shown=False)
+        asked(times, uid)
+    bound(times, "a", shown=True)  # the watch was faster than the answer
+    bound(times, "b", shown=False)
     clock.now_s += 3
-    times.bound("c", shown=False)
+    bound(times, "c", shown=False)
     clock.now_s += 4
     assert times.longest_unshown_s() == 7
     times.shown("b")
@@ -197,9 +211,9 @@ def test_how_late_the_watch_is_counts_from_the_binding() -> None:
 
 def test_pods_that_nobody_binds_are_forgotten_at_last() -> None:
     times = PodTimes(clock := Clock())
-    times.asked("first")
+    asked(times, "first")
     for number in range(REMEMBERED):
-        times.asked(str(number))
+        asked(times, str(number))
     clock.now_s += 1
-    times.bound("first", shown=True)
+    bound(times, "first", shown=True)
     assert samples(times.queue.family())["_count"] == 0

@@ -23,18 +23,20 @@ NOTHING_TAKEN: Taken = {}
 
 
 class HoldKind(StrEnum):
-    """Why cards are kept for a pod. It has at most one hold that counts as placed, and one that does not."""
+    """Why cards are kept for a pod. It has at most one hold that counts as placed, and one that does not.
+
+    A kind is no more than its counting rule: whether others find the cards free, and whom it gives way to.
+    """
 
     BOUND = "bound"  # it is on the node, until it is finished or gone
     ASSUMED = "assumed"  # its binding is in flight, and holds until the API server shows it or refuses
-    NOMINATED = (
-        "nominated"  # chosen before kube-scheduler asks: no promise, the first to come takes the cards
-    )
+    NOMINATED = "nominated"  # before kube-scheduler asks: no promise, the first to come takes the cards
     GROUP = "group"  # for a member of a pod group, until the others have theirs too
     RESERVED = "reserved"  # for a pod for which others were evicted, or whose status names the node
 
     @property
     def counts_as_placed(self) -> bool:
+        """Whether nobody else finds the cards free."""
         return self is not HoldKind.RESERVED
 
     @property

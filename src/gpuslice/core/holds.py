@@ -17,7 +17,7 @@ UNITS, COMPUTE_PERCENT = attrgetter("units"), attrgetter("compute_percent")  # o
 
 
 class Holds:
-    """By pod, by node and by kind. What counts as placed is for the `Ledger` to put and drop."""
+    """By pod, by node and by kind. What counts as placed is for the `Ledger` alone to put and drop."""
 
     def __init__(self) -> None:
         self.by_node: dict[str, NodeHolds] = {}
@@ -46,9 +46,13 @@ class Holds:
             del self.by_node[holds.name]
 
     def put(self, hold: Hold) -> None:
-        """Hold this instead of what the pod holds on the same node, if anything."""
-        uid, before = hold.pod.uid, self._placed.get(hold.pod.uid)
-        self._placed[uid] = self.opened(hold.node).by_uid[uid] = hold
+        """Hold this instead of what the pod holds on this node and counts in the same way, if anything."""
+        uid, holds = hold.pod.uid, self.opened(hold.node)
+        if not hold.kind.counts_as_placed:
+            self.reserved[uid] = holds.reserved[uid] = hold
+            return
+        before, self._placed[uid] = self._placed.get(uid), hold
+        holds.by_uid[uid] = hold
         if uid in self.reserved:
             self.end_reservation(uid)
         if before is not None:
@@ -89,12 +93,11 @@ class Holds:
             if hold.gives_way_to > other.gives_way_to and cards & its_cards:
                 self.end_reservation(other.pod.uid)
         self.end_reservation(pod.uid)
-        self.reserved[pod.uid] = self.opened(hold.node).reserved[pod.uid] = hold
+        self.put(hold)
 
     def extend_reservation(self, uid: str, until_s: float) -> None:
         """The cards are kept until then, on the same terms as so far."""
-        hold = replace(self.reserved[uid], until_s=until_s)
-        self.reserved[uid] = self.by_node[hold.node].reserved[uid] = hold
+        self.put(replace(self.reserved[uid], until_s=until_s))
 
     def end_reservation(self, uid: str) -> None:
         """The cards are kept no longer; an unknown pod is ignored."""

@@ -176,7 +176,7 @@ class Ledger:
         """The same, giving way to nobody: taking the cards of one member would break up its group."""
         return self._hold_tentatively(Hold(pod, placement, HoldKind.GROUP, NOBODY, until_s))
 
-    def give_way(self, request: Request, priority: int, only_on: str = "") -> bool:
+    def release_nominated(self, request: Request, priority: int, only_on: str = "") -> bool:
         """End the holds that give way to a pod of `priority`, where `request` then fits.
 
         On any node, or on one. False if no hold is in its way.

@@ -79,7 +79,7 @@ _TEXTS = {
 class NodeState:
     """One node as it stands: its cards and, in the same order, what is free of each.
 
-    A card that must not be used (unhealthy) has nothing free. `left` in units, `core_left` in percent.
+    A card that must not be used (unhealthy) has nothing free. `left` in units, `compute_left` in percent.
     """
 
     node: Node
@@ -101,9 +101,8 @@ def place(state: NodeState, request: Request, slots: Sequence[int] | None = None
     """
     if slots is None or state.node.packing:
         slots = choose_slots(state, request)
-    fit = why_not(state, request)
-    if fit is not Fit.YES or not slots or not all(_fits(state, request, slot) for slot in slots):
-        return refusal(fit, state, request)
+    if not slots or barred(state.node, request) or not all(_fits(state, request, slot) for slot in slots):
+        return refuse(state, request)
     return on_cards(state.node.name, (state.node.cards[slot].index for slot in slots), request)
 
 
@@ -179,8 +178,8 @@ def refusal(
         detail = f"{node.name} has {node.tier.word}, {request.min_tier.word} is asked for"
     elif fit is Fit.COMPUTE_REQUIRED:
         detail = f"{node.name} divides compute as well as memory"
-    elif fit is Fit.KUBELET_AWAY:
-        detail, never = "", False
+    elif fit in (Fit.KUBELET_AWAY, Fit.HELD):
+        detail, never = "", False  # the reason says it all
     elif fit in (Fit.NO_CPU, Fit.NO_MEMORY):
         what, amount = ("milli CPU", CPU) if fit is Fit.NO_CPU else ("MiB of memory", MEMORY)
         has, wanted = amount(node.host), amount(request.host)

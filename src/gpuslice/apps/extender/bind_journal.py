@@ -24,6 +24,7 @@ from gpuslice.adapters.kube.lease import LeaseSettings
 from gpuslice.adapters.kube.objects import Lease, LeaseSpec, Metadata
 from gpuslice.adapters.kube.resources import LEASES
 from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
 from gpuslice.core.contract import ANN_BINDS
 
 _log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ AHEAD = 256  # pods named before kube-scheduler gets to them; each costs a new l
 RETRY_S = 0.5
 
 
-class BindJournal:
+class BindJournal(VerdictListener):
     """The journal next to the leader's `lease`, as one process keeps it.
 
     `ahead` returns the pods that follow a given one in the queue.
@@ -49,7 +50,7 @@ class BindJournal:
     ) -> None:
         self._client = client
         self._leadership = leadership
-        self._name = f"{lease.name}-binds"
+        self._lease_name = f"{lease.name}-binds"
         self._namespace = lease.namespace
         self._holder = f"{lease.identity}_{uuid4()}"  # distinguishes us from an earlier process of this pod
         self._ahead = ahead
@@ -68,7 +69,7 @@ class BindJournal:
         `KubeError`.
         """
         try:
-            before = await self._client.get(LEASES, self._name, self._namespace)
+            before = await self._client.get(LEASES, self._lease_name, self._namespace)
         except NotFoundError:
             left: list[str] = []
             written = await self._client.create(LEASES, self._lease("", left))
@@ -78,8 +79,12 @@ class BindJournal:
         self._version, self._named = written.metadata.resource_version, frozenset(left)
         return self._named
 
-    def announce(self, uid: str) -> None:
-        """This pod will be bound soon: name it now, so that its bind need not wait."""
+    def decided(self, verdict: FilterVerdict) -> None:
+        """A pod that passes will be bound soon: name it now, so that its bind need not wait."""
+        if len(verdict.passing) and verdict.is_known and verdict.pod.request is not None:
+            self._name(verdict.pod.uid)
+
+    def _name(self, uid: str) -> None:
         if uid not in self._named:
             self._wanted[uid] = None
             self._wake.set()
@@ -92,7 +97,7 @@ class BindJournal:
         while uid not in self._named:
             if not self._leadership.may_bind:
                 return False
-            self.announce(uid)
+            self._name(uid)
             await self._news.wait()
         self._open.add(uid)
         return True
@@ -140,7 +145,7 @@ class BindJournal:
     async def _look(self) -> None:
         """After a write that failed or may have: read the journal, and see whether it is still ours."""
         try:
-            lease = await self._client.get(LEASES, self._name, self._namespace)
+            lease = await self._client.get(LEASES, self._lease_name, self._namespace)
         except NotFoundError:
             lease = Lease()
         except KubeError:
@@ -155,7 +160,7 @@ class BindJournal:
 
     def _lease(self, version: str, uids: Iterable[str]) -> Lease:
         metadata = Metadata(
-            name=self._name,
+            name=self._lease_name,
             namespace=self._namespace,
             resource_version=version,
             annotations={ANN_BINDS: ",".join(uids)},

@@ -20,19 +20,25 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import AlreadyExistsError, ConflictError, KubeError, UnavailableError
+from gpuslice.adapters.kube.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    UnavailableError,
+)
 from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.bind_journal import BindJournal
-from gpuslice.apps.extender.bind_resolver import BindResolver
-from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.nomination.nominator import Nominator
+from gpuslice.apps.extender.leadership import Leadership, loop_time
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.pod_traces import PodTraces
+from gpuslice.apps.extender.pod_records import PodTraces
+from gpuslice.apps.extender.shortcuts import Shortcuts
 from gpuslice.core.annotations import placement_annotations
-from gpuslice.core.contract import EITHER_MEMORY
+from gpuslice.core.contract import ANN_ASSUME_TIME, EITHER_MEMORY
 from gpuslice.core.hold import HoldKind
+from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.views import names_our_resources
 
@@ -58,7 +64,7 @@ class Binder:
         self,
         client: KubeClient,
         placer: Placer,
-        nominator: Nominator,
+        shortcuts: Shortcuts,
         journal: BindJournal,
         leadership: Leadership,
         *,
@@ -69,7 +75,7 @@ class Binder:
         self._client = client
         self._placer = placer
         self._ledger = placer.ledger
-        self._nominator = nominator
+        self._shortcuts = shortcuts
         self._journal = journal
         self._leadership = leadership
         self._traces = traces
@@ -107,11 +113,7 @@ class Binder:
                 await self._read(BindingArgs(name, namespace, uid))
         return uid in self._ledger.pods
 
-    def announce(self, uid: str) -> None:
-        """The pod will be bound soon."""
-        self._journal.announce(uid)
-
-    def keep_pace(self) -> Awaitable[None] | None:
+    def backpressure(self) -> Awaitable[None] | None:
         """What filter waits for before kube-scheduler may go on: that few binds are in progress again.
 
         Otherwise binds would pile up with the length of the queue, each waiting until it times out. None if
@@ -199,7 +201,7 @@ class Binder:
                 if isinstance(placement, Refusal):
                     who = f"the pod {pod.name} in ns {pod.namespace}"
                     raise NotBoundError(f"The node {args.node} can't place {who}: {placement}")
-                await self._nominator.written(pod.uid)
+                await self._shortcuts.written(pod.uid)
                 await self._journal.enter(pod.uid)
                 known = self._ledger.pods.get(pod.uid, pod)
                 pod = known if known.version > pod.version else pod
@@ -282,3 +284,88 @@ class Binder:
     def _expect_leading(self) -> None:
         if not self._leadership.may_bind:
             raise NotBoundError("this extender is not the leader; ask the one that is ready")
+
+
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LONGEST_REQUEST_S = 60.0
+"""After this time an API server gives up a request (its ``--request-timeout``)."""
+
+
+class BindResolver:
+    """Finds out whether a pod was bound after an unclear answer, and updates the ledger.
+
+    A Binding is conditional on its pod's version. If the pod is not bound, its version is changed, so that a
+    Binding sent earlier has no effect. Where an admission policy refuses every change of the pod, we wait
+    until no request can arrive any more: one such pod must not keep a new leader from ever answering.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float] = loop_time,
+        now_ns: Callable[[], int] = time.time_ns,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._ledger = ledger
+        self._clock = clock
+        self._now_ns = now_ns
+        self._sleep = sleep
+
+    async def resolve(self, pod: Pod, node: str) -> bool:
+        """Read the pod until it is known whether it is bound to `node`; if not, it cannot be later."""
+        began_s, attempt = self._clock(), 0
+        while True:
+            delay_s = RETRY_S[min(attempt, len(RETRY_S) - 1)]
+            attempt += 1
+            try:
+                may_arrive = self._clock() < began_s + LONGEST_REQUEST_S
+                return await self._resolve_once(pod, node, may_arrive=may_arrive)
+            except ConflictError:  # the pod changed between reading and writing: read it again
+                _log.debug("pod changed while it was read", extra={"pod": pod.key, "retry_in_s": delay_s})
+            except KubeError as error:
+                _log.warning(
+                    "bind not resolved yet",
+                    extra={"pod": pod.key, "node": node, "error": str(error), "retry_in_s": delay_s},
+                )
+            await self._sleep(delay_s)
+
+    async def _resolve_once(self, pod: Pod, node: str, *, may_arrive: bool) -> bool:
+        """`may_arrive`: a Binding that was sent earlier may still take effect."""
+        try:
+            seen: SlimPod | None = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
+            if seen is not None and seen.metadata.uid == pod.uid and not seen.spec.node_name:
+                seen = await self._made_anew(pod, seen, required=may_arrive)
+        except NotFoundError:
+            seen = None
+        if seen is None or seen.metadata.uid != pod.uid:
+            self._ledger.remove_pod(pod.uid)
+            return False
+        self._ledger.apply_pod(pod_view(seen))
+        if not seen.spec.node_name:
+            self._ledger.forget(pod.uid)
+        return seen.spec.node_name == node
+
+    async def _made_anew(self, pod: Pod, seen: SlimPod, *, required: bool) -> SlimPod:
+        """Another version of the pod; the current one if none can be made and none is `required`."""
+        try:
+            return await self._client.merge_patch(
+                SLIM_PODS,
+                pod.name,
+                # any change makes a new version; this one is overwritten when the pod is bound
+                {"metadata": {"annotations": {ANN_ASSUME_TIME: str(self._now_ns())}}},
+                pod.namespace,
+                uid=pod.uid,
+                resource_version=seen.metadata.resource_version,
+            )
+        except (ConflictError, NotFoundError):
+            raise
+        except KubeError as error:
+            if required:
+                raise
+            _log.error(
+                "pod cannot be changed; taken for not bound", extra={"pod": pod.key, "error": str(error)}
+            )
+            return seen

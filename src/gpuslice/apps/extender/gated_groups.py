@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -28,17 +28,16 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.apps.extender.gated_group import FIRST_REST_S, GatedGroup, Member
-from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.loop_clock import loop_time
+from gpuslice.apps.extender.leadership import Leadership, loop_time
+from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.pod_events import PodEvents
+from gpuslice.apps.extender.pod_records import PodEvents
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.model import Pod
 from gpuslice.core.words import counted
 
 _log = logging.getLogger(__name__)
 
-CHECK_EVERY_S = 0.25
 LASTS_S = 10.0  # without progress: the longest time that a kube-scheduler gets stuck
 STARTED_LASTS_S = 300.0  # for a group that runs in part: as long as kube-scheduler leaves a pod alone
 LONGEST_REST_S = 60.0
@@ -65,7 +64,6 @@ class GatedGroups:
         events: PodEvents,
         *,
         clock: Callable[[], float] = loop_time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._client = client
         self._placer = placer
@@ -74,7 +72,6 @@ class GatedGroups:
         self._waker = waker
         self._events = events
         self._clock = clock
-        self._sleep = sleep
         self._groups: dict[str, GatedGroup] = {}
         self._key_of: dict[str, str] = {}  # by uid, of the members
         self._fleet_clock, self._fleet_state = -1, 0  # incremented when others than we changed the fleet
@@ -114,7 +111,7 @@ class GatedGroups:
 
     # -- what is asked -------------------------------------------------------------------------------------
 
-    def ask(self, pod: Pod) -> str:
+    def asked(self, pod: Pod, _own: str, _query: NodeQuery) -> str:
         """kube-scheduler asks about a member: why no cards can be held for it now, or "" if they are."""
         group = self._groups.get(self._key_of.get(pod.uid, ""))
         if group is None:
@@ -131,18 +128,18 @@ class GatedGroups:
         group.refused.add(pod.uid)
         return group.why_not or RESTS
 
-    def note_passed(self, uid: str) -> None:
-        """filter lets the member pass, for the one node that is held for it."""
+    def decided(self, uid: str, *, fits: bool) -> None:
+        """filter lets the member pass for the one node that is held for it, or finds no feasible one.
+
+        Then the group gives up, or waits for the member if it has begun.
+        """
         group = self._groups.get(self._key_of.get(uid, ""))
-        if group is not None and uid not in group.passed:
+        if group is None or (fits and uid in group.passed):
+            return
+        if fits:
             group.passed.add(uid)
             group.progress_s = self._clock()
             group.tell()
-
-    def note_refused(self, uid: str) -> None:
-        """The member fits on no feasible node: the group gives up, or waits for it if it has begun."""
-        group = self._groups.get(self._key_of.get(uid, ""))
-        if group is None:
             return
         group.held.discard(uid)
         group.refused.add(uid)
@@ -171,15 +168,6 @@ class GatedGroups:
         return "" if group.is_whole() else RESTS
 
     # -- what is done --------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Hold cards for groups that can start, remove their gates, and release what nobody comes for."""
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                await self._sleep(CHECK_EVERY_S)
-                for pod in self.check():
-                    self._opening.add(pod.uid)
-                    tasks.create_task(self._take_gate_off(pod), name=f"take gate off {pod.key}")
 
     def check(self) -> list[Pod]:
         """The pods whose gate must be removed now."""
@@ -213,13 +201,13 @@ class GatedGroups:
             found += [pod for uid, pod in waiting.items() if pod.gates and uid in may_open - self._opening]
         return found
 
-    def resume(self) -> None:
+    def started_leading(self) -> None:
         """This replica leads now: before any decision, hold cards for the rest of groups that run in part."""
         for group in sorted(self._groups.values(), key=lambda each: each.progress.rank):
             if group.progress.in_part:
                 self._hold(group)
 
-    def retire(self) -> None:
+    def stopped_leading(self) -> None:
         """This replica no longer leads: the one that does decides."""
         for group in self._groups.values():
             self._release(group)
@@ -321,8 +309,9 @@ class GatedGroups:
             if uid not in group.held:
                 self._events.note(pod, "PodGroupWaits", group.why_not)
 
-    async def _take_gate_off(self, pod: Pod) -> None:
+    async def take_gate_off(self, pod: Pod) -> None:
         """Remove all gates, which are ours: a pod with others' gates is not handled here."""
+        self._opening.add(pod.uid)
         try:
             async with self._free:
                 if not self._leadership.may_bind:

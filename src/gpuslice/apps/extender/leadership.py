@@ -24,6 +24,11 @@ RETRY_S = 1.0
 LOOK_AGAIN_S = 5.0
 
 
+def loop_time() -> float:
+    """The clock of all waiting in the extender, in seconds: its event loop's, which tests set by hand."""
+    return asyncio.get_running_loop().time()
+
+
 @dataclass(slots=True)
 class Leadership:
     """Whether this replica may decide and write. Without an elector it always leads.

@@ -44,24 +44,22 @@ from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
 from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder
-from gpuslice.apps.extender.gated_groups import GatedGroups
-from gpuslice.apps.extender.group_holds import GroupHolds
+from gpuslice.apps.extender.cluster_watch import ClusterWatch
 from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
 from gpuslice.apps.extender.metrics import Metrics, api_times
-from gpuslice.apps.extender.nomination.nominator import LIMITS, NominationLimits, Nominator
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.pod_traces import PodTraces
-from gpuslice.apps.extender.preemption.batch_preemptor import BatchPreemptor
+from gpuslice.apps.extender.pod_groups import PodGroups
+from gpuslice.apps.extender.pod_records import Decisions, PodEvents, PodTraces
+from gpuslice.apps.extender.preemption.evictor import Reserver
+from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
-from gpuslice.apps.extender.preemption.reserver import Reserver
-from gpuslice.apps.extender.rank_prewarmer import RankPrewarmer
 from gpuslice.apps.extender.routes import PREFIX, Routes
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
-from gpuslice.apps.extender.stranded_pods import StrandedPods
-from gpuslice.apps.extender.waker import Waker
-from gpuslice.apps.extender.world import World
+from gpuslice.apps.extender.shortcuts import Shortcuts
+from gpuslice.apps.extender.speedups.nominator import LIMITS, NominationLimits
+from gpuslice.apps.extender.speedups.speedups import Speedups
+from gpuslice.apps.extender.waker import StrandedPods, Waker
 from gpuslice.apps.settings import shown
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.policy import make_policy
@@ -80,7 +78,7 @@ COMPONENT = "gpushare-schd-extender"
 FIRST_LEASE_S = 1.0  # so that, if possible, the first list is already made as leader
 LOOK_AGAIN_S = 1.0
 RESOLVE_EVERY_S = 15.0
-TEND_EVERY_S = 0.05
+PREPARE_EVERY_S = 0.05
 CONNECTIONS = MOST_AT_ONCE + LIMITS.at_once + 8
 """To the API server: no bind waits for another's, nor a nomination."""
 
@@ -97,14 +95,14 @@ class Extender:
         *,
         api: Histogram | None = None,
         nomination_limits: NominationLimits = LIMITS,
+        with_speedups: bool = True,
         clock: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.settings = settings
         self.ledger = ledger = Ledger()
-        self.policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
-        ledger.listener = self.prewarmer = RankPrewarmer(self.policy, ledger.fleet)
-        self.placer = placer = Placer(ledger, self.policy, settings.filter_best)
+        self.policy = policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
+        self.placer = placer = Placer(ledger, policy, settings.filter_best)
         self.leadership = leadership = Leadership()
         lease, date = lease_of(settings), partial(_date, now_ns)
         if settings.leader_elect:
@@ -112,40 +110,38 @@ class Extender:
                 client, lease, changed=self._lease_changed, clock=clock, now=date
             )
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
-        self.waker = Waker(client, leadership)
-        self.reserver = Reserver(ledger, self.waker.free_again)
-        search, limits = settings.nominate_from if settings.nominate else 0, nomination_limits
-        nominator = Nominator(client, placer, self.reserver, leadership, search=search, limits=limits)
-        self.nominator = nominator
         self.metrics = Metrics(ledger, api or api_times())
-        times, enabled = self.metrics.pods, settings.preemption
-        self.gated = GatedGroups(client, placer, self.waker, leadership, self.events, clock=clock)
-        self.world = World(
-            client, ledger, nominator, self.waker, self.events, groups=self.gated, times=times, clock=clock
-        )
-        self.preemptor = Preemptor(client, ledger, self.reserver, leadership, self.events, enabled=enabled)
-        self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
-        traces, timeout_s = PodTraces(self.spans, now_ns), settings.bind_timeout_s
-        self.binder = Binder(
-            client, placer, nominator, journal, leadership, traces=traces, timeout_s=timeout_s, now_ns=now_ns
+        traces = PodTraces(self.spans, now_ns)
+        self.decisions = Decisions(policy.name, settings.lease_identity or platform.node())
+        self.waker = waker = Waker(client, leadership)
+        self.stranded = StrandedPods(placer, waker, leadership)
+        self.groups = groups = PodGroups(client, placer, waker, leadership, self.events, clock=clock)
+        reserver = Reserver(ledger, waker.free_again)
+        self.preemptor = preemptor = Preemptor(
+            client, ledger, reserver, leadership, self.events, enabled=settings.preemption
         )
-        self.stranded, self.groups = StrandedPods(placer, self.waker, leadership), GroupHolds(placer)
-        self.batch_preemptor = BatchPreemptor(client, placer, nominator, self.preemptor, leadership)
+        answered = preemptor.leave_to_scheduler
+        self.evictions = PendingEvictions(client, ledger, preemptor.evictor.victims_for, answered)
+        self.shortcuts = shortcuts = Shortcuts()
+        if with_speedups:  # nothing else knows of them
+            search = settings.nominate_from if settings.nominate else 0
+            self.shortcuts = shortcuts = Speedups(
+                client, placer, preemptor, self.evictions, leadership, search=search, limits=nomination_limits
+            )
+        ledger.listener, times = shortcuts.heard_by(policy), self.metrics.pods
+        self.watch = ClusterWatch(
+            client, ledger, shortcuts, waker, self.events, groups=groups, times=times, clock=clock
+        )
+        self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
+        timeout_s = settings.bind_timeout_s
+        self.binder = binder = Binder(
+            client, placer, shortcuts, journal, leadership, traces=traces, timeout_s=timeout_s, now_ns=now_ns
+        )
+        records, explain = (self.events, times, traces, self.decisions), settings.explain_refusals
+        listeners = (*records, journal, self.stranded, preemptor, self.evictions)
         self.cycle = SchedulingCycle(
-            placer,
-            nominator,
-            self.preemptor,
-            self.stranded,
-            self.binder,
-            batch_preemptor=self.batch_preemptor,
-            groups=self.groups,
-            gated=self.gated,
-            events=self.events,
-            times=times,
-            traces=traces,
-            explain=settings.explain_refusals,
-            replica=settings.lease_identity or platform.node(),
+            placer, groups, self.evictions, binder, shortcuts, listeners=listeners, explain=explain
         )
         self.process, self._reviews = ProcessMetrics(), PathReviews(client, clock)
         pod = OwnPod(settings.lease_namespace, settings.lease_identity)
@@ -157,7 +153,7 @@ class Extender:
 
     def not_prepared(self) -> str:
         """Why this replica could not take over from the leader now, or "" if it could."""
-        return "" if self.world.synced else "the cluster has not been read yet"
+        return "" if self.watch.synced else "the cluster has not been read yet"
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` is called with the port."""
@@ -188,9 +184,9 @@ class Extender:
         """All routes, each guarded for those whom it serves."""
         routes = Routes(
             self.cycle,
-            self.nominator,
-            self.binder,
+            (self.shortcuts.backpressure, self.binder.backpressure),
             self.metrics,
+            self.decisions,
             not_ready=self.not_ready,
             debug=lambda: {"settings": shown(self.settings), "policy": self.policy.name},
             bind_errors_as_500=self.settings.bind_errors_as_500,
@@ -236,19 +232,18 @@ class Extender:
                 except TimeoutError:
                     _log.info("standing by", extra={"lease": self.settings.lease_name})
             led_at_start = self.leadership.leading
-            tasks.create_task(self.world.run(), name="world")
+            tasks.create_task(self.watch.run(), name="watch the cluster")
             tasks.create_task(self._take_over(fresh=led_at_start), name="take over")
             tasks.create_task(self.journal.run(), name="journal of binds")
             tasks.create_task(self._resolve(), name="resolve binds")
-            tasks.create_task(self._tend(), name="tend policy")
+            tasks.create_task(self._prepare(), name="prepare answers")
             tasks.create_task(self.preemptor.run(), name="preempt")
-            tasks.create_task(self.batch_preemptor.run(), name="preempt ahead")
-            tasks.create_task(self.nominator.run(), name="nominate")
+            for name, work in self.shortcuts.tasks().items():
+                tasks.create_task(work, name=name)
             tasks.create_task(self.waker.run(), name="wake")
             tasks.create_task(self.waker.learn_version(), name="version")
             tasks.create_task(self.stranded.run(), name="stranded pods")
-            tasks.create_task(self.groups.run(), name="holds of pod groups")
-            tasks.create_task(self.gated.run(), name="gated pod groups")
+            tasks.create_task(self.groups.run(), name="pod groups")
             if self.spans is not None:
                 tasks.create_task(self.spans.run(), name="spans")
             if self.settings.label_leader:
@@ -259,16 +254,16 @@ class Extender:
 
         `fresh`: the first list was made as leader, so no second one is needed.
         """
-        await self.world.until_synced()
+        await self.watch.until_synced()
         while True:
             self.leadership.changed.clear()
             if self.leadership.leading and not self.leadership.cleared:
                 try:
                     left = await self.journal.claim()
                     if not fresh:
-                        await self.world.reread_pods()
+                        await self.watch.reread_pods()
                     await self.binder.fence(left)
-                    self.gated.resume()
+                    self.groups.started_leading()
                 except KubeError as error:
                     _log.warning("takeover delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
@@ -277,7 +272,7 @@ class Extender:
                     if not self.leadership.changed.is_set():  # else another replica may have led meanwhile
                         self.leadership.cleared = True
                         self.waker.wake()
-                        self.stranded.took_over()
+                        self.stranded.started_leading()
                         _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
             fresh = False
             # a late renewal of the lease makes us leader again without an event
@@ -292,21 +287,20 @@ class Extender:
             await asyncio.sleep(RESOLVE_EVERY_S)
             waiting = await self.binder.resolve_waiting(waiting)
 
-    async def _tend(self) -> None:
+    async def _prepare(self) -> None:
         """Do in small pieces between requests what would otherwise be done within one."""
-        await self.world.until_synced()
+        await self.watch.until_synced()
         while True:
-            shape = self.prewarmer.next_unranked()
-            self.cycle.prewarm(shape)
-            more = self.policy.tend() or shape is not None
-            await asyncio.sleep(0 if more else TEND_EVERY_S)
+            shape = self.shortcuts.next_shape()
+            self.cycle.prepare(shape)
+            more = self.policy.maintain() or shape is not None
+            await asyncio.sleep(0 if more else PREPARE_EVERY_S)
 
     def _lease_changed(self, leading: bool) -> None:
         if not leading:
             self.leadership.cleared = False
-            self.nominator.retire()
-            self.groups.retire()
-            self.gated.retire()
+            self.shortcuts.stopped_leading()
+            self.groups.stopped_leading()
             self.journal.leadership_changed()
             if self._clients is not None:  # clients then find the new leader through the Service
                 self._clients.end_idle()
@@ -317,11 +311,11 @@ class Extender:
             ready=not self.not_ready(),
             leading=self.leadership.leading,
             sampled=self.cycle.refusals.sampled,
-            preemptions=self.preemptor.results | Counter(ahead=self.batch_preemptor.evicted),
+            preemptions=self.preemptor.results | Counter(ahead=self.shortcuts.evicted_ahead()),
             preempted=self.preemptor.evictor.evicted,
-            nominations=self.nominator.results,
+            nominations=self.shortcuts.results,
             wakeups=self.stranded.woken,
-            watch_silent_s=self.world.silent_s(),
+            watch_silent_s=self.watch.silent_s(),
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
 from gpuslice.adapters.web.histogram import Histogram
-from gpuslice.apps.extender.pod_times import PodTimes
+from gpuslice.apps.extender.pod_records import PodTimes
 from gpuslice.core.ledger import Ledger
 
 NO_COUNTS: Mapping[str, int] = {}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from gpuslice.apps.extender.node_query import NodeQuery, Positions
-from gpuslice.apps.extender.ranking import best_of, scores
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
 from gpuslice.core.placement import not_shared, place, refuse
 from gpuslice.core.policy import NEVER, Policy
 from gpuslice.core.policy.fleet import Flags, Ints, Rows
+from gpuslice.core.policy.ranking import TIE_BITS
 from gpuslice.core.preemption import HIGHEST
 
+TOP_SCORE = 10  # MaxExtenderPriority
+SAMPLE_EVERY = 16
 OUR_WEIGHT = 100  # of our scores (0 … 10) in the configuration that we ship
 SPREAD_WEIGHT = 2  # kube-scheduler's default weight of PodTopologySpread
 
@@ -31,12 +33,20 @@ class Placer:
 
     def rank(self, query: NodeQuery, pod: Pod, request: Request) -> Ints:
         """The policy's rank of each node in the question; NEVER where `Ledger.why_not` has a reason."""
+        self.ledger.flush()
         ranks = self.policy.keys(shape_of(request))
         keys: Ints = ranks.take(query.rows) if len(ranks) else np.full(len(query.rows), NEVER)
         keys[query.unknown] = NEVER
         if self.ledger.holds.reserved:
             closed = self._held_from(pod, request, query.rows[keys != NEVER])
             keys[np.isin(query.rows, closed)] = NEVER
+        return keys
+
+    def rank_making_room(self, query: NodeQuery, pod: Pod, request: Request) -> Ints:
+        """The same, after holds that give way to the pod have ended if it fits nowhere beside them."""
+        keys = self.rank(query, pod, request)
+        if not (keys != NEVER).any() and self.ledger.release_nominated(request, pod.priority):
+            keys = self.rank(query, pod, request)
         return keys
 
     def _held_from(self, pod: Pod, request: Request, fitting: Rows) -> list[int]:
@@ -58,7 +68,7 @@ class Placer:
             NEVER
         )
         if not last_resort:
-            keys[fleet.avoided] = NEVER
+            keys[fleet.terms["avoided"]] = NEVER
         if self.ledger.holds.reserved:
             keys[self._held_from(pod, request, np.flatnonzero(keys != NEVER))] = NEVER
         if np.count_nonzero(keys != NEVER) < max(least, 1):
@@ -114,8 +124,39 @@ class Placer:
         if held is not None and not held.is_bound and held.node == node_name and held.placement is not None:
             return self.ledger.assume(pod, held.placement) or held.placement
         chosen = self.choose_cards(node_name, request, pod)
-        if isinstance(chosen, Refusal) and self.ledger.give_way(request, HIGHEST, node_name):
+        if isinstance(chosen, Refusal) and self.ledger.release_nominated(request, HIGHEST, node_name):
             chosen = self.choose_cards(node_name, request, pod)
         if isinstance(chosen, Refusal):
             return chosen
         return self.ledger.assume(pod, chosen) or chosen
+
+
+def best_of(keys: Ints, count: int) -> Positions:
+    """The positions of the `count` best, in order. At least that many must fit."""
+    few = keys
+    # a sample shows below which key there are enough nodes and few more; partitioning all takes ten times as
+    # long
+    sample = keys[::SAMPLE_EVERY]
+    rank = 3 * count // SAMPLE_EVERY  # so that three times as many as needed are expected
+    if rank < len(sample):
+        found = keys[keys <= np.partition(sample, rank)[rank]]
+        if len(found) >= count:
+            few = found
+    least = np.partition(few, count - 1)[count - 1]  # no two keys are equal
+    best: Positions = (keys <= least).nonzero()[0]
+    return best
+
+
+def scores(keys: Ints) -> Ints:
+    """10 for the best key, 9 to 0 for the others by their cost, 0 for what does not fit."""
+    if not len(keys) or keys[best := keys.argmin()] == NEVER:
+        return np.zeros(len(keys), dtype=np.int64)
+    costs = keys >> TIE_BITS  # the policy's cost, without the order among equals
+    least, most = int(costs[best]), int(costs.max())
+    if most == NEVER >> TIE_BITS:
+        never = keys == NEVER
+        most = int(costs[~never].max())
+        costs[never] = most
+    scores: Ints = np.rint((most - costs) * ((TOP_SCORE - 1) / max(1, most - least))).astype(np.int64)
+    scores[best] = TOP_SCORE
+    return scores

@@ -5,11 +5,14 @@ A refusal is an answer, never an HTTP error: kube-scheduler would hide its reaso
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from gpuslice.adapters.web.app import Route, for_operators, get, post
 from gpuslice.adapters.web.messages import JSON, HttpRequest, HttpResponse, json_answer
@@ -22,11 +25,11 @@ from gpuslice.adapters.wire.extender import (
     decode_binding,
     decode_preemption,
 )
-from gpuslice.apps.extender.binder import Binder
-from gpuslice.apps.extender.inspection import debug_nodes, inspect_all, inspect_node
 from gpuslice.apps.extender.metrics import Metrics
-from gpuslice.apps.extender.nomination.nominator import Nominator
+from gpuslice.apps.extender.pod_records import Decisions
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
+from gpuslice.core.holds import NodeHolds
+from gpuslice.core.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 
@@ -35,12 +38,15 @@ PREFIX = "/gpushare-scheduler"
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Bodies to questions, answers to bodies. `not_ready` returns why nothing may be decided yet, or ""."""
+    """Bodies to questions, answers to bodies. `not_ready` returns why nothing may be decided yet, or "".
+
+    `backpressure`: what filter's answers wait for, if anything.
+    """
 
     cycle: SchedulingCycle
-    nominator: Nominator
-    binder: Binder
+    backpressure: Sequence[Callable[[], Awaitable[None] | None]]
     metrics: Metrics
+    decisions: Decisions
     not_ready: Callable[[], str]
     debug: Callable[[], dict[str, Any]]
     bind_errors_as_500: bool = False
@@ -51,22 +57,19 @@ class Routes:
     def filter(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         began = time.perf_counter()
         try:
-            args = self.questions.decode(request.body)
-            reason = self.not_ready()
-            result = FilterResult(error=reason) if reason else self.cycle.filter(args)
-            self.cycle.note_filtered(args, result, time.perf_counter() - began)
+            result = self.cycle.filter(self.questions.decode(request.body), self.not_ready())
         except MalformedError as error:
             result = FilterResult(error=str(error))
         answer = HttpResponse(content_type=JSON, more=result.pieces())
         self._observe("filter", bool(result.error) or result.node_names == b"[]", began, answer)
-        paces = [pace for pace in (self.nominator.keep_pace(), self.binder.keep_pace()) if pace is not None]
-        if not paces:
+        waits = [wait for each in self.backpressure if (wait := each()) is not None]
+        if not waits:
             return answer
 
         async def answer_then() -> HttpResponse:
             with self.metrics.pauses.timed():
-                for pace in paces:
-                    await pace
+                for wait in waits:
+                    await wait
             return answer
 
         return answer_then()
@@ -138,5 +141,108 @@ class Routes:
             get(f"{PREFIX}/inspect/", self.inspect),
             get(f"{PREFIX}/inspect/{{}}", self.inspect_one),
             for_operators(get("/debug/state", self.debug_state)),
-            for_operators(get("/debug/decisions", lambda _: json_answer(list(self.cycle.decisions)))),
+            for_operators(get("/debug/decisions", lambda _: json_answer(list(self.decisions.latest)))),
         ]
+
+
+SLICE = 200  # nodes described before other requests get their turn
+
+
+class PodShare(msgspec.Struct):
+    name: str
+    namespace: str
+    used_gpu: int = msgspec.field(name="usedGPU")
+
+
+class Device(msgspec.Struct):
+    id: int
+    total_gpu: int = msgspec.field(name="totalGPU")
+    used_gpu: int = msgspec.field(name="usedGPU")
+    pods: list[PodShare]
+
+
+class InspectedNode(msgspec.Struct):
+    name: str
+    total_gpu: int = msgspec.field(name="totalGPU")
+    used_gpu: int = msgspec.field(name="usedGPU")
+    devs: list[Device]
+
+
+class Inspection(msgspec.Struct, omit_defaults=True):
+    nodes: list[InspectedNode] | None
+    error: str = ""
+
+
+async def inspect_all(ledger: Ledger) -> Inspection:
+    """Every node with shared cards, sorted by name; each is consistent in itself."""
+    known = _known(ledger, ledger.node_names())
+    return Inspection([_node(each) async for each in known if each.node is not None and each.node.cards])
+
+
+async def _known(ledger: Ledger, names: Iterable[str]) -> AsyncIterator[NodeHolds]:
+    for number, name in enumerate(names):
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)
+        if (holds := ledger.holds.on(name)) is not None:
+            yield holds
+
+
+def inspect_node(ledger: Ledger, name: str) -> Inspection:
+    """One node, or an error if it is unknown."""
+    holds = ledger.holds.on(name)
+    if holds is None or holds.node is None:
+        return Inspection(None, f"node {name} is not known; /gpushare-scheduler/inspect lists those that are")
+    return Inspection([_node(holds)])
+
+
+def _node(holds: NodeHolds) -> InspectedNode:
+    assert holds.node is not None
+    devices = []
+    for card in holds.node.cards:
+        pods = [
+            PodShare(each.pod.name, each.pod.namespace, part.units)
+            for each in holds.by_uid.values()
+            if each.placement is not None
+            for part in each.placement.slices
+            if part.card == card.index
+        ]
+        pods.sort(key=lambda pod: (pod.namespace, pod.name))
+        devices.append(Device(card.index, card.units, sum(pod.used_gpu for pod in pods), pods))
+    total, used = sum(each.total_gpu for each in devices), sum(each.used_gpu for each in devices)
+    return InspectedNode(holds.name, total, used, devices)
+
+
+async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Those of the nodes that are known, in full."""
+    return [debug_node(each) async for each in _known(ledger, names)]
+
+
+def debug_node(holds: NodeHolds) -> dict[str, Any]:
+    """A node in full: what a bug report needs to become a test."""
+    state = holds.state()
+    return {
+        "name": holds.name,
+        "gpus": [
+            {"index": card.index, "uuid": card.uuid, "units": card.units, "left": left, "coreLeft": core}
+            for card, left, core in zip(state.node.cards, state.left, state.compute_left, strict=True)
+        ],
+        "unhealthy": sorted(state.node.unhealthy),
+        "packing": state.node.packing,
+        "problem": state.node.problem,
+        "unplacedUnits": holds.unplaced_units(),
+        "pods": [
+            {
+                "uid": each.pod.uid,
+                "name": each.pod.key,
+                "hold": each.kind,
+                "assigned": each.pod.assigned,
+                "terminating": each.pod.terminating,
+                "units": each.pod.request.units if each.pod.request else None,
+                "cards": {part.card: part.units for part in each.placement.slices}
+                if each.placement
+                else None,
+                "problem": each.pod.problem,
+            }
+            for _, each in (*sorted(holds.by_uid.items()), *sorted(holds.reserved.items()))
+        ],
+    }

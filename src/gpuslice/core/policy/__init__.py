@@ -52,8 +52,8 @@ def make_policy(
     """Return the policy of this name for a fleet; ValueError lists the valid names.
 
     `counts` tells a policy that takes the workload into account how many pods of each shape to expect;
-    without it such a policy learns from the pods that arrive. If `renew_when_asked` is False, `Policy.tend`
-    applies what was learned, so that no request has to wait for it.
+    without it such a policy learns from the pods that arrive. If `renew_when_asked` is False,
+    `Policy.maintain` applies what was learned, so that no request has to wait for it.
     """
     if name == OpportunityCost.name:
         return OpportunityCost(fleet, counts, renew_when_asked=renew_when_asked)

@@ -20,7 +20,9 @@ Fits = npt.NDArray[np.int8]
 
 def fitting_rows(fleet: Fleet, shape: Shape, rows: Rows) -> Rows:
     """Those of `rows` that can hold a pod of this shape now."""
-    fits = _have_cards(card_fits(fleet, shape, rows), shape)
+    fits = (
+        _have_cards(card_fits(fleet, shape, rows), shape) if shape.cards else fleet.cpu_left.take(rows) >= 0
+    )
     for _, barred in _barriers(fleet, shape, rows):
         fits &= ~barred
     if fleet.host_limits:
@@ -40,12 +42,15 @@ def why_not(fleet: Fleet, shape: Shape, rows: Rows, *, host_limits: bool) -> Fit
     found[full] = Fit.NO_ROOM
     if shape.compute_percent:
         found[full & (fleet.left.take(rows, axis=0) >= shape.units).any(axis=1)] = Fit.NO_COMPUTE
-        found[full & (fleet.compute_percent.take(rows) < shape.compute_percent)] = Fit.TOO_MUCH_COMPUTE
+        found[full & (fleet.terms["compute_percent"].take(rows) < shape.compute_percent)] = (
+            Fit.TOO_MUCH_COMPUTE
+        )
     found[full & ~_have_cards(fleet.size.take(rows, axis=0) >= max(shape.units, 1), shape)] = (
         Fit.TOO_FEW_CARDS
     )
     for fit, barred in reversed([*_barriers(fleet, shape, rows)]):
         found[barred] = fit
+    found[fleet.slots.take(rows) == 0 if shape.cards else fleet.cpu_left.take(rows) < 0] = Fit.NOT_SHARED
     return found
 
 
@@ -64,14 +69,14 @@ def _have_cards(fits: Flags, shape: Shape) -> Flags:
 
 def _barriers(fleet: Fleet, shape: Shape, rows: Rows) -> Iterator[tuple[Fit, Flags]]:
     """What keeps a pod of this kind from a node, whatever is free on its cards; in order of `Fit`."""
-    yield Fit.NOT_SHARED, fleet.slots.take(rows) == 0 if shape.cards else fleet.cpu_left.take(rows) < 0
-    if shape.names and fleet.name_sets.keys() - {"", shape.names}:
+    if shape.names and not fleet.name_sets.keys() <= {"", shape.names}:
         known = [fleet.name_sets.get(name, -1) for name in ("", shape.names)]
-        yield Fit.OTHER_NAMES, ~np.isin(fleet.names.take(rows), known)
+        yield Fit.OTHER_NAMES, ~np.isin(fleet.terms["names"].take(rows), known)
     if shape.min_tier:
-        yield Fit.TIER_TOO_LOW, fleet.tier.take(rows) < shape.min_tier
-    if shape.cards and not shape.compute_percent:
-        yield Fit.COMPUTE_REQUIRED, fleet.compute_required.take(rows)
-    yield Fit.KUBELET_AWAY, fleet.kubelet_away.take(rows)
+        yield Fit.TIER_TOO_LOW, fleet.terms["tier"].take(rows) < shape.min_tier
+    if fleet.demanding:
+        if shape.cards and not shape.compute_percent:
+            yield Fit.COMPUTE_REQUIRED, fleet.terms["compute_required"].take(rows)
+        yield Fit.KUBELET_AWAY, fleet.terms["kubelet_away"].take(rows)
     if (allowed := fleet.allowed(shape.models)) is not None:
         yield Fit.OTHER_MODEL, ~allowed[fleet.model.take(rows)]

@@ -25,25 +25,15 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 AnyInts: TypeAlias = npt.NDArray[np.signedinteger]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-TERMS = (
-    "compute_percent",
-    "tier",
-    "names",
-    "spreads",
-    "packs",
-    "compute_required",
-    "avoided",
-    "kubelet_away",
+TERMS = np.dtype(
+    [("compute_percent", "i4"), ("tier", "i1"), ("names", "i1")]
+    + [(name, "?") for name in ("spreads", "packs", "compute_required", "avoided", "kubelet_away")]
 )
 RECENT = 32  # changes that can be found without scanning every row
 
 
 def _empty_ints() -> Ints:
     return np.zeros(0, dtype=np.int64)
-
-
-def _empty_flags() -> Flags:
-    return np.zeros(0, dtype=np.bool_)
 
 
 def _empty_floats() -> Floats:
@@ -77,14 +67,7 @@ class Fleet:
     cards: Ints = field(default_factory=_empty_ints)
     slots: Ints = field(default_factory=_empty_ints)
     model: Ints = field(default_factory=_empty_ints)
-    compute_percent: Ints = field(default_factory=_empty_ints)
-    tier: Ints = field(default_factory=_empty_ints)
-    names: Ints = field(default_factory=_empty_ints)
-    spreads: Flags = field(default_factory=_empty_flags)
-    packs: Flags = field(default_factory=_empty_flags)
-    compute_required: Flags = field(default_factory=_empty_flags)
-    avoided: Flags = field(default_factory=_empty_flags)
-    kubelet_away: Flags = field(default_factory=_empty_flags)
+    terms: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=TERMS))
     stamp: Ints = field(default_factory=_empty_ints)
     host_limits: bool = True
     clock: int = 0
@@ -94,7 +77,7 @@ class Fleet:
     row_of: dict[str, int] = field(default_factory=dict)
     links: dict[int, CardLinks] = field(default_factory=dict)  # of rows whose cards differ
     _free_rows: list[int] = field(default_factory=list)
-    _terms: dict[int, tuple[int, ...]] = field(default_factory=dict)  # as in the columns
+    demanding: set[int] = field(default_factory=set)  # rows that require compute or have lost their kubelet
     _recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # rows as they changed
 
     @property
@@ -218,11 +201,10 @@ class Fleet:
             node.avoided,
             node.kubelet_away,
         )
-        if self._terms.get(row) == terms:
+        if self.terms[row].item() == terms:
             return
-        self._terms[row] = terms
-        for name, value in zip(TERMS, terms, strict=True):
-            getattr(self, name)[row] = value
+        self.terms[row] = terms
+        (self.demanding.add if node.compute_required or node.kubelet_away else self.demanding.discard)(row)
         self.touch(row)
 
     def _padded(self, amounts: Sequence[int]) -> list[int]:
@@ -236,7 +218,7 @@ class Fleet:
             setattr(self, cards, np.vstack([array, np.zeros((more, array.shape[1]), dtype=np.int32)]))
         for name in ("cpu_left", "memory_left", "cpu_milli", "memory_mib"):
             setattr(self, name, np.concatenate([getattr(self, name), np.full(more, -1.0)]))
-        for name in ("cards", "slots", "model", "stamp", *TERMS):
+        for name in ("cards", "slots", "model", "stamp", "terms"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros(more, dtype=column.dtype)]))
         self._free_rows = list(range(start + more - 1, start - 1, -1))

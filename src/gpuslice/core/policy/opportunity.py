@@ -66,7 +66,7 @@ class OpportunityCost(Policy):
         """`counts`: the number of pods of each shape, if known; otherwise it is learned.
 
         A new mix invalidates all ranks. With `renew_when_asked` the next request pays for that; without it,
-        the current ranks stay in force until `tend` has computed the new ones piece by piece.
+        the current ranks stay in force until `maintain` has computed the new ones piece by piece.
         """
         super().__init__(fleet)
         self.turnover = Turnover()
@@ -82,8 +82,11 @@ class OpportunityCost(Policy):
         self._slot_prices = np.zeros(0)  # in force
         self._since_look, self._look_every = 0, 0.0  # arrivals: slots may run out before a workload changes
         self._slots_changed = False
+        self._largest = -1, 0  # version of the cards, and the units of the largest
 
     def arrived(self, shape: Shape) -> None:
+        if self.fleet.rows and shape.units > self._largest_card:
+            return  # a typing error: it would be expected again, and room kept for it
         self._workload.arrived(shape)
         self.turnover.arrived()
         self._since_look += 1
@@ -108,7 +111,7 @@ class OpportunityCost(Policy):
             self._cache = self._renewed()
         return self._cache
 
-    def tend(self) -> bool:
+    def maintain(self) -> bool:
         if self._renewal is None:
             if self._cache is None or not self._due:
                 return False
@@ -127,6 +130,12 @@ class OpportunityCost(Policy):
         for shape in shapes:
             yield from renewed.prepare(shape)
         self._cache = renewed
+
+    @property
+    def _largest_card(self) -> int:
+        if self._largest[0] != self.fleet.cards_version:
+            self._largest = self.fleet.cards_version, int(self.fleet.size.max(initial=0))
+        return self._largest[1]
 
     @property
     def _due(self) -> bool:

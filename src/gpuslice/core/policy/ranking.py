@@ -128,7 +128,7 @@ class Policy(ABC):
     def departed(self, shape: Shape) -> None:  # noqa: B027
         """A pod that held cards is gone."""
 
-    def tend(self) -> bool:
+    def maintain(self) -> bool:
         """Do a small piece of pending work between requests; returns whether there is more."""
         return False
 
@@ -165,7 +165,7 @@ class Policy(ABC):
             return None
         if shape.cards == 0:
             return ()
-        if (spreads := self.fleet.spreads[row]) or self.fleet.packs[row]:
+        if (spreads := self.fleet.terms["spreads"][row]) or self.fleet.terms["packs"][row]:
             return self._by_fullness(shape, row, emptiest_first=bool(spreads))
         if shape.cards == 1:
             return (int(ranks.slot[row]),)

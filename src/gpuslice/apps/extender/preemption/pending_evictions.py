@@ -15,12 +15,18 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.label_selector import LabelSelector
+from gpuslice.adapters.kube.objects import Metadata
+from gpuslice.adapters.kube.resources import Resource
+from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
-from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
+from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
 from gpuslice.core.hold import Hold, kept_from, reservation
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
@@ -42,7 +48,7 @@ class _Pending:
     refused: set[str] = field(default_factory=set)  # nodes on which filter refused the pod since then
 
 
-class PendingEvictions:
+class PendingEvictions(VerdictListener):
     """Answers for a ledger, and remembers the answers in addition to the ledger's reservations."""
 
     def __init__(
@@ -50,11 +56,13 @@ class PendingEvictions:
         client: KubeClient,
         ledger: Ledger,
         victims_for: Callable[[str], Collection[str]] = lambda _: (),
+        answered: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._ledger = ledger
         self._victims_for = victims_for  # uids of those whom we evicted for a pod ourselves
+        self._answered = answered  # called with the pod's uid
         self._clock = clock
         self._by_uid: dict[str, _Pending] = {}
 
@@ -91,16 +99,18 @@ class PendingEvictions:
             name: reservation(pod, on_cards(name, each.cards, request)) for name, each in found.items()
         }
         self._by_uid[pod.uid] = _Pending(by_node, now + PENDING_S)
+        if found:
+            self._answered(pod.uid)
         return {
             name: MetaVictims([PodIdentifier(uid) for uid in sorted(each.uids)], each.violations)
             for name, each in found.items()
         }
 
-    def note_refused(self, uid: str, query: NodeQuery) -> None:
+    def decided(self, verdict: FilterVerdict) -> None:
         """filter refuses a pod: where it was told whom to evict, kube-scheduler sees the victims as gone."""
-        pending = self._by_uid.get(uid)
+        pending = self._by_uid.get(verdict.pod.uid) if verdict.is_refusal else None
         if pending is not None:
-            row_of, rows = self._ledger.fleet.row_of, set(query.rows.tolist())
+            row_of, rows = self._ledger.fleet.row_of, set(verdict.query.rows.tolist())
             pending.refused.update(node for node in pending.by_node if row_of.get(node) in rows)
 
     def knows(self, uid: str) -> bool:
@@ -230,3 +240,50 @@ class PendingEvictions:
 
 def _uids(victims: MetaVictims) -> frozenset[str]:
     return frozenset(each.uid for each in victims.pods or ())
+
+
+class _Spec(msgspec.Struct):
+    selector: LabelSelector | None = None
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    disruptions_allowed: int = 0
+    disrupted_pods: dict[str, Any] | None = None
+
+
+class PodDisruptionBudget(msgspec.Struct):
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", PodDisruptionBudget)
+
+
+async def protects_any(client: KubeClient, namespaces: Collection[str]) -> bool:
+    """Whether a budget may apply to pods in these namespaces. Raises `KubeError`."""
+    return bool(await _listed(client, namespaces))
+
+
+async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[Budget]:
+    """The budgets in these namespaces. Raises `KubeError`.
+
+    kube-scheduler takes an empty selector to match nothing; in policy/v1 it matches every pod, which protects
+    more and is what users mean.
+    """
+    budgets = []
+    for budget in await _listed(client, namespaces):
+        if budget.spec.selector is not None:
+            selector, on_their_way = str(budget.spec.selector), budget.status.disrupted_pods or {}
+            pods = await client.list(SLIM_PODS, budget.metadata.namespace, labels=selector)
+            uids = (pod.metadata.uid for pod in pods.items or () if pod.metadata.name not in on_their_way)
+            budgets.append(Budget(budget.status.disruptions_allowed, frozenset(uids)))
+    return budgets
+
+
+async def _listed(client: KubeClient, namespaces: Collection[str]) -> list[PodDisruptionBudget]:
+    try:
+        found = (await client.list(BUDGETS)).items or ()
+    except NotFoundError:  # a cluster without the policy API
+        return []
+    return [budget for budget in found if budget.metadata.namespace in namespaces]

@@ -28,13 +28,11 @@ import numpy.typing as npt
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.loop_clock import loop_time
-from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.preemption.disruption_budgets import read_budgets
-from gpuslice.apps.extender.preemption.evictor import Evictor
-from gpuslice.apps.extender.preemption.reserver import Reserver
+from gpuslice.apps.extender.leadership import Leadership, loop_time
+from gpuslice.apps.extender.pod_records import PodEvents
+from gpuslice.apps.extender.preemption.evictor import Evictor, Reserver
+from gpuslice.apps.extender.preemption.pending_evictions import read_budgets
+from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.placement import Fit
@@ -72,7 +70,7 @@ class _Pause:
     length_s: float
 
 
-class Preemptor:
+class Preemptor(VerdictListener):
     """Preempts for one pod at a time, while this replica leads."""
 
     def __init__(
@@ -91,7 +89,7 @@ class Preemptor:
         self.evictor = Evictor(client, ledger, reserver, leadership, events, sleep=sleep)
         self._client = client
         self._ledger = ledger
-        self._reserver = reserver
+        self.reserver = reserver
         self._leadership = leadership
         self._clock = clock
         self._sleep = sleep
@@ -103,12 +101,13 @@ class Preemptor:
 
     # -- what is heard -------------------------------------------------------------------------------------
 
-    def note_refused(self, uid: str, query: NodeQuery) -> None:
-        """kube-scheduler was told that the pod fits on none of its feasible nodes.
+    def decided(self, verdict: FilterVerdict) -> None:
+        """If kube-scheduler was told that the pod fits on none of its feasible nodes, that counts.
 
         It may have seen the pod before us, so what the pod requests is looked up when its turn comes.
         """
-        if not self.enabled or uid in self._ledger.holds.reserved:
+        uid, query = verdict.pod.uid, verdict.query
+        if not verdict.is_refusal or not self.enabled or uid in self._ledger.holds.reserved:
             return
         known = self._waiting.pop(uid, None)
         due_s = known.due_s if known else self._clock() + PATIENCE_S
@@ -134,17 +133,14 @@ class Preemptor:
 
     async def tick(self) -> None:
         """Renew the reservations, then preempt for the most important pod that is due, if any."""
-        self._reserver.renew()
+        self.reserver.renew()
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._ledger.pods}
         if not self._leadership.may_bind:
             self._waiting.clear()
             return
         now_s = self._clock()
-        due = [
-            each.uid
-            for each in self._waiting.values()
-            if max(each.due_s, self._rest_until_s) <= now_s and not self._is_paused(each.uid)
-        ]
+        ready = [each.uid for each in self._waiting.values() if max(each.due_s, self._rest_until_s) <= now_s]
+        due = [uid for uid in ready if not self._is_paused(uid)]
         if due:
             chosen = self._waiting.pop(max(due, key=self._priority))  # the earliest among equals
             pod = self._ledger.pods.get(chosen.uid)
@@ -153,13 +149,12 @@ class Preemptor:
                 if result:
                     self.results[result] += 1
 
+    def _is_paused(self, uid: str) -> bool:
+        return uid in self._pauses and self._pauses[uid].until_s > self._clock()
+
     def _priority(self, uid: str) -> int:
         pod = self._ledger.pods.get(uid)
         return pod.priority if pod is not None else LOWEST
-
-    def _is_paused(self, uid: str) -> bool:
-        pause = self._pauses.get(uid)
-        return pause is not None and pause.until_s > self._clock()
 
     async def _preempt(self, waiting: _Waiting) -> str:
         """The outcome, or "" if there was nothing to do."""

@@ -15,10 +15,9 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, strip
 from gpuslice.adapters.kube.views import node_view, unhealthy_view
 from gpuslice.adapters.kube.watch import AT_ONCE, Change, ChangeKind, Reflector
-from gpuslice.apps.extender.gated_groups import GatedGroups
-from gpuslice.apps.extender.nomination.nominator import Nominator
-from gpuslice.apps.extender.pod_events import PodEvents
-from gpuslice.apps.extender.pod_times import PodTimes
+from gpuslice.apps.extender.pod_groups import PodGroups
+from gpuslice.apps.extender.pod_records import PodEvents, PodTimes
+from gpuslice.apps.extender.shortcuts import Shortcuts
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
@@ -30,27 +29,27 @@ _log = logging.getLogger(__name__)
 CALM_GC = (20_000, 50, 100)  # collect only young garbage, and rarely: requests produce little
 
 
-class World:
-    """Three reflectors and what they update: ledger, nominator, pod groups, waker, the events of pods."""
+class ClusterWatch:
+    """Three reflectors and what they update: ledger, shortcuts, pod groups, waker, the events of pods."""
 
     def __init__(
         self,
         client: KubeClient,
         ledger: Ledger,
-        nominator: Nominator,
+        shortcuts: Shortcuts,
         waker: Waker,
         events: PodEvents,
         *,
-        groups: GatedGroups,
+        groups: PodGroups,
         times: PodTimes,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = ledger
         self._client = client
-        self._nominator = nominator
+        self._shortcuts = shortcuts
         self._waker = waker
         self._events = events
-        self._groups = groups
+        self._groups = groups.gated
         self._times = times
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners have been told
@@ -106,11 +105,7 @@ class World:
         meta = change.object.metadata
         news, change.object.news = change.object.news, None  # the ledger has it from now on
         if change.kind is ChangeKind.DELETED or news is None:
-            self.ledger.remove_pod(meta.uid)
-            self._nominator.pod_left(meta.uid)
-            self._groups.pod_gone(meta.uid)
-            self._times.gone(meta.uid)
-            self._unreadable.discard(meta.uid)
+            self._forget(meta.uid)
             return
         pod = news.view
         self.ledger.apply_pod(pod)
@@ -118,9 +113,9 @@ class World:
         if pod.node:
             self._times.shown(pod.uid)
         if news.waits:
-            self._nominator.pod_waits(pod, news.terms)
+            self._shortcuts.pod_waits(pod, news.terms)
         else:
-            self._nominator.pod_left(pod.uid)
+            self._shortcuts.pod_left(pod.uid)
         if not pod.problem or pod.finished:
             self._unreadable.discard(pod.uid)
         elif pod.uid not in self._unreadable:
@@ -133,9 +128,14 @@ class World:
         listed = {pod.metadata.uid for pod in self.pods.objects.values()}
         for uid in [uid for uid, pod in self.ledger.pods.items() if 0 < pod.version <= version]:
             if uid not in listed:
-                self.ledger.remove_pod(uid)
-                self._nominator.pod_left(uid)
-                self._groups.pod_gone(uid)
+                self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        self.ledger.remove_pod(uid)
+        self._shortcuts.pod_left(uid)
+        self._groups.pod_gone(uid)
+        self._times.gone(uid)
+        self._unreadable.discard(uid)
 
     def _node_changed(self, change: Change[SlimNode]) -> None:
         if change.object is None:

@@ -32,13 +32,11 @@ from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.adapters.wire.extender import MetaVictims
-from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.loop_clock import loop_time
-from gpuslice.apps.extender.nomination.nominator import Nominator
+from gpuslice.apps.extender.leadership import Leadership, loop_time
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.disruption_budgets import protects_any
-from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
+from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions, protects_any
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
+from gpuslice.apps.extender.speedups.nominator import Nominator
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.preemption import Cost, Eviction, cost, importance, victims
 
@@ -74,10 +72,11 @@ class BatchPreemptor:
         preemptor: Preemptor,
         leadership: Leadership,
         *,
+        evictions: PendingEvictions,
         clock: Callable[[], float] = loop_time,
     ) -> None:
         self.evicted = 0  # for how many pods
-        self.pending = PendingEvictions(client, placer.ledger, preemptor.evictor.victims_for)
+        self._pending = evictions
         self._client = client
         self._placer = placer
         self._ledger = placer.ledger
@@ -166,7 +165,7 @@ class BatchPreemptor:
     def _may_follow(self, answer: _Answer, pod: Pod) -> bool:
         first = answer.pod
         alike = (pod.priority, pod.request, pod.namespace) == (first.priority, first.request, first.namespace)
-        taken_up = self._ledger.holds.of(pod.uid) or pod.nominated or self.pending.knows(pod.uid)
+        taken_up = self._ledger.holds.of(pod.uid) or pod.nominated or self._pending.knows(pod.uid)
         had_room = self._preemptor.evictor.victims_for(pod.uid)  # even if it lost what was kept for it
         return alike and not taken_up and not had_room and self._nominator.terms_of(pod.uid) == answer.terms
 
@@ -193,7 +192,7 @@ class BatchPreemptor:
         while answer.nodes:
             name, uids = answer.nodes.popitem()
             holds = self._ledger.holds.on(name)
-            if holds is None or holds.node is None or self.pending.is_taken(name):
+            if holds is None or holds.node is None or self._pending.is_taken(name):
                 continue
             leaving = [held for uid in uids if (held := holds.by_uid.get(uid)) is not None]
             if len(leaving) < len(uids) or any(each.pod.terminating or not each.is_bound for each in leaving):

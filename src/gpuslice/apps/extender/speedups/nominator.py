@@ -11,9 +11,9 @@ that suits it best next to others of its kind (`replicas`), so only the search i
         ──► kube-scheduler asks about this one node: yes ──► bind
 
 A nomination is an additional write, which costs an API server twice as much as a Binding. It pays where a
-search covers so many nodes that it costs more. A plan is no promise: it gives way to a pod without other
-room, and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce, since a
-nomination counts in kube-scheduler's sums for later pods.
+search covers so many nodes that it costs more. A nomination is no promise: it gives way to a pod without
+other room, and a nomination in vain costs one look at one node. Nobody is nominated where room is scarce,
+since a nomination counts in kube-scheduler's sums for later pods.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
@@ -34,13 +33,12 @@ from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.names import UNKNOWN
-from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.loop_clock import loop_time
+from gpuslice.apps.extender.leadership import Leadership, loop_time
 from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.nomination.feasible_nodes import FeasibleNodes
-from gpuslice.apps.extender.nomination.pending_queue import PendingQueue
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.reserver import Reserver
+from gpuslice.apps.extender.preemption.evictor import Reserver
+from gpuslice.apps.extender.shortcuts import Shortcuts
+from gpuslice.apps.extender.speedups.pending_queue import FeasibleNodes, PendingQueue
 from gpuslice.core.model import Placement, Pod
 
 _log = logging.getLogger(__name__)
@@ -52,9 +50,9 @@ SWEEP_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NominationLimits:
-    """How much is nominated. `room` nodes must fit the pod, and `spare` times as many as there are plans."""
+    """How much is nominated. `room` nodes must fit the pod, and `spare` times as many as are held already."""
 
-    plans: int = 128  # more than kube-scheduler takes up during one request
+    holds: int = 128  # more than kube-scheduler takes up during one request
     at_once: int = 16  # requests
     room: int = 100
     spare: int = 2
@@ -67,7 +65,7 @@ LIMITS = NominationLimits()
 
 @dataclass(slots=True)
 class _Waiting:
-    """A waiting pod. `node`: planned or nominated for it, since when, and since when it is written."""
+    """A waiting pod. `node`: held or nominated for it, since when, and since when it is written."""
 
     terms: Terms
     node: str = ""
@@ -76,7 +74,7 @@ class _Waiting:
     over: bool = False
 
 
-class Nominator:
+class Nominator(Shortcuts):
     """Nominates for one cluster while this replica leads, if a search covers at least `search` nodes.
 
     Never if `search` is 0.
@@ -94,7 +92,7 @@ class Nominator:
         clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.results: Counter[str] = Counter()
+        super().__init__()
         self._client = client
         self._placer = placer
         self._ledger = placer.ledger
@@ -143,42 +141,42 @@ class Nominator:
         if waiting is not None and waiting.node and self._ledger.holds.tentative(uid):
             self._ledger.forget(uid)
 
-    def note_query(self, uid: str, query: NodeQuery) -> None:
+    def asked(self, uid: str, query: NodeQuery) -> None:
         """kube-scheduler asks whether the pod fits on its nominated node, or on all feasible ones."""
         self._queue.take(uid)
         waiting = self._waiting.get(uid)
         if waiting is not None:
             feasible = self._feasible.setdefault(waiting.terms, FeasibleNodes(self._ledger.fleet))
-            if len(query.rows) > 1:
-                self._note_search(uid, waiting, feasible, query)
+            if len(query.rows) > 1:  # all nodes: an earlier nomination came too late or was in vain
+                feasible.learn(query.rows, self._clock())
+                if waiting.node and not waiting.over:
+                    self._note_useless(waiting, feasible, query, written=uid in self._writes)
+                    self._end(uid, waiting)
             elif waiting.node and not waiting.over:
                 self.results["used"] += 1
                 feasible.note_taken()
         self._ready.discard(uid)
         self._wake.set()
 
-    def _note_search(self, uid: str, waiting: _Waiting, feasible: FeasibleNodes, query: NodeQuery) -> None:
-        """kube-scheduler searches all nodes: an earlier nomination came too late or was in vain."""
-        now = self._clock()
-        feasible.learn(query.rows, now)
-        if not waiting.node or waiting.over:
+    def _note_useless(
+        self, waiting: _Waiting, feasible: FeasibleNodes, query: NodeQuery, *, written: bool
+    ) -> None:
+        if not written and waiting.written_s == inf:
             return
-        if waiting.written_s < inf or uid in self._writes:
-            row = self._ledger.fleet.row_of.get(waiting.node, UNKNOWN)
-            if row in query.rows:  # feasible, but kube-scheduler had not seen the nomination yet
-                self.results["late"] += 1
-                feasible.note_late(now)
-            else:
-                self.results["missed"] += 1
-                if feasible.note_missed(row, now):
-                    _log.info("nominations paused", extra={"node": waiting.node, **self.results})
-        self._end(uid, waiting)
+        row = self._ledger.fleet.row_of.get(waiting.node, UNKNOWN)
+        if row in query.rows:  # feasible, but kube-scheduler had not seen the nomination yet
+            self.results["late"] += 1
+            feasible.note_late(self._clock())
+            return
+        self.results["missed"] += 1
+        if feasible.note_missed(row, self._clock()):
+            _log.info("nominations paused", extra={"node": waiting.node, **self.results})
 
     def hold(self, uid: str, query: NodeQuery) -> Placement | None:
         """The best node for a pod for which kube-scheduler searches all nodes, held from now on.
 
         Only while others wait behind it: scoring several nodes costs as much as everything else that is done
-        for a pod, and the plans for the others should not depend on which of the nodes it takes.
+        for a pod, and what is held for the others should not depend on which of the nodes it takes.
         """
         waiting, pod = self._waiting.get(uid), self._ledger.pods.get(uid)
         if waiting is None or pod is None or pod.node:
@@ -197,14 +195,14 @@ class Nominator:
         waiting.written_s, waiting.over = inf, False
         return placement
 
-    def retire(self) -> None:
-        """This replica no longer leads and must not plan anything."""
+    def stopped_leading(self) -> None:
+        """This replica no longer leads and must not hold anything."""
         for uid, waiting in self._waiting.items():
             if waiting.node:
                 self._end(uid, waiting)
                 waiting.node = ""
 
-    def keep_pace(self) -> Awaitable[None] | None:
+    def backpressure(self) -> Awaitable[None] | None:
         """Wait a moment until the next pods are nominated: kube-scheduler takes one up after our answer."""
         if len(self._ready) >= READY or not self._nominates():
             return None
@@ -225,10 +223,10 @@ class Nominator:
             await asyncio.wait([write])
 
     def _end(self, uid: str, waiting: _Waiting) -> None:
-        """Drop the plan for the pod; its status may still name the node."""
+        """Drop what is held for the pod; its status may still name the node."""
         if self._ledger.holds.tentative(uid):
             self._ledger.forget(uid)
-        self._reserver.disown(uid, waiting.node)
+        self._reserver.withdraw(uid, waiting.node)
         self._ready.discard(uid)
         waiting.over = True
 
@@ -254,7 +252,7 @@ class Nominator:
 
     def _choose(self) -> tuple[Pod, Placement] | None:
         """The next pod in the queue, with node and cards held for it from now on."""
-        if not self._nominates() or self._ledger.holds.tentative_count >= self._limits.plans:
+        if not self._nominates() or self._ledger.holds.tentative_count >= self._limits.holds:
             return None
         while (first := self._next()) is not None:
             uid, terms = first

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from gpuslice.adapters.wire.names import NameTable
-from gpuslice.apps.extender.group_holds import LASTS_S, LONGEST_REST_S, GroupHolds
 from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.pod_groups import LASTS_S, LONGEST_REST_S, TriedGroups
 from gpuslice.core.ledger import Ledger
-from gpuslice.core.policy import make_policy
 from tests.builders import make_pod
 from tests.unit.kube_wire import VirtualTime
 
 
 def test_members_that_left_between_two_attempts_are_forgotten_with_their_group() -> None:
     ledger, time = Ledger(), VirtualTime()
-    holds = GroupHolds(Placer(ledger, make_policy("binpack", ledger.fleet)), clock=time.clock)
+    holds = TriedGroups(ledger, time.clock)
     nowhere = NodeQuery.of(NameTable({}), b"[]")
     for name in ("left", "stays", "stays", "stays"):
-        assert holds.ask(make_pod(name, memory=4), "gang", nowhere)
+        assert holds.asked(make_pod(name, memory=4), "gang", nowhere) == ""
     time.now_s += LASTS_S + 2 * LONGEST_REST_S
     holds.sweep()
     assert (holds._groups, holds._group_of) == ({}, {})

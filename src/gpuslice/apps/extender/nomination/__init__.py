@@ -1,1 +1,0 @@
-"""Nodes named for waiting pods before kube-scheduler asks about them."""
