@@ -85,11 +85,14 @@ class Placer:
             keys[fleet.terms["avoided"]] = NEVER
         if self.ledger.holds.reserved:
             keys[self._held_from(pod, request, np.flatnonzero(keys != NEVER))] = NEVER
-        in_backoff, last_choice = self.rejections.rows(pod, request) if self.rejections else ([], [])
-        keys[in_backoff] = NEVER
+        last_choice: list[int] = []
+        if self.rejections:
+            in_backoff, last_choice = self.rejections.rows(pod, request)
+            keys[in_backoff] = NEVER
         if np.count_nonzero(keys != NEVER) < max(least, 1):
             return None
-        _prefer_others(keys, np.isin(np.arange(len(keys)), last_choice))
+        if last_choice:
+            _prefer_others(keys, np.isin(np.arange(len(keys)), last_choice))
         if fleet.nodes_version != self._names_version:
             self._names, self._names_version = [""] * fleet.rows, fleet.nodes_version
             for name, row in fleet.row_of.items():
