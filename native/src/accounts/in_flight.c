@@ -53,7 +53,11 @@ void gs_rest_begins(struct gs_accounts *accounts, uint32_t card)
     uint32_t era = atomic_load(&accounts->era);
     const _Atomic uint64_t *flights = holding->in_flight[era % GS_ERAS];
     atomic_fetch_add(&holding->rests, 1);
-    if (!flights_here && !(AWAIT(has_ended(&flights[GS_RELEASING]), LONGEST_FREE_NS) && AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS)))
+    if (flights_here)
+        return;
+    bool over = AWAIT(has_ended(&flights[GS_RELEASING]), LONGEST_FREE_NS);
+    over = over && AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
+    if (!over)
         atomic_compare_exchange_strong(&accounts->era, &era, era + 1);
 }
 
