@@ -56,7 +56,8 @@ void gs_rest_begins(struct gs_accounts *accounts, uint32_t card)
     if (flights_here)
         return;
     bool over = AWAIT(has_ended(&flights[GS_RELEASING]), LONGEST_FREE_NS);
-    over = over && AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
+    if (over)
+        over = AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
     if (!over)
         atomic_compare_exchange_strong(&accounts->era, &era, era + 1);
 }
