@@ -2,7 +2,7 @@
 TEST_BUILD := $(BUILD)/tests
 TEST_CFLAGS := $(CFLAGS) -Iinclude -Isrc -Wno-pedantic
 
-tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so refusing.so region_layout hostile comings conditions clocked)
+tests: $(addprefix $(TEST_BUILD)/,worker linked_worker plug.so early.so refusing.so holding.so region_layout hostile comings conditions clocked)
 
 $(TEST_BUILD)/worker: tests/worker.c src/driver/hooks.def src/driver/driver_abi.h
 	@mkdir -p $(@D)

@@ -134,12 +134,11 @@ static void *launches(void *number)
         else if (what == 16)
             gs_throttle_stream_ends(stream);
         else if (what == 17) {
-            gs_throttle_hold();
-            gs_throttle_let_go();
+            gs_throttle_context_ends(CONTEXT);
+            gs_throttle_context_ended(CONTEXT, false);
         } else if (what == 18) {
-            gs_throttle_hold();
-            gs_throttle_forget_context(CONTEXT);
-            gs_throttle_let_go();
+            gs_throttle_context_ends(CONTEXT);
+            gs_throttle_context_ended(CONTEXT, true);
         }
     }
     return NULL;

@@ -36,8 +36,8 @@ void enter_hold(const struct virtual_call *what);
 void enter_hold(const struct virtual_call *what)
 {
     (void)what;
-    gs_throttle_hold();
-    gs_throttle_let_go();
+    gs_throttle_context_ends(NULL);
+    gs_throttle_context_ended(NULL, false);
 }
 
 /* ---- what tests want to know of a launch (--wrap) ---- */

@@ -257,6 +257,8 @@ void gs_sleep_ns(uint64_t ns)
     virtual_stop(SLEEPS);
 }
 
+_Thread_local unsigned gs_locks __attribute__((tls_model("initial-exec")));
+
 void gs_lock_awaited(struct gs_lock *lock)
 {
     while (atomic_exchange(&lock->state, 2))

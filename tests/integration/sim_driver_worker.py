@@ -77,6 +77,13 @@ def in_thread(request: dict[str, Any]) -> dict[str, Any]:
     return found[0]
 
 
+def beside(request: dict[str, Any]) -> dict[str, Any]:
+    """Makes the call in a thread, without waiting for it."""
+    name, arguments = request["beside"], request["arguments"]
+    threading.Thread(target=call, args=(name, arguments), daemon=True).start()
+    return {}
+
+
 class IpcHandle(ctypes.Structure):
     """Passed by value."""
 
@@ -125,6 +132,7 @@ def address_of(request: dict[str, Any]) -> dict[str, Any]:
 
 
 REQUESTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "beside": beside,
     "call": lambda request: call(request["call"], request["arguments"]),
     "close": close,
     "exec": start_again,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = BUILD / "lib/libgpuslice.so"
 OLDEST_GLIBC = {"x86_64": (2, 2, 5), "aarch64": (2, 17)}
 """The first of each architecture: a loader that lacks a version starts no program with one that wants it."""
-OWN_ENTRIES = {"dlsym", "dlvsym", "dlopen", "__gmon_start__"}
+OWN_ENTRIES = {"dlsym", "dlvsym", "dlopen", "__gmon_start__", "gpuslice_locks_held"}
 VARIANT = re.compile(r"(_v\d+)?(_ptsz|_ptds)?$")
 HOOK = re.compile(r"^HOOK\((CUDA|NVML), (\w+),", re.MULTILINE)
 DECLARED = re.compile(r"\bCUDAAPI\s+(cu[A-Z]\w*)\s*\(")

@@ -52,6 +52,8 @@ uint32_t charge_slowly(const struct device *device, enum sim_kind kind, uint64_t
     uint64_t steps = bytes / step + (bytes % step != 0);
     const struct timespec pause = {.tv_sec = (time_t)(duration_ns / steps / 1000000000u),
                                    .tv_nsec = (long)(duration_ns / steps % 1000000000u)};
+    if (kind == SIM_MODULE) /* "might require context synchronization" (CUDA Programming Guide, "Lazy Loading") */
+        may_wait("loading code");
     uint32_t record = sim_charge(device->card, kind, bytes < step ? bytes : step, 0);
     for (uint64_t taken = step; record && duration_ns; taken += step) {
         clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, NULL);
@@ -92,8 +94,12 @@ static void drop_allocations(const struct context *context)
     memory_unlock();
 }
 
+/* Its kernels cannot be stopped in their midst, so that its end waits for them. */
 void context_deactivate(struct context *context)
 {
+    may_wait("a context's end");
+    gate_pass("context-ends");
+    context_wait(context);
     context->active = false;
     kept_drop_all(context);
     drop_allocations(context);

@@ -28,7 +28,9 @@ EXPORT CUresult cuCtxSynchronize_v2(CUcontext given)
 {
     struct context *context;
     TRY(current_or(given, &context));
-    device_wait(context->device);
+    may_wait("cuCtxSynchronize");
+    context_wait(context);
+    pools_settle(context->device);
     return device_fault(context->device);
 }
 

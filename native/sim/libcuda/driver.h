@@ -61,6 +61,7 @@ struct context {
     uint64_t id;
     uint64_t limits[LIMITS];
     struct stream *legacy_stream;
+    uint64_t marks[SIM_CONNECTIONS]; /* the last work of its streams, by connection */
     unsigned blocking_streams; /* made, ever: those that wait for the legacy stream, and it for them */
     int cache_config, shared_config;
 };
@@ -115,6 +116,9 @@ CUresult device_of(CUdevice ordinal, struct device **device); /* checks that the
 /* Waits there as long as the file of that name is in the folder GPUSLICE_SIM_GATES, and says by NAME.reached that it does;
  * without one for a random time up to GPUSLICE_SIM_LINGER_US. For tests of what happens in the midst of a call. */
 void gate_pass(const char *name);
+/* In every call that may wait for work, for the card or for room in a queue: a library in front of the driver that holds a lock of its
+ * own across it keeps its other threads waiting too, or all of them for ever. Ends the process with a message then. */
+void may_wait(const char *call);
 struct device *device_on(uint32_t card); /* NULL for a card that this process does not see */
 /* The content of a file without a name, which another process may be given. */
 CUresult share_by_file(const char *name, const void *content, size_t bytes, int *file);
@@ -143,7 +147,7 @@ void stream_await(struct stream *stream, uint64_t mark);
 uint64_t stream_mark(struct stream *stream); /* behind all that was given to it until now */
 uint64_t stream_hold(struct stream *stream); /* what follows waits until the mark is let go; 0 on failure */
 void stream_wait(struct stream *stream);
-void device_wait(struct device *device);
+void context_wait(struct context *context); /* for all that its streams were given */
 uint32_t grid_width(const struct device *device, uint64_t blocks, uint64_t threads); /* how much of the card it fills */
 #define PER_THREAD(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
 
@@ -191,7 +195,8 @@ void allocation_drop(struct allocation *allocation); /* releases its record and 
 struct allocation *allocation_first(void);
 
 /* Pools (pool.c). block_free and block_range under memory_lock. */
-CUresult block_free(struct allocation *chunk, uint64_t address);
+CUresult block_free(struct allocation *chunk, uint64_t address, uint64_t stream, uint64_t mark); /* after the mark, on that stream */
+CUresult memory_free(CUdeviceptr address, struct stream *on); /* NULL: at once */
 bool block_range(const struct allocation *chunk, uint64_t *start, uint64_t *bytes);
 struct pool *pool_of_block(const struct allocation *chunk);
 CUresult graph_memory_free(struct allocation *allocation); /* under memory_lock */

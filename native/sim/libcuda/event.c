@@ -100,6 +100,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle)
         return capture_asked(event->capturing);
     if (!event->recorded)
         return CUDA_SUCCESS;
+    may_wait("cuEventSynchronize");
     sim_engine_wait(event->mark);
     pools_settle(event->device);
     return device_fault(event->device);
@@ -148,6 +149,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent on, unsigned flags)
         stream->capturing = event->capturing;
         stream->captured_last = event->captured_last;
     }
+    may_wait("cuStreamWaitEvent"); /* for room in the queue */
     if (!stream->capturing)
         stream_await(stream, event->mark);
     return CUDA_SUCCESS;

@@ -38,6 +38,17 @@ static void wait_at(const char *name)
     errno = saved;
 }
 
+/* Of libgpuslice, where a process has it: how many of its locks the calling thread holds. */
+extern unsigned gpuslice_locks_held(void) __attribute__((weak));
+
+void may_wait(const char *call)
+{
+    if (!gpuslice_locks_held || !gpuslice_locks_held())
+        return;
+    fprintf(stderr, "%s may wait, and was called by a thread that holds %u locks of libgpuslice\n", call, gpuslice_locks_held());
+    abort();
+}
+
 void gate_pass(const char *name)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

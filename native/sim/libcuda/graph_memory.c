@@ -69,6 +69,7 @@ static void trim(struct graph_memory *memory, uint64_t keep)
 EXPORT CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
 {
     struct device *device;
+    may_wait("cuDeviceGraphMemTrim");
     TRY(capture_permits());
     TRY(device_of(ordinal, &device));
     memory_lock();

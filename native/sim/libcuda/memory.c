@@ -15,6 +15,7 @@ static CUresult allocate(uint64_t bytes, enum allocation_kind kind, enum sim_kin
     TRY(context_current(&context));
     if (bytes > UINT64_C(1) << 48)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    may_wait("cuMemAlloc");
     gate_pass("allocate");
     memory_lock();
     struct allocation *made = allocation_new(bytes, kind, context);
@@ -71,10 +72,10 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned f
     return CUDA_SUCCESS;
 }
 
-static CUresult free_locked(struct allocation *found, CUdeviceptr address)
+static CUresult free_locked(struct allocation *found, CUdeviceptr address, uint64_t stream, uint64_t mark)
 {
     if (found && found->kind == ALLOCATION_CHUNK)
-        return block_free(found, address);
+        return block_free(found, address, stream, mark);
     if (found && found->kind == ALLOCATION_GRAPH && found->address == address)
         return graph_memory_free(found);
     if (!found || found->address != address || (found->kind != ALLOCATION_PLAIN && found->kind != ALLOCATION_MANAGED))
@@ -83,16 +84,33 @@ static CUresult free_locked(struct allocation *found, CUdeviceptr address)
     return CUDA_SUCCESS;
 }
 
+CUresult memory_free(CUdeviceptr address, struct stream *on)
+{
+    uint64_t mark = on ? stream_mark(on) : 0;
+    memory_lock();
+    CUresult result = free_locked(allocation_at(address), address, on ? on->id : 0, sim_engine_reached(mark) ? 0 : mark);
+    memory_unlock();
+    gate_pass("freed");
+    return result;
+}
+
+/* Waits until nothing uses the memory any more (CUDA C++ Best Practices Guide and Programming Guide, "Stream Ordered Memory
+ * Allocator", introduction: cudaFree makes the card synchronise across all streams). Of a pool's block "the driver assumes that
+ * all accesses to the allocation are finished and performs no further synchronization" (the same chapter, on cudaFree). */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
     TRY(driver_ready());
     if (!address)
         return CUDA_SUCCESS;
+    may_wait("cuMemFree");
     memory_lock();
-    CUresult result = free_locked(allocation_at(address), address);
+    const struct allocation *found = allocation_at(address);
+    bool waits = found && (found->kind == ALLOCATION_PLAIN || found->kind == ALLOCATION_MANAGED);
+    struct context *context = waits ? found->context : NULL;
     memory_unlock();
-    gate_pass("freed");
-    return result;
+    if (context)
+        context_wait(context);
+    return memory_free(address, NULL);
 }
 
 EXPORT CUresult cuMemFree(unsigned address) { return cuMemFree_v2(address); }

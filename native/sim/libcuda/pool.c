@@ -1,6 +1,14 @@
 /* Stream-ordered allocation. A pool takes chunks from the card and deals out blocks of them; a freed block stays with
- * the pool until trimming, or synchronising above the release threshold, gives its chunk back. Streams run in order
- * within a process here, so an allocation or a free takes effect when it is called. */
+ * the pool until trimming, or synchronising above the release threshold, gives its chunk back. A free takes effect when its
+ * stream gets there: until then the chunk cannot go, and the block is for that stream alone, or for another by the three
+ * policies of a pool (CUDA C++ Programming Guide, "Stream Ordered Memory Allocator", "Memory Reuse Policies"; CUDA Driver
+ * API, CUmemPool_attribute; all are enabled unless the program disables them):
+ *
+ *   FOLLOW_EVENTS  before more memory is taken from the card, a block whose free precedes the allocation by events or by the
+ *                  legacy stream
+ *   OPPORTUNISTIC  a block whose free has happened already; without it, that counts from the next synchronisation on
+ *   INTERNAL       when the card has no more memory, any free block: the allocating stream is made to wait for its free
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,11 +42,48 @@ static void drop_chunk(struct pool *pool, struct chunk **link)
     free(chunk);
 }
 
-/* Gives whole free chunks back while at least `keep` bytes stay reserved. */
+static bool is_alike(const struct block *one, const struct block *other)
+{
+    return !one->taken && !other->taken && one->freed_on == other->freed_on;
+}
+
+/* The later of two ends of one stream, whose work is in one queue. */
+static uint64_t later(uint64_t one, uint64_t other) { return one > other ? one : other; }
+
+/* Blocks whose stream has got to their free are everybody's. */
+static void ripen(struct pool *pool)
+{
+    for (struct chunk *chunk = pool->chunks; chunk; chunk = chunk->next) {
+        for (struct block *block = chunk->blocks; block; block = block->next)
+            if (!block->taken && block->freed_on && sim_engine_reached(block->mark))
+                block->freed_on = block->mark = 0;
+        for (struct block *next, *block = chunk->blocks; block; block = next) {
+            next = block->next;
+            if (!next || !is_alike(block, next))
+                continue;
+            block->mark = later(block->mark, next->mark);
+            block->bytes += next->bytes;
+            block->next = next->next;
+            free(next);
+            next = block; /* and the one behind it */
+        }
+    }
+}
+
+static bool is_outstanding(const struct chunk *chunk)
+{
+    bool pending = chunk->used != 0;
+    for (const struct block *block = chunk->blocks; block && !pending; block = block->next)
+        pending = block->freed_on && !sim_engine_reached(block->mark);
+    return pending;
+}
+
+/* Gives whole free chunks back while at least `keep` bytes stay reserved. Frees to come "count as outstanding"
+ * (cuMemPoolTrimTo). */
 static void trim(struct pool *pool, uint64_t keep)
 {
     for (struct chunk **link = &pool->chunks; *link && pool->reserved > keep;) {
-        bool can_go = (*link)->used == 0 && pool->reserved - (*link)->allocation->pages_bytes >= keep;
+        bool can_go = pool->reserved - (*link)->allocation->pages_bytes >= keep && !is_outstanding(*link);
         if (can_go)
             drop_chunk(pool, link);
         else
@@ -86,24 +131,30 @@ static struct chunk *grow(struct pool *pool, uint64_t bytes)
     return chunk;
 }
 
-static struct block *fit(struct chunk *chunk, uint64_t bytes)
+enum reuse { AT_ONCE, AFTER_A_WAIT };
+
+/* A block for this stream; after a wait, one that another stream is about to free. */
+static struct block *fit(struct pool *pool, uint64_t bytes, const struct stream *stream, enum reuse reuse, struct chunk **in)
 {
-    for (struct block *block = chunk->blocks; block; block = block->next)
-        if (!block->taken && block->bytes >= bytes)
-            return block;
+    for (*in = pool->chunks; *in; *in = (*in)->next)
+        for (struct block *block = (*in)->blocks; block; block = block->next)
+            if (!block->taken && block->bytes >= bytes &&
+                (reuse == AFTER_A_WAIT || !block->freed_on || block->freed_on == stream->id ||
+                 (pool->reuse[FOLLOW_EVENTS] && sim_engine_follows(stream->mark, block->mark))))
+                return block;
     return NULL;
 }
 
-static struct block *fit_anywhere(struct pool *pool, uint64_t bytes, struct chunk **in)
+static struct block *fit_anywhere(struct pool *pool, uint64_t bytes, const struct stream *stream, struct chunk **in)
 {
-    for (struct chunk *chunk = pool->chunks; chunk; chunk = chunk->next) {
-        struct block *block = fit(chunk, bytes);
-        *in = chunk;
-        if (block)
-            return block;
-    }
-    *in = grow(pool, bytes);
-    return *in ? fit(*in, bytes) : NULL;
+    if (pool->reuse[OPPORTUNISTIC])
+        ripen(pool);
+    struct block *block = fit(pool, bytes, stream, AT_ONCE, in);
+    if (!block && grow(pool, bytes))
+        block = fit(pool, bytes, stream, AT_ONCE, in);
+    if (!block && pool->reuse[INTERNAL])
+        block = fit(pool, bytes, stream, AFTER_A_WAIT, in);
+    return block;
 }
 
 static void take(struct pool *pool, struct chunk *chunk, struct block *block, uint64_t bytes)
@@ -111,6 +162,8 @@ static void take(struct pool *pool, struct chunk *chunk, struct block *block, ui
     if (block->bytes > bytes) {
         struct block *rest = new_block(block->offset + bytes, block->bytes - bytes, block->next);
         if (rest) {
+            rest->freed_on = block->freed_on;
+            rest->mark = block->mark;
             block->next = rest;
             block->bytes = bytes;
         }
@@ -122,58 +175,52 @@ static void take(struct pool *pool, struct chunk *chunk, struct block *block, ui
         pool->used_high = pool->used;
 }
 
-CUresult pool_allocate(struct pool *pool, uint64_t bytes, CUdeviceptr *address)
+CUresult pool_allocate(struct pool *pool, uint64_t bytes, struct stream *stream, CUdeviceptr *address)
 {
     struct chunk *chunk;
-    uint64_t rounded = (bytes + BLOCK_STEP - 1) / BLOCK_STEP * BLOCK_STEP;
+    uint64_t rounded = (bytes + BLOCK_STEP - 1) / BLOCK_STEP * BLOCK_STEP, awaited = 0;
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (bytes > UINT64_C(1) << 48)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    may_wait("cuMemAllocAsync"); /* for the card to give memory, or for room in the stream's queue */
     gate_pass("pool");
+    stream_mark(stream); /* it may follow the legacy stream */
     memory_lock();
     uint64_t before = pool->reserved;
-    struct block *block = fit_anywhere(pool, rounded, &chunk);
+    struct block *block = fit_anywhere(pool, rounded, stream, &chunk);
     bool grown = pool->reserved > before;
     if (block) {
         take(pool, chunk, block, rounded);
+        awaited = block->freed_on != stream->id ? block->mark : 0;
+        block->freed_on = block->mark = 0;
         block->asked = bytes;
         *address = chunk->allocation->address + block->offset;
     }
     memory_unlock();
+    stream_await(stream, awaited);
     if (grown)
         gate_pass("pool-grown");
     return block ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void join_with_next(struct block *block)
-{
-    struct block *next = block->next;
-    if (!next || next->taken || block->taken)
-        return;
-    block->bytes += next->bytes;
-    block->next = next->next;
-    free(next);
-}
-
-CUresult block_free(struct allocation *allocation, uint64_t address)
+CUresult block_free(struct allocation *allocation, uint64_t address, uint64_t stream, uint64_t mark)
 {
     struct chunk *chunk = allocation->detail;
-    struct block *before = NULL, *block = chunk->blocks;
-    while (block && block->offset != address - allocation->address) {
-        before = block;
+    struct block *block = chunk->blocks;
+    while (block && block->offset != address - allocation->address)
         block = block->next;
-    }
     if (!block || !block->taken)
         return CUDA_ERROR_INVALID_VALUE;
     block->taken = false;
+    block->freed_on = mark ? stream : 0;
+    block->mark = mark;
     chunk->used -= block->bytes;
     chunk->pool->used -= block->bytes;
-    join_with_next(block);
-    if (before)
-        join_with_next(before);
     if (chunk->pool->destroyed)
         pool_settle_destroyed(chunk->pool);
+    else if (chunk->pool->reuse[OPPORTUNISTIC])
+        ripen(chunk->pool);
     return CUDA_SUCCESS;
 }
 
@@ -219,14 +266,35 @@ void pool_trim(struct pool *pool, uint64_t keep)
 static void settle(struct object *object, void *device)
 {
     struct pool *pool = (struct pool *)object;
-    if (pool->device == device && pool->reserved > pool->release_threshold)
+    if (pool->device != device)
+        return;
+    ripen(pool);
+    if (!pool->destroyed && pool->reserved > pool->release_threshold)
         trim(pool, pool->release_threshold);
+}
+
+/* Under memory_lock. Whose last free was still to come when it was destroyed. */
+static void find_destroyed(struct object *object, void *found)
+{
+    struct pool *pool = (struct pool *)object;
+    bool outstanding = !pool->destroyed;
+    for (const struct chunk *chunk = pool->chunks; chunk && !outstanding; chunk = chunk->next)
+        outstanding = is_outstanding(chunk);
+    if (!outstanding)
+        *(struct pool **)found = pool;
 }
 
 void pools_settle(struct device *device)
 {
     memory_lock();
+    struct pool *destroyed;
     objects_each(OBJECT_POOL, settle, device);
+    do {
+        destroyed = NULL;
+        objects_each(OBJECT_POOL, find_destroyed, &destroyed);
+        if (destroyed)
+            pool_settle_destroyed(destroyed);
+    } while (destroyed);
     memory_unlock();
 }
 

@@ -9,6 +9,7 @@
 struct block {
     uint64_t offset, bytes, asked;
     bool taken;
+    uint64_t freed_on, mark; /* the stream that frees it, and the work before that; 0: it is free for everybody */
     struct block *next; /* by offset, without gaps */
 };
 
@@ -27,6 +28,7 @@ struct opened {
 };
 
 enum { PINNED = 1, MANAGED = 2 }; /* allocation types */
+enum { FOLLOW_EVENTS = 1, OPPORTUNISTIC, INTERNAL }; /* CU_MEMPOOL_ATTR_REUSE_…: see pool.c */
 
 struct pool {
     struct object object;
@@ -41,7 +43,7 @@ struct pool {
     struct opened *opened;
 };
 
-CUresult pool_allocate(struct pool *pool, uint64_t bytes, CUdeviceptr *address);
+CUresult pool_allocate(struct pool *pool, uint64_t bytes, struct stream *stream, CUdeviceptr *address);
 void pool_trim(struct pool *pool, uint64_t keep);
 void pool_settle_destroyed(struct pool *pool); /* under memory_lock */
 

@@ -49,7 +49,7 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, 
     if (stream->capturing)
         return capture_allocate(stream, bytes, address);
     struct pool *from = pool ? pool : current_pool(stream->device);
-    return from ? pool_allocate(from, bytes, address) : CUDA_ERROR_OUT_OF_MEMORY;
+    return from ? pool_allocate(from, bytes, stream, address) : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
@@ -81,7 +81,7 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     TRY(stream_of(handle, &stream));
     if (stream->capturing)
         return capture_free(stream, address);
-    return address ? cuMemFree_v2(address) : CUDA_ERROR_INVALID_VALUE;
+    return address ? memory_free(address, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
 EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
@@ -125,6 +125,7 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *made, const CUmemPoolProps *proper
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
+    may_wait("cuMemPoolDestroy");
     TRY(pool_of(pool));
     if (pool->is_default)
         return CUDA_ERROR_INVALID_VALUE;
@@ -137,6 +138,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
+    may_wait("cuMemPoolTrimTo"); /* for the card to take memory back */
     TRY(capture_permits());
     TRY(pool_of(pool));
     pool_trim(pool, keep);
@@ -162,7 +164,7 @@ static const int *fact_of(const struct pool *pool, int attribute)
     case HANDLE_TYPES: return &pool->handle_types;
     case LOCATION_ID: return &pool->location.id;
     case LOCATION_TYPE: return &pool->location.type;
-    default: return attribute >= 1 && attribute <= 3 ? &pool->reuse[attribute] : NULL;
+    default: return attribute >= FOLLOW_EVENTS && attribute <= INTERNAL ? &pool->reuse[attribute] : NULL;
     }
 }
 
@@ -194,7 +196,7 @@ static CUresult lower_high(uint64_t *high, uint64_t now, uint64_t value)
 static CUresult set_attribute(struct pool *pool, int attribute, const void *value)
 {
     uint64_t wide;
-    if (attribute >= 1 && attribute <= 3) {
+    if (attribute >= FOLLOW_EVENTS && attribute <= INTERNAL) {
         memcpy(&pool->reuse[attribute], value, sizeof(int));
         return CUDA_SUCCESS;
     }

@@ -49,8 +49,12 @@ static uint32_t connection_of(const struct stream *stream)
 
 static void put_behind(struct stream *stream, uint64_t mark)
 {
-    if (mark)
-        __atomic_store_n(&stream->mark, mark, __ATOMIC_RELEASE);
+    if (!mark)
+        return;
+    __atomic_store_n(&stream->mark, mark, __ATOMIC_RELEASE);
+    uint64_t *last = &stream->object.owner->memory->marks[connection_of(stream)], before = *last;
+    while (before < mark && !__atomic_compare_exchange_n(last, &before, mark, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        ;
 }
 
 void stream_await(struct stream *stream, uint64_t mark)
@@ -108,6 +112,7 @@ void stream_work(struct stream *stream, uint64_t duration_ns, uint32_t width)
         const char *said = getenv("CUDA_LAUNCH_BLOCKING");
         launch_blocking = said && strtol(said, NULL, 10) != 0;
     }
+    may_wait("a launch"); /* for room in the queue */
     meet(stream);
     if (duration_ns)
         put_behind(stream, sim_engine_work(stream->device->card, connection_of(stream), (uint32_t)stream->id,
@@ -141,22 +146,24 @@ CUresult stream_of(CUstream handle, struct stream **stream)
 
 void stream_wait(struct stream *stream)
 {
+    may_wait("cuStreamSynchronize");
     sim_engine_wait(stream_mark(stream));
     pools_settle(stream->device);
 }
 
 uint64_t stream_hold(struct stream *stream)
 {
+    may_wait("cuLaunchHostFunc");
     meet(stream);
     uint64_t held = sim_engine_hold(stream->device->card, connection_of(stream));
     put_behind(stream, held);
     return held;
 }
 
-void device_wait(struct device *device)
+void context_wait(struct context *context)
 {
-    sim_engine_wait_for_card(device->card);
-    pools_settle(device);
+    for (uint32_t i = 0; i < SIM_CONNECTIONS; i++)
+        sim_engine_wait(__atomic_load_n(&context->memory->marks[i], __ATOMIC_ACQUIRE));
 }
 
 EXPORT CUresult cuStreamCreateWithPriority(CUstream *made, unsigned flags, int priority)

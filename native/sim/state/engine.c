@@ -458,14 +458,24 @@ void sim_engine_wait(uint64_t mark)
     }
 }
 
-void sim_engine_wait_for_card(uint32_t card)
+/* Under the lock; looks behind a few waits only. */
+static bool follows(uint64_t mark, uint64_t other, unsigned depth)
 {
-    uint64_t marks[SIM_CONNECTIONS];
-    uint32_t self = sim_self_if_any();
-    for (uint32_t i = 0; self != SIM_PROCESSES && i < SIM_CONNECTIONS; i++) {
-        uint32_t queue = sim_state()->processes[self].queues[card][i];
-        marks[i] = queue ? mark_of(queue - 1, sim_state()->queues[queue - 1].made) : 0;
-    }
-    for (uint32_t i = 0; self != SIM_PROCESSES && i < SIM_CONNECTIONS; i++)
-        sim_engine_wait(marks[i]);
+    if (!mark || !depth)
+        return false;
+    struct sim_queue *queue = queue_of(mark);
+    if (queue == queue_of(other) && number_of(mark) >= number_of(other))
+        return true;
+    for (uint64_t number = queue->finished + 1; number <= number_of(mark); number++)
+        if (item_at(queue, number)->awaited && follows(item_at(queue, number)->awaited, other, depth - 1))
+            return true;
+    return false;
+}
+
+bool sim_engine_follows(uint64_t mark, uint64_t other)
+{
+    sim_lock();
+    bool after = follows(mark, other, 8);
+    sim_unlock();
+    return after;
 }

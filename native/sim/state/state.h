@@ -72,8 +72,8 @@ uint64_t sim_engine_hold(uint32_t card, uint32_t connection); /* holds the queue
 bool sim_engine_is_turn_of(uint64_t held);                    /* everything before it is finished */
 void sim_engine_let_go(uint64_t held);
 bool sim_engine_reached(uint64_t mark);
+bool sim_engine_follows(uint64_t mark, uint64_t other); /* the first is not reached before the other, by queues and waits */
 void sim_engine_wait(uint64_t mark);
-void sim_engine_wait_for_card(uint32_t card);
 void sim_engine_seal(uint64_t mark);     /* its end will be asked for: work that follows does not count */
 uint64_t sim_engine_time(uint64_t mark); /* when it was finished; 0: not yet, or forgotten */
 

@@ -19,12 +19,13 @@ struct gs_attachment {
     uint64_t owner;                 /* the slot's `owner` while the slot is ours */
 };
 
+#define GS_ERAS 4u /* of calls in flight */
 enum gs_flight { GS_TAKING, GS_GIVING }; /* whether a driver call in flight allocates or frees (accounts/in_flight.h) */
 
 /* What this process holds of a card, in its own memory, so that nobody who overwrites the region can change it. */
 struct gs_holding {
     _Atomic uint64_t gained, lost; /* totals in bytes; the lowest eight bits are the number of the current attachment */
-    _Atomic uint64_t in_flight[2]; /* by enum gs_flight: the number of calls and their bytes (accounts/in_flight.c) */
+    _Atomic uint64_t in_flight[GS_ERAS][2]; /* by era and enum gs_flight: the number of calls and their bytes (accounts/in_flight.c) */
     _Atomic uint32_t rests;        /* how many threads want a moment without calls in flight (accounts/in_flight.h) */
     _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
     _Atomic bool provisional;
@@ -39,6 +40,7 @@ struct gs_accounts {
     struct gs_file file;
     _Atomic uint64_t looked_ns;
     _Atomic uint32_t host_pid;
+    _Atomic uint32_t era; /* of the calls that begin now (accounts/in_flight.c) */
     uint32_t moves;
     struct gs_exports exports;
     char path[GS_PATH_ROOM];

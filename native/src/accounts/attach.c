@@ -135,8 +135,8 @@ void gs_attach_forget(struct gs_accounts *accounts)
         uint64_t number = gs_load(&holding->gained) % GS_ATTACHMENTS;
         atomic_store(&holding->gained, number);
         atomic_store(&holding->lost, number);
-        atomic_store(&holding->in_flight[GS_TAKING], 0);
-        atomic_store(&holding->in_flight[GS_GIVING], 0);
+        for (uint32_t word = 0; word < 2 * GS_ERAS; word++)
+            atomic_store(&holding->in_flight[word / 2][word % 2], 0);
         atomic_store(&holding->rests, 0);
         atomic_store(&holding->own_bytes, 0);
         atomic_store(&holding->exported_bytes, 0);

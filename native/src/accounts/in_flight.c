@@ -9,11 +9,13 @@
 #define STEPS_OF_A_WORD ((UINT64_C(1) << 48) - 1)
 
 #define LONGEST_REST_NS UINT64_C(20000000)
+#define LONGEST_FREE_NS UINT64_C(1000000) /* one that takes longer waits for work */
 #define NAP_NS UINT64_C(20000)
 #define YIELDS 64u
 
-/* Calls in flight of this thread, which must not wait for a rest that waits for these calls. */
+/* Calls in flight of this thread, which must not wait for a rest that waits for these calls; and the era of the first. */
 static _Thread_local uint32_t flights_here __attribute__((tls_model("initial-exec")));
+static _Thread_local uint32_t era_here __attribute__((tls_model("initial-exec")));
 
 static uint64_t word_of(uint64_t bytes)
 {
@@ -23,33 +25,36 @@ static uint64_t word_of(uint64_t bytes)
 
 static uint64_t bytes_in(const struct gs_accounts *accounts, uint32_t card, enum gs_flight flight)
 {
-    return (atomic_load(&accounts->mine[card].in_flight[flight]) & STEPS_OF_A_WORD) << STEP_BITS;
+    uint64_t steps = 0;
+    for (uint32_t era = 0; era < GS_ERAS; era++)
+        steps += atomic_load(&accounts->mine[card].in_flight[era][flight]) & STEPS_OF_A_WORD;
+    return steps << STEP_BITS;
 }
 
-static bool rests(const struct gs_accounts *accounts, uint32_t card) { return atomic_load(&accounts->mine[card].rests) != 0; }
+static bool is_none(const _Atomic uint32_t *rests) { return atomic_load(rests) == 0; }
+static bool has_ended(const _Atomic uint64_t *flights) { return atomic_load(flights) >> 48 == 0; }
 
-static bool flies(const struct gs_accounts *accounts, uint32_t card) { return gs_flights(accounts, card) != 0; }
+/* False if that takes longer. */
+#define AWAIT(condition, longest_ns)                                                                                   \
+    ({                                                                                                                 \
+        uint64_t until = 0, now = 0;                                                                                   \
+        for (uint32_t round = 0; !(condition) && (!until || now < until); round++) {                                   \
+            now = gs_monotonic_ns();                                                                                   \
+            until = until ? until : now + (longest_ns);                                                                \
+            round < YIELDS ? gs_yield() : gs_sleep_ns(NAP_NS);                                                         \
+        }                                                                                                              \
+        (condition);                                                                                                   \
+    })
 
-static void await_end(const struct gs_accounts *accounts, uint32_t card, bool (*of)(const struct gs_accounts *, uint32_t))
-{
-    uint64_t until = 0;
-    for (uint32_t round = 0; of(accounts, card); round++) {
-        uint64_t now = gs_monotonic_ns();
-        until = until ? until : now + LONGEST_REST_NS;
-        if (now >= until)
-            return;
-        if (round < YIELDS)
-            gs_yield();
-        else
-            gs_sleep_ns(NAP_NS);
-    }
-}
-
+/* Calls that take too long belong to an era that ends here: no later rest waits for them again. */
 void gs_rest_begins(struct gs_accounts *accounts, uint32_t card)
 {
-    atomic_fetch_add(&accounts->mine[card].rests, 1);
-    if (!flights_here)
-        await_end(accounts, card, flies);
+    struct gs_holding *holding = &accounts->mine[card];
+    uint32_t era = atomic_load(&accounts->era);
+    const _Atomic uint64_t *flights = holding->in_flight[era % GS_ERAS];
+    atomic_fetch_add(&holding->rests, 1);
+    if (!flights_here && !(AWAIT(has_ended(&flights[GS_GIVING]), LONGEST_FREE_NS) && AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS)))
+        atomic_compare_exchange_strong(&accounts->era, &era, era + 1);
 }
 
 void gs_rest_ends(struct gs_accounts *accounts, uint32_t card)
@@ -65,11 +70,15 @@ void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_fligh
     if (card >= GPUSLICE_CARDS)
         return;
     struct gs_attachment *at = gs_attach_with_slot(accounts);
-    atomic_fetch_add(&accounts->mine[card].in_flight[flight], word_of(bytes));
-    if (rests(accounts, card) && !flights_here) { /* checked after the call was published: either the resting thread sees the call, or we see the rest */
-        atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));
-        await_end(accounts, card, rests);
-        atomic_fetch_add(&accounts->mine[card].in_flight[flight], word_of(bytes));
+    struct gs_holding *holding = &accounts->mine[card];
+    if (!flights_here)
+        era_here = atomic_load(&accounts->era) % GS_ERAS;
+    _Atomic uint64_t *flights = &holding->in_flight[era_here][flight];
+    atomic_fetch_add(flights, word_of(bytes));
+    if (!is_none(&holding->rests) && !flights_here) { /* checked after the call was published: either the resting thread sees the call, or we see the rest */
+        atomic_fetch_sub(flights, word_of(bytes));
+        (void)AWAIT(is_none(&holding->rests), LONGEST_REST_NS);
+        atomic_fetch_add(flights, word_of(bytes));
     }
     flights_here++;
     if (at) /* tells others not to compare our slot with the driver's figure */
@@ -83,7 +92,7 @@ void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight 
     flights_here -= flights_here > 0;
     gs_accounts_changed(accounts, card);
     struct gs_attachment *at = gs_attach_with_slot(accounts);
-    atomic_fetch_sub(&accounts->mine[card].in_flight[flight], word_of(bytes));
+    atomic_fetch_sub(&accounts->mine[card].in_flight[era_here][flight], word_of(bytes));
     uint16_t shown = at ? atomic_fetch_sub(&at->slot->in_flight[card], 1) : 1;
     if (shown == 0 || shown > UINT16_MAX / 2) /* somebody reset it meanwhile; as in gs_subtract() */
         atomic_fetch_add(&at->slot->in_flight[card], 1);
@@ -91,8 +100,11 @@ void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight 
 
 uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card)
 {
-    const struct gs_holding *holding = &accounts->mine[card];
-    return (uint16_t)((atomic_load(&holding->in_flight[GS_TAKING]) >> 48) + (atomic_load(&holding->in_flight[GS_GIVING]) >> 48));
+    uint64_t count = 0;
+    for (uint32_t era = 0; era < GS_ERAS; era++)
+        for (uint32_t flight = GS_TAKING; flight <= GS_GIVING; flight++)
+            count += atomic_load(&accounts->mine[card].in_flight[era][flight]) >> 48;
+    return (uint16_t)count;
 }
 
 /* `gained` and `lost` change between the begin and the end of a call in flight.

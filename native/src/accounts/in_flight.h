@@ -12,8 +12,8 @@ void gs_flight_ends(struct gs_accounts *accounts, uint32_t card, enum gs_flight 
 uint16_t gs_flights(const struct gs_accounts *accounts, uint32_t card); /* their number */
 
 /* A rest: a moment in which this process has no calls in flight and starts none, so that the driver's figure matches the
- * account. If a call takes longer than 20 ms, for example because it waits for a kernel, the rest begins without waiting for
- * it. No thread is delayed for longer than that either. */
+ * account. If an allocation takes longer than 20 ms, or a free longer than 1 ms because it waits for a kernel, the rest begins
+ * without waiting for it, and so do all later ones. No thread is delayed for longer than that either. */
 void gs_rest_begins(struct gs_accounts *accounts, uint32_t card);
 void gs_rest_ends(struct gs_accounts *accounts, uint32_t card);
 

@@ -33,6 +33,7 @@ static struct gs_lock *begin_births(CUdevice device)
     const struct gs_card *card = gs_card_of_device(device);
     struct gs_lock *lock = &birth_locks[card ? card->index : GPUSLICE_CARDS];
     gs_lock(lock);
+    gs_locks--; /* a creation lock (system/os.h) */
     giving_birth = true;
     return lock;
 }
@@ -40,6 +41,7 @@ static struct gs_lock *begin_births(CUdevice device)
 static void end_births(struct gs_lock *lock)
 {
     giving_birth = false;
+    gs_locks++;
     gs_unlock(lock);
 }
 
@@ -265,12 +267,11 @@ static struct gs_card *card_of_context(CUcontext context)
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(context);                                                                            \
         struct gs_card *card = card_of_context(context);                                                               \
+        gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
-        gs_throttle_hold();                                                                                            \
+        gs_throttle_context_ends(context);                                                                             \
         int result = DRIVER(symbol)(context);                                                                          \
-        if (result == CUDA_SUCCESS)                                                                                    \
-            gs_throttle_forget_context(context);                                                                       \
-        gs_throttle_let_go();                                                                                          \
+        gs_throttle_context_ended(context, result == CUDA_SUCCESS);                                                    \
         bool others = result == CUDA_SUCCESS && is_ended(card, context, context);                                      \
         gs_giving_ends();                                                                                              \
         if (others)                                                                                                    \
@@ -288,13 +289,12 @@ int cuCtxDetach(CUcontext context)
     if (!gs_enter_cuda())
         return DRIVER(cuCtxDetach)(context);
     struct gs_card *card = card_of_context(context);
+    gs_pools_stream_ends(NULL);
     gs_giving_begins();
-    gs_throttle_hold();
+    gs_throttle_context_ends(context);
     int result = DRIVER(cuCtxDetach)(context);
     bool gone = result == CUDA_SUCCESS && !card_of_context(context);
-    if (gone)
-        gs_throttle_forget_context(context);
-    gs_throttle_let_go();
+    gs_throttle_context_ended(context, gone);
     bool others = gone && is_ended(card, context, context);
     gs_giving_ends();
     if (others)
@@ -309,13 +309,11 @@ int cuGreenCtxDestroy(CUgreenCtx green)
     bool active = gs_enter_cuda();
     if (active && DRIVER(cuCtxFromGreenCtx)(&context, green) == CUDA_SUCCESS)
         card = card_of_context(context);
-    if (active)
-        gs_throttle_hold();
+    if (context)
+        gs_throttle_context_ends(context);
     int result = DRIVER(cuGreenCtxDestroy)(green);
-    if (active && context && result == CUDA_SUCCESS)
-        gs_throttle_forget_context(context);
-    if (active)
-        gs_throttle_let_go();
+    if (context)
+        gs_throttle_context_ended(context, result == CUDA_SUCCESS);
     if (result == CUDA_SUCCESS)
         ended(card, NULL, green);
     return result;
@@ -400,39 +398,58 @@ void gs_context_noticed(struct gs_card *card, CUdevice device, CUcontext context
     end_births(births);
 }
 
-static bool drop_green(struct gs_entry *green, void *device)
+static bool green_ends(struct gs_entry *green, void *device)
 {
-    if (green->owner != *(const uint64_t *)device + 1)
-        return false;
-    gs_throttle_forget_context((CUcontext)(uintptr_t)green->key);
-    gs_drop_context((CUcontext)(uintptr_t)green->key);
-    gs_opened_drop_context((CUcontext)(uintptr_t)green->key);
-    return true;
+    if (green->owner == *(const uint64_t *)device + 1)
+        gs_throttle_context_ends((CUcontext)(uintptr_t)green->key);
+    return false;
 }
 
-/* The device's primary context if it no longer exists; else NULL. */
-static CUcontext primary_gone(CUdevice device)
+struct primary_end {
+    uint64_t device;
+    bool gone;
+};
+
+static bool green_ended(struct gs_entry *green, void *context)
+{
+    const struct primary_end *end = context;
+    if (green->owner != end->device + 1)
+        return false;
+    gs_throttle_context_ended((CUcontext)(uintptr_t)green->key, end->gone);
+    if (end->gone) {
+        gs_drop_context((CUcontext)(uintptr_t)green->key);
+        gs_opened_drop_context((CUcontext)(uintptr_t)green->key);
+    }
+    return end->gone;
+}
+
+static CUcontext primary_ends(CUdevice device)
 {
     uint64_t of_device = (uint64_t)device;
-    if (device < 0 || device >= DEVICES || is_active(device))
-        return NULL;
-    gs_table_sift(&greens, drop_green, &of_device);
-    CUcontext context = __atomic_exchange_n(&primary_contexts[device], NULL, __ATOMIC_ACQ_REL);
-    if (context)
-        gs_throttle_forget_context(context);
+    CUcontext context = device >= 0 && device < DEVICES ? __atomic_load_n(&primary_contexts[device], __ATOMIC_ACQUIRE) : NULL;
+    gs_table_sift(&greens, green_ends, &of_device);
+    gs_throttle_context_ends(context);
     return context;
+}
+
+/* True if the device's primary context no longer exists. */
+static bool primary_ended(CUdevice device, CUcontext context, int result)
+{
+    struct primary_end end = {(uint64_t)device, result == CUDA_SUCCESS && context && !is_active(device)};
+    gs_table_sift(&greens, green_ended, &end);
+    gs_throttle_context_ended(context, end.gone);
+    return end.gone && __atomic_compare_exchange_n(&primary_contexts[device], &context, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
 #define END_PRIMARY(symbol)                                                                                            \
     do {                                                                                                               \
         if (!gs_enter_cuda())                                                                                          \
             return DRIVER(symbol)(device);                                                                             \
+        gs_pools_stream_ends(NULL);                                                                                    \
         gs_giving_begins();                                                                                            \
-        gs_throttle_hold();                                                                                            \
+        CUcontext context = primary_ends(device);                                                                      \
         int result = DRIVER(symbol)(device);                                                                           \
-        CUcontext gone = result == CUDA_SUCCESS ? primary_gone(device) : NULL;                                         \
-        gs_throttle_let_go();                                                                                          \
-        bool others = gone && is_ended(gs_card_of_device(device), gone, gone);                                         \
+        bool others = primary_ended(device, context, result) && is_ended(gs_card_of_device(device), context, context); \
         gs_giving_ends();                                                                                              \
         if (others)                                                                                                    \
             gs_measure(gs_card_of_device(device));                                                                     \

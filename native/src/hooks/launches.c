@@ -9,22 +9,9 @@
 
 bool gs_launch_freely;
 
-enum { CU_STREAM_PER_THREAD = 2 };
-
-/* Every thread has its own default stream, with the same handle. */
-static uint64_t this_thread(void)
-{
-    static _Atomic uint64_t last;
-    static _Thread_local uint64_t number __attribute__((tls_model("initial-exec")));
-    if (!number)
-        number = atomic_fetch_add(&last, 1) + 1;
-    return number;
-}
-
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
 {
-    bool own = (uintptr_t)stream == CU_STREAM_PER_THREAD || (own_stream && !stream);
-    struct gs_work work = {.stream = {.handle = stream, .thread = own ? this_thread() : 0}, .key = key};
+    struct gs_work work = {.stream = {.handle = stream, .thread = gs_own_stream(stream, own_stream)}, .key = key};
     if (!gs_enter_cuda() || !gs_throttles()) {
         __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
         return work;
@@ -120,16 +107,23 @@ int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream strea
 
 /* ---- destroying streams ---- */
 
+static void stream_ends(CUstream stream)
+{
+    if (!gs_enter_cuda() || !stream)
+        return;
+    gs_pools_stream_ends(stream);
+    if (gs_throttles())
+        gs_throttle_stream_ends(stream);
+}
+
 int cuStreamDestroy(CUstream stream)
 {
-    if (gs_enter_cuda() && gs_throttles())
-        gs_throttle_stream_ends(stream);
+    stream_ends(stream);
     return DRIVER(cuStreamDestroy)(stream);
 }
 
 int cuStreamDestroy_v2(CUstream stream)
 {
-    if (gs_enter_cuda() && gs_throttles())
-        gs_throttle_stream_ends(stream);
+    stream_ends(stream);
     return DRIVER(cuStreamDestroy_v2)(stream);
 }

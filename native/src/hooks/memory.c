@@ -1,6 +1,7 @@
 /* Linear memory, which is allocated and freed immediately. */
 #include "hooks/place.h"
 #include "policy/held.h"
+#include "policy/pool_accounts.h"
 #include "policy/reserve.h"
 #include "policy/start.h"
 
@@ -129,14 +130,21 @@ int cuMemFree(unsigned int address)
     return gs_gave(&giving, DRIVER(cuMemFree)(address));
 }
 
+static int gave(struct gs_giving *giving, int result, CUstream stream, bool own_stream)
+{
+    bool ordered = giving->known && !gs_is_capturing(stream, own_stream);
+    struct gs_giver on = ordered ? gs_giver_of(stream, own_stream) : (struct gs_giver){0};
+    return gs_gave_on(giving, result, ordered ? &on : NULL);
+}
+
 int cuMemFreeAsync(CUdeviceptr address, CUstream stream)
 {
     struct gs_giving giving = give(address);
-    return gs_gave(&giving, DRIVER(cuMemFreeAsync)(address, stream));
+    return gave(&giving, DRIVER(cuMemFreeAsync)(address, stream), stream, false);
 }
 
 int cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
 {
     struct gs_giving giving = give(address);
-    return gs_gave(&giving, DRIVER(cuMemFreeAsync_ptsz)(address, stream));
+    return gave(&giving, DRIVER(cuMemFreeAsync_ptsz)(address, stream), stream, true);
 }

@@ -4,6 +4,8 @@
 #include "policy/driver_overhead.h"
 #include "system/at_fork.h"
 
+enum { CU_STREAM_LEGACY = 1, CU_STREAM_PER_THREAD = 2 };
+
 static uint32_t contexts_epoch = 1;
 
 static _Thread_local struct {
@@ -44,5 +46,33 @@ struct gs_place gs_stream_place(CUstream stream)
     here = gs_current_place();
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return here;
+}
+
+/* Every thread has its own default stream, with the same handle: NULL in functions of that kind, CU_STREAM_PER_THREAD in all. */
+uint64_t gs_own_stream(CUstream stream, bool own_stream)
+{
+    static _Atomic uint64_t last;
+    static _Thread_local uint64_t number __attribute__((tls_model("initial-exec")));
+    if ((uintptr_t)stream != CU_STREAM_PER_THREAD && !(own_stream && !stream))
+        return 0;
+    if (!number)
+        number = atomic_fetch_add(&last, 1) + 1;
+    return number;
+}
+
+bool gs_is_capturing(CUstream stream, bool own_stream)
+{
+    int status = 0;
+    int result = own_stream ? DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) : DRIVER(cuStreamIsCapturing)(stream, &status);
+    return result == CUDA_SUCCESS && status != 0;
+}
+
+struct gs_giver gs_giver_of(CUstream stream, bool own_stream)
+{
+    uint64_t own = gs_own_stream(stream, own_stream);
+    bool of_context = own || (uintptr_t)stream <= CU_STREAM_LEGACY;
+    return (struct gs_giver){.stream = own ? NULL : stream ? stream : (CUstream)(uintptr_t)CU_STREAM_LEGACY,
+                             .context = of_context ? gs_current_place().context : NULL,
+                             .own = own};
 }
 GS_AT_FORK(gs_contexts_changed);

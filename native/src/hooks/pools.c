@@ -7,150 +7,168 @@
 #include "policy/reserve.h"
 #include "policy/start.h"
 #include "policy/throttle.h"
-#include "system/at_fork.h"
 
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
-
-/* Held from checking a pool's free room until it is known whether the allocation fits. Without it a second thread could be
- * promised the same room, so that the pool grows without a reservation, or could use memory that is about to be undone. */
-static struct gs_lock locks[GPUSLICE_CARDS + 1]; /* the last one is for cards without an entry in the region */
-
-static void forget(void)
-{
-    for (uint32_t card = 0; card <= GPUSLICE_CARDS; card++)
-        locks[card] = (struct gs_lock){0};
-}
-GS_AT_FORK(forget);
+enum { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4, CU_EVENT_DISABLE_TIMING = 2 };
 
 /* ---- stream-ordered allocation ---- */
 
 struct request {
     struct gs_place place;
-    CUmemoryPool pool;
+    CUmemoryPool given, pool;
+    CUstream stream;
+    bool own_stream;
     uint64_t bytes, reserved;
-    bool counted;
 };
 
-static bool capturing(CUstream stream, bool own_stream)
+static int ask_driver(const struct request *request, CUdeviceptr *address, CUstream stream)
 {
-    int status = 0;
-    int result = own_stream ? DRIVER(cuStreamIsCapturing_ptsz)(stream, &status) : DRIVER(cuStreamIsCapturing)(stream, &status);
-    return result == CUDA_SUCCESS && status != 0;
+    if (request->given)
+        return request->own_stream ? DRIVER(cuMemAllocFromPoolAsync_ptsz)(address, request->bytes, request->given, stream)
+                                   : DRIVER(cuMemAllocFromPoolAsync)(address, request->bytes, request->given, stream);
+    return request->own_stream ? DRIVER(cuMemAllocAsync_ptsz)(address, request->bytes, stream)
+                               : DRIVER(cuMemAllocAsync)(address, request->bytes, stream);
 }
 
-/* A pool with enough free room does not grow. Otherwise it grows by whole steps. If a step does not fit under the limit, only
- * the requested bytes are reserved; should the pool grow by more, the allocation is undone. The answer may take seconds, so
- * the lock is not held meanwhile: threads whose pools have room need it. */
-static bool reserve_growth(struct request *request)
+/* Whether the driver's answer holds. Growth that was not reserved and passes the limit is undone: nobody has used the block, and
+ * so it is free at once, whatever its stream has to do first. */
+static bool attempt(struct request *request, CUdeviceptr *address, CUstream stream, int *result)
+{
+    *result = ask_driver(request, address, stream);
+    uint64_t unpaid = gs_pool_settle(request->pool, request->place.card, request->reserved);
+    bool undone = unpaid && *result == CUDA_SUCCESS && gs_over_limit(request->place.card);
+    if (undone) {
+        int mode = gs_relax_capture();
+        DRIVER(cuMemFree_v2)(*address);
+        DRIVER(cuMemPoolTrimTo)(request->pool, 0);
+        gs_restore_capture(mode);
+    }
+    if (unpaid)
+        gs_pool_decided(request->pool, !undone);
+    return !undone;
+}
+
+/* The stream waits for that one: on the card, or, with a driver that cannot, here. */
+static bool follow(const struct request *request, const struct gs_giver *giver)
+{
+    CUevent event = giver->event;
+    int mode = gs_relax_capture(), waits = CUDA_ERROR_NOT_FOUND;
+    CUstream stream = request->stream ? request->stream : (CUstream)(uintptr_t)(request->own_stream ? 2 : 1);
+    if (event || (DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
+                  DRIVER(cuEventRecord)(event, giver->stream) == CUDA_SUCCESS))
+        waits = DRIVER(cuStreamWaitEvent)(stream, event, 0);
+    if (event && event != giver->event)
+        DRIVER(cuEventDestroy_v2)(event);
+    if (waits != CUDA_SUCCESS && !giver->event)
+        waits = DRIVER(cuStreamSynchronize)(giver->stream);
+    gs_restore_capture(mode);
+    return waits == CUDA_SUCCESS;
+}
+
+/* A card without room takes a block that another stream is still to free, and lets this stream wait for that (CUDA Driver API,
+ * CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES). A driver that sees room on the card would rather have more of it: so it is
+ * asked for a block on the other stream, which needs no more. Behind an event it gives such a block on this one. */
+static bool take_from_another(struct request *request, CUdeviceptr *address, int *result)
+{
+    struct gs_giver giver;
+    bool taken = false;
+    while (!taken && gs_pool_giver(request->pool, request->bytes, &giver)) {
+        bool reachable = !giver.context || giver.context == request->place.context;
+        if (giver.event)
+            taken = follow(request, &giver) && attempt(request, address, request->stream, result);
+        else if (reachable && attempt(request, address, giver.stream, result))
+            taken = *result != CUDA_SUCCESS || follow(request, &giver);
+        gs_pool_used(request->pool);
+    }
+    return taken;
+}
+
+static bool reserve(struct request *request, bool (*way)(struct gs_card *, uint64_t))
+{
+    uint64_t growth = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
+    request->reserved = way(request->place.card, growth) ? growth : way(request->place.card, least) ? least : 0;
+    gs_pool_promise(request->pool, request->reserved);
+    return request->reserved != 0;
+}
+
+/* A pool with enough free room does not grow, else it grows by whole steps; if a step does not fit under the limit, only the
+ * requested bytes are reserved. Without room for these either, what a card does that is full: it waits for another stream's
+ * block, and takes back what pools keep. No lock is held here: what is promised to one thread is counted as used at once. */
+static bool allocate(struct request *request, CUdeviceptr *address, int *result)
 {
     struct gs_card *card = request->place.card;
-    uint64_t growth = gs_round_up(request->bytes, GS_POOL_STEP), least = gs_round_up(request->bytes, GS_PAGE_BYTES);
-    for (;;) {
-        gs_lock(&locks[card->index]);
-        if (request->bytes <= gs_pool_idle_bytes(request->pool))
-            return true;
+    struct gs_giver on = gs_giver_of(request->stream, request->own_stream);
+    enum gs_pool_room room = gs_pool_take(request->pool, request->bytes, &on);
+    if (room != GS_POOL_IDLE)
         gs_measure_sometimes(card);
-        if (gs_take_room_at_once(card, growth)) {
-            request->reserved = growth;
-            gs_pool_promise(request->pool, growth);
-            return true;
-        }
-        gs_unlock(&locks[card->index]);
-        while (!gs_reserve_quietly(card, growth)) {
-            if (growth == least) {
-                gs_refuse(card);
-                return false;
-            }
-            growth = least;
-        }
-        gs_settle(card, growth, 0);
-    }
+    if ((room == GS_POOL_IDLE || reserve(request, gs_take_room_at_once)) &&
+        attempt(request, address, request->stream, result))
+        return true;
+    request->reserved = 0;
+    if (room == GS_POOL_PENDING &&
+        (take_from_another(request, address, result) || attempt(request, address, request->stream, result)))
+        return true;
+    return reserve(request, gs_reserve_quietly) && attempt(request, address, request->stream, result);
 }
 
-static bool begin(struct request *request, CUstream stream, bool own_stream)
+static int allocate_counted(struct request *request, CUdeviceptr *address)
 {
-    request->place = gs_stream_place(stream);
-    if (!request->place.card || !request->bytes)
-        return true;
-    if (capturing(stream, own_stream)) { /* becomes a graph node, counted when the graph gets its memory */
-        gs_graph_memory_seen(request->place.device, request->place.card);
-        return true;
-    }
-    if (!request->pool && !gs_pool_of_device(&request->pool, request->place.device))
-        return true;
-    enum gs_pool_owner owner = gs_pool_owner(request->pool, &request->place.card);
-    request->counted = owner == GS_POOL_OURS;
-    if (owner == GS_POOL_UNKNOWN) { /* more pools than we can track: nobody would count the memory of this one */
+    int result;
+    if (!allocate(request, address, &result)) {
         gs_refuse(request->place.card);
-        return false;
+        result = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return !request->counted || reserve_growth(request);
-}
-
-static int undo(struct request *request, CUdeviceptr address, CUstream stream)
-{
-    int mode = gs_relax_capture();
-    DRIVER(cuMemFreeAsync)(address, stream);
-    DRIVER(cuStreamSynchronize)(stream);
-    DRIVER(cuMemPoolTrimTo)(request->pool, 0);
-    gs_restore_capture(mode);
-    gs_pools_refresh();
-    gs_refuse(request->place.card);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static int settle(struct request *request, int result, CUdeviceptr *address, CUstream stream)
-{
-    bool outgrew = gs_pool_settle(request->pool, request->place.card, request->reserved);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (outgrew && gs_over_limit(request->place.card))
-        return undo(request, *address, stream);
-    gs_table_put(&gs_held, &(struct gs_entry){.key = *address,
-                                              .bytes = request->bytes,
-                                              .owner = (uint64_t)(uintptr_t)request->pool,
-                                              .kind = GS_STREAM_ORDERED,
-                                              .card = request->place.card->index});
+    if (result == CUDA_SUCCESS)
+        gs_table_put(&gs_held, &(struct gs_entry){.key = *address,
+                                                  .bytes = request->bytes,
+                                                  .owner = (uint64_t)(uintptr_t)request->pool,
+                                                  .kind = GS_STREAM_ORDERED,
+                                                  .card = request->place.card->index});
+    else
+        gs_pool_not_taken(request->pool, request->bytes);
     return result;
 }
 
-static int finish(struct request *request, int result, CUdeviceptr *address, CUstream stream)
+static int allocate_async(CUdeviceptr *address, size_t bytes, CUmemoryPool given, CUstream stream, bool own_stream)
 {
-    if (!request->counted)
-        return result;
-    result = settle(request, result, address, stream);
-    gs_unlock(&locks[request->place.card->index]);
-    return result;
+    struct request request = {.given = given, .pool = given, .stream = stream, .own_stream = own_stream, .bytes = bytes};
+    if (!gs_enter_cuda() || !bytes || !(request.place = gs_stream_place(stream)).card)
+        return ask_driver(&request, address, stream);
+    if (gs_is_capturing(stream, own_stream)) { /* becomes a graph node, counted when the graph gets its memory */
+        gs_graph_memory_seen(request.place.device, request.place.card);
+        return ask_driver(&request, address, stream);
+    }
+    if (!request.pool && !gs_pool_of_device(&request.pool, request.place.device))
+        return ask_driver(&request, address, stream);
+    switch (gs_pool_owner(request.pool, &request.place.card)) {
+    case GS_POOL_OURS:
+        return allocate_counted(&request, address);
+    case GS_POOL_UNKNOWN: /* more pools than we can track: nobody would count the memory of this one */
+        gs_refuse(request.place.card);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    default:
+        return ask_driver(&request, address, stream);
+    }
 }
-
-#define ALLOCATE_ASYNC(symbol, given_pool, own_stream, call)                                                           \
-    do {                                                                                                               \
-        struct request request = {.bytes = bytes, .pool = (given_pool)};                                              \
-        if (!gs_enter_cuda())                                                                                          \
-            return DRIVER(symbol) call;                                                                                \
-        if (!begin(&request, stream, own_stream))                                                                      \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
-        return finish(&request, DRIVER(symbol) call, address, stream);                                                 \
-    } while (0)
 
 int cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
-    ALLOCATE_ASYNC(cuMemAllocAsync, NULL, false, (address, bytes, stream));
+    return allocate_async(address, bytes, NULL, stream, false);
 }
 
 int cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
 {
-    ALLOCATE_ASYNC(cuMemAllocAsync_ptsz, NULL, true, (address, bytes, stream));
+    return allocate_async(address, bytes, NULL, stream, true);
 }
 
 int cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    ALLOCATE_ASYNC(cuMemAllocFromPoolAsync, pool, false, (address, bytes, pool, stream));
+    return pool ? allocate_async(address, bytes, pool, stream, false) : DRIVER(cuMemAllocFromPoolAsync)(address, bytes, pool, stream);
 }
 
 int cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    ALLOCATE_ASYNC(cuMemAllocFromPoolAsync_ptsz, pool, true, (address, bytes, pool, stream));
+    return pool ? allocate_async(address, bytes, pool, stream, true) : DRIVER(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream);
 }
 
 /* ---- pools ---- */
@@ -216,11 +234,10 @@ int cuMemPoolDestroy(CUmemoryPool pool)
 {
     if (!gs_enter_cuda())
         return DRIVER(cuMemPoolDestroy)(pool);
-    gs_pools_refresh();
+    gs_pool_ends(pool);
     gs_giving_begins();
     int result = DRIVER(cuMemPoolDestroy)(pool);
-    if (result == CUDA_SUCCESS)
-        gs_pool_destroyed(pool);
+    gs_pool_destroyed(pool, result == CUDA_SUCCESS);
     gs_giving_ends();
     return result;
 }
@@ -230,7 +247,7 @@ int cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolTrimTo)(pool, keep);
     if (active)
-        gs_pools_changed();
+        gs_pool_decided(pool, false);
     return result;
 }
 
@@ -238,8 +255,8 @@ int cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     bool active = gs_enter_cuda();
     int result = DRIVER(cuMemPoolSetAttribute)(pool, attribute, value);
-    if (active)
-        gs_pools_changed();
+    if (active && result == CUDA_SUCCESS && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        gs_pool_threshold(pool, *(const uint64_t *)value);
     return result;
 }
 

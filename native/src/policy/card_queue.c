@@ -80,10 +80,15 @@ static struct gs_batch *newest_on(const struct gs_queue *queue, const struct gs_
     return newest;
 }
 
+static enum gs_event_state query(const struct gs_batch *batch, const struct gs_events *events, void *event)
+{
+    return batch->ending ? GS_EVENT_PENDING : events->query(event);
+}
+
 static void close_batch(struct gs_batch *batch, const struct gs_events *events)
 {
     if (batch->open && !batch->fresh) {
-        batch->late = !batch->stream.thread && events->record_late(batch->end, &batch->stream);
+        batch->late = !batch->stream.thread && !batch->ending && events->record_late(batch->end, &batch->stream);
         batch->unmarked = !batch->late;
     }
     batch->open = false;
@@ -317,7 +322,7 @@ static void notice_turns(struct gs_queue *queue, const struct gs_batch *batch, u
 static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns,
                    struct gs_own_part part, struct interval *found)
 {
-    enum gs_event_state state = batch->gone || batch->unmarked ? GS_EVENT_LOST : events->query(batch->end);
+    enum gs_event_state state = batch->gone || batch->unmarked ? GS_EVENT_LOST : query(batch, events, batch->end);
     uint64_t took = batch->estimate_ns;
     if (state == GS_EVENT_PENDING)
         return false;
@@ -343,7 +348,7 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
 static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns)
 {
     if (!batch->running && !batch->behind) {
-        batch->running = batch->gone || events->query(batch->start) == GS_EVENT_PASSED;
+        batch->running = batch->gone || query(batch, events, batch->start) == GS_EVENT_PASSED;
         if (!batch->running && now_ns - ready_ns(batch) > WAITS_FOR_TURN_NS)
             queue->turned_ns = now_ns;
         if (!batch->running)
@@ -457,10 +462,19 @@ void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events
     }
 }
 
-void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_ns)
+void gs_queue_context_ends(struct gs_queue *queue, void *context)
+{
+    FOR_EACH_BATCH(queue, batch)
+        batch->ending |= batch->stream.context == context;
+}
+
+void gs_queue_context_ended(struct gs_queue *queue, void *context, bool gone, uint64_t now_ns)
 {
     for (struct gs_batch *batch = queue->batches; batch < queue->batches + GS_BATCHES; batch++) {
         if (batch->stream.context != context)
+            continue;
+        batch->ending = false;
+        if (!gone)
             continue;
         batch->start = batch->end = NULL; /* destroyed with the context */
         batch->stream = (struct gs_stream){.thread = UINT64_MAX};
@@ -619,7 +633,7 @@ bool gs_queue_has_ended(const struct gs_queue *queue, const struct gs_events *ev
 {
     FOR_EACH_BATCH(queue, batch) {
         uint64_t most = batch->estimate_ns + batch->estimate_ns / 4 + PROMPT_NS;
-        if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most || events->query(batch->end) != GS_EVENT_PASSED)
+        if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most || query(batch, events, batch->end) != GS_EVENT_PASSED)
             return false;
     }
     return true;

@@ -61,6 +61,7 @@ struct gs_batch {
     bool late;    /* `end` was recorded later, when the batch had to be closed */
     bool running; /* `start` has passed */
     bool unknown; /* its duration is unknown */
+    bool ending;  /* its context is being destroyed: its events may not be queried */
     bool gone;    /* its context was destroyed: it ran until then */
     bool unmarked; /* no event marks its end: it is assumed to take as long as expected */
 };
@@ -95,9 +96,10 @@ void gs_queue_arrive(struct gs_queue *queue, uint64_t now_ns);
 static inline bool gs_pauses_briefly(const struct gs_queue *queue) { return queue->pause_ns < GS_CHANGE_NS; }
 /* The call to the driver has returned. */
 void gs_queue_end(struct gs_batch *batch, const struct gs_events *events, bool launched);
-/* A stream is about to be destroyed, or a context has been: afterwards neither it nor its events may be queried. */
+/* A stream or a context is about to be destroyed: afterwards neither it nor its events may be queried. */
 void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events, void *handle);
-void gs_queue_context_ended(struct gs_queue *queue, void *context, uint64_t now_ns);
+void gs_queue_context_ends(struct gs_queue *queue, void *context);
+void gs_queue_context_ended(struct gs_queue *queue, void *context, bool gone, uint64_t now_ns);
 /* How long such work took before; 0: unknown. May be called without the lock. */
 uint32_t gs_queue_known_ns(const struct gs_queue *queue, uint64_t key);
 /* How long such work is expected to take; a guess if that is unknown. */

@@ -54,7 +54,7 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
     gs_settle(place.card, reserved, charge);
 }
 
-static uint64_t release(struct gs_entry *entry)
+static uint64_t release(struct gs_entry *entry, const struct gs_giver *on)
 {
     uint64_t bytes = 0;
     switch (entry->kind & 0xff) {
@@ -70,7 +70,7 @@ static uint64_t release(struct gs_entry *entry)
         bytes = count_pages(entry->key, entry->bytes, -1);
         break;
     case GS_STREAM_ORDERED:
-        gs_pool_block_freed(entry);
+        gs_pool_block_freed(entry, on);
         break;
     case GS_IMPORT:
         gs_loan_ended(entry->card);
@@ -91,7 +91,7 @@ static uint64_t release(struct gs_entry *entry)
 uint64_t gs_release_entry(struct gs_entry *entry)
 {
     gs_accounts_changed(&gs_accounts, entry->card);
-    return release(entry);
+    return release(entry, NULL);
 }
 
 /* The most that is still counted of what the driver has freed. */
@@ -126,18 +126,20 @@ struct gs_giving gs_give(uint64_t key)
     return giving;
 }
 
-int gs_gave(struct gs_giving *giving, int result)
+int gs_gave_on(struct gs_giving *giving, int result, const struct gs_giver *on)
 {
     if (!giving->known)
         return result;
     uint32_t card = giving->entry.card;
     if (result == CUDA_SUCCESS)
-        release(&giving->entry);
+        release(&giving->entry, on);
     else
         gs_table_put(&gs_held, &giving->entry);
     gs_flight_ends(&gs_accounts, card, GS_GIVING, giving->bytes);
     return result;
 }
+
+int gs_gave(struct gs_giving *giving, int result) { return gs_gave_on(giving, result, NULL); }
 
 /* ---- destroyed contexts ---- */
 

@@ -32,6 +32,8 @@ struct gs_giving {
 struct gs_giving gs_give(uint64_t key);
 /* Takes the driver's answer, and returns it: the bytes go back to the accounts, or the entry to the table. */
 int gs_gave(struct gs_giving *giving, int result);
+struct gs_giver;
+int gs_gave_on(struct gs_giving *giving, int result, const struct gs_giver *on); /* when that stream gets there */
 /* Returns to the accounts what an entry was charged. The entry must not be in the table any more. */
 uint64_t gs_release_entry(struct gs_entry *entry);
 /* Releases what a destroyed context held. */

@@ -6,21 +6,26 @@
 
 #define POOLS 512
 #define GRAPH_DEVICES 64
+#define BLOCK_BYTES 512u /* the driver rounds blocks up to it */
+enum { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4 };
 enum { CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9, CU_MEMPOOL_ATTR_LOCATION_ID = 11, CU_MEMPOOL_ATTR_LOCATION_TYPE = 12 };
 enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
 
 struct pool {
-    uint64_t handle; /* the owner that its blocks name; 0 for a free entry */
     struct gs_card *card; /* NULL: managed memory without a location, which counts on the card that first requests it */
     uint64_t charged;
     uint64_t promised; /* reserved for growth in progress: growth up to this is paid for */
-    uint64_t unasked;  /* growth beyond that, whoever noticed it, since an allocation was last settled */
+    uint64_t unpaid;   /* growth beyond that, whoever noticed it, until it is decided whether it stays: nobody may count on it */
+    uint64_t used;     /* by blocks, and by calls that ask for one */
+    uint64_t threshold; /* what it keeps when the program synchronizes */
+    struct gs_giver givers[GS_GIVERS];
     uint64_t largest;  /* growth at once: no chunk is larger, and a block that is open elsewhere keeps its whole chunk */
     uint64_t lent;     /* the chunks of blocks that other processes may have opened */
     uint64_t shared;   /* the same, of blocks that were freed here since */
     uint64_t exported; /* what the accounts know of both, in case this process ends */
     uint64_t live;     /* blocks left, once the program has destroyed the pool */
     uint32_t opened;   /* 1: imported, and counts as an import on its card */
+    uint32_t users;    /* threads that are in a call for it: the program's own call that destroys it waits for them */
     bool elsewhere;    /* on the host, or another process's: not charged to us */
     bool destroyed;
     bool managed; /* in no process's figure */
@@ -32,6 +37,9 @@ struct graph_device {
 };
 
 static struct pool pools[POOLS];
+/* Beside them, so that a process with many pools finds one, and those to ask again, at a glance. */
+static uint64_t handles[POOLS]; /* the owners that blocks name; 0 for a free entry */
+static bool may_shrink[POOLS];
 static int pools_high; /* [0, pools_high) were ever in use */
 static struct graph_device graph_devices[GRAPH_DEVICES];
 static struct gs_lock lock;
@@ -43,7 +51,7 @@ static void forget(void)
 {
     lock = (struct gs_lock){0};
     for (int i = 0; i < POOLS; i++)
-        pools[i] = (struct pool){0};
+        pools[i] = (struct pool){0}, handles[i] = 0;
     for (int i = 0; i < GRAPH_DEVICES; i++)
         graph_devices[i] = (struct graph_device){0};
     pools_high = 0;
@@ -81,10 +89,21 @@ bool gs_pool_of_device(CUmemoryPool *pool, CUdevice device)
 static struct pool *find(uint64_t handle)
 {
     for (int i = 0; i < pools_high; i++)
-        if (pools[i].handle == handle)
+        if (handles[i] == handle)
             return &pools[i];
     return handle == 0 && pools_high < POOLS ? &pools[pools_high++] : NULL;
 }
+
+static uint64_t *handle_of(const struct pool *pool) { return &handles[pool - pools]; }
+
+/* At a synchronization a pool gives back what it holds above its threshold and no block uses. */
+static void note_idle(const struct pool *pool)
+{
+    uint64_t kept = pool->used > pool->threshold ? pool->used : pool->threshold;
+    may_shrink[pool - pools] = pool->charged > kept || pool->lent + pool->shared || (pool->destroyed && !pool->live);
+}
+
+static uint64_t in_blocks(uint64_t bytes) { return gs_round_up(bytes, BLOCK_BYTES); }
 
 static void recharge(struct gs_card *card, uint64_t *charged, uint64_t now, uint64_t reserved)
 {
@@ -129,7 +148,7 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
     pool->promised -= reserved;
     if (pool->destroyed || pool->elsewhere || !pool->card)
         return;
-    if (!ask(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now)) {
+    if (!ask(*handle_of(pool), CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &now)) {
         pool->charged += reserved; /* nothing is known: what was granted stays charged */
         return;
     }
@@ -139,9 +158,11 @@ static void settle_pool(struct pool *pool, uint64_t reserved)
     uint64_t covered = pool->charged + reserved;
     if (now > covered) { /* perhaps by a thread that is growing it at this moment, and has reserved for that */
         now = now - covered > pool->promised ? now - pool->promised : covered;
-        pool->unasked += now - covered;
+        pool->unpaid += now - covered;
     }
+    pool->unpaid = gs_less(pool->unpaid, gs_less(pool->charged, now));
     recharge_pool(pool, now, reserved);
+    note_idle(pool);
 }
 
 static void settle_graph_device(CUdevice device, uint64_t reserved)
@@ -158,13 +179,13 @@ static void locate(struct pool *pool, struct gs_card *card)
 {
     int type = CU_MEM_LOCATION_TYPE_DEVICE, device = -1, kind = 0;
     pool->card = card;
-    if (!ask(pool->handle, CU_MEMPOOL_ATTR_LOCATION_TYPE, &type))
+    if (!ask(*handle_of(pool), CU_MEMPOOL_ATTR_LOCATION_TYPE, &type))
         return;
     bool on_device = type == CU_MEM_LOCATION_TYPE_DEVICE;
-    ask(pool->handle, CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &kind);
+    ask(*handle_of(pool), CU_MEMPOOL_ATTR_ALLOCATION_TYPE, &kind);
     pool->managed = kind == CU_MEM_ALLOCATION_TYPE_MANAGED;
     pool->elsewhere = !on_device && !pool->managed;
-    if (on_device && ask(pool->handle, CU_MEMPOOL_ATTR_LOCATION_ID, &device)) {
+    if (on_device && ask(*handle_of(pool), CU_MEMPOOL_ATTR_LOCATION_ID, &device)) {
         struct gs_card *located = gs_card_of_device(device);
         pool->card = located ? located : card;
     }
@@ -175,7 +196,9 @@ static struct pool *add(uint64_t handle)
     struct pool *pool = find(0);
     if (!pool)
         return NULL;
-    *pool = (struct pool){.handle = handle};
+    *pool = (struct pool){0};
+    *handle_of(pool) = handle;
+    ask(handle, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &pool->threshold);
     __atomic_store_n(&gs_pools_exist, true, __ATOMIC_RELAXED);
     return pool;
 }
@@ -188,47 +211,103 @@ static struct pool *find_or_locate(uint64_t handle, struct gs_card *card)
     return pool;
 }
 
+/* ---- streams that give blocks back ---- */
+
+bool gs_pool_giver(CUmemoryPool handle, uint64_t bytes, struct gs_giver *found)
+{
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    struct gs_giver *newest = pool ? gs_givers_newest(pool->givers, bytes, pool->users) : NULL;
+    if (newest) {
+        newest->bytes -= bytes;
+        *found = *newest;
+        pool->users++;
+    }
+    gs_unlock(&lock);
+    return newest != NULL;
+}
+
+/* Under the lock, which it lets go until no thread uses the pool's streams or itself. */
+static void await_users(const struct pool *pool)
+{
+    while (pool->users) {
+        gs_unlock(&lock);
+        gs_yield();
+        gs_lock(&lock);
+    }
+}
+
+void gs_pool_used(CUmemoryPool handle)
+{
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    if (pool)
+        pool->users--;
+    gs_unlock(&lock);
+}
+
+void gs_pools_stream_ends(CUstream stream)
+{
+    if (!__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED))
+        return;
+    gs_lock(&lock);
+    for (int i = 0; i < pools_high * GS_GIVERS; i++) {
+        struct gs_giver *giver = &pools[i / GS_GIVERS].givers[i % GS_GIVERS];
+        if (!giver->bytes || (stream && (giver->own || giver->event || giver->stream != stream)))
+            continue;
+        await_users(&pools[i / GS_GIVERS]);
+        if (stream)
+            gs_giver_mark(giver);
+        else
+            gs_giver_forget(giver);
+    }
+    gs_unlock(&lock);
+}
+
 /* ---- all of them ---- */
 
-void gs_pools_refresh(void)
+static void end_pool(struct pool *pool);
+
+static void refresh(bool all)
 {
     gs_lock(&lock);
     for (int i = 0; i < pools_high; i++)
-        if (pools[i].handle)
+        if (handles[i] && (all || may_shrink[i])) {
             settle_pool(&pools[i], 0);
+            if (pools[i].destroyed && !pools[i].live && gs_givers_have_given(pools[i].givers))
+                end_pool(&pools[i]);
+        }
     for (CUdevice device = 0; graphs_exist && device < GRAPH_DEVICES; device++)
         settle_graph_device(device, 0);
     gs_unlock(&lock);
 }
+
+void gs_pools_refresh(void) { refresh(false); }
 
 bool gs_pools_trim(void)
 {
     if (!__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED))
         return false;
     int mode = gs_relax_capture();
-    gs_lock(&lock);
-    for (int i = 0; i < pools_high; i++)
-        if (pools[i].handle && !pools[i].destroyed && !pools[i].elsewhere)
-            DRIVER(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pools[i].handle, 0);
+    for (int i = 0; i < pools_high; i++) {
+        gs_lock(&lock);
+        CUmemoryPool pool = pools[i].destroyed || pools[i].elsewhere ? NULL : (CUmemoryPool)(uintptr_t)handles[i];
+        pools[i].users += pool != NULL;
+        gs_unlock(&lock);
+        if (!pool)
+            continue;
+        DRIVER(cuMemPoolTrimTo)(pool, 0);
+        gs_pool_used(pool);
+    }
     for (CUdevice device = 0; device < GRAPH_DEVICES; device++)
         if (graph_devices[device].card)
             DRIVER(cuDeviceGraphMemTrim)(device);
-    gs_unlock(&lock);
     gs_restore_capture(mode);
-    gs_pools_refresh();
+    refresh(true);
     return true;
 }
 
 /* ---- one of them ---- */
-
-uint64_t gs_pool_idle_bytes(CUmemoryPool pool)
-{
-    uint64_t reserved = 0, used = 0;
-    uint64_t handle = (uint64_t)(uintptr_t)pool;
-    if (!ask(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) || !ask(handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used))
-        return 0;
-    return reserved > used ? reserved - used : 0;
-}
 
 enum gs_pool_owner gs_pool_owner(CUmemoryPool handle, struct gs_card **card)
 {
@@ -243,6 +322,30 @@ enum gs_pool_owner gs_pool_owner(CUmemoryPool handle, struct gs_card **card)
     return ours ? GS_POOL_OURS : pool ? GS_POOL_ELSEWHERE : GS_POOL_UNKNOWN;
 }
 
+enum gs_pool_room gs_pool_take(CUmemoryPool handle, uint64_t bytes, const struct gs_giver *on)
+{
+    enum gs_pool_room room = GS_POOL_FULL;
+    uint64_t asked = in_blocks(bytes), used = 0;
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    if (pool && pool->lent + pool->shared) /* of these it is not known here which are used */
+        ask((uint64_t)(uintptr_t)handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+    if (pool && asked <= gs_less(gs_less(pool->charged, pool->unpaid), used > pool->used ? used : pool->used)) {
+        room = GS_POOL_IDLE;
+        for (struct gs_giver *each = pool->givers; each < pool->givers + GS_GIVERS; each++)
+            if (each->bytes >= asked && gs_giver_is_same(each, on)) { /* in order anyway */
+                each->bytes -= asked;
+                room = GS_POOL_IDLE;
+                break;
+            } else if (each->bytes)
+                room = GS_POOL_PENDING;
+    }
+    if (pool)
+        pool->used += asked;
+    gs_unlock(&lock);
+    return room;
+}
+
 void gs_pool_promise(CUmemoryPool handle, uint64_t bytes)
 {
     gs_lock(&lock);
@@ -252,21 +355,40 @@ void gs_pool_promise(CUmemoryPool handle, uint64_t bytes)
     gs_unlock(&lock);
 }
 
-bool gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved)
+uint64_t gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved)
 {
-    bool outgrew = false;
+    uint64_t unpaid = 0;
     gs_lock(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool) {
         settle_pool(pool, reserved);
-        outgrew = pool->unasked != 0;
-        pool->unasked = 0;
+        unpaid = pool->unpaid;
     } else
         gs_recharge(card, reserved, 0);
     if (reserved)
         gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
     gs_unlock(&lock);
-    return outgrew;
+    return unpaid;
+}
+
+void gs_pool_decided(CUmemoryPool handle, bool stays)
+{
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    if (pool && stays)
+        pool->unpaid = 0;
+    else if (pool)
+        settle_pool(pool, 0);
+    gs_unlock(&lock);
+}
+
+void gs_pool_not_taken(CUmemoryPool handle, uint64_t bytes)
+{
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    if (pool)
+        pool->used = gs_less(pool->used, in_blocks(bytes));
+    gs_unlock(&lock);
 }
 
 void gs_pool_made(CUmemoryPool handle, struct gs_card *card, bool managed)
@@ -299,6 +421,7 @@ void gs_pool_block_lent(struct gs_entry *entry)
     struct pool *pool = find(entry->owner);
     if (pool && pool->card && !pool->elsewhere) {
         entry->kind |= GS_LENT;
+        pool->used = gs_less(pool->used, in_blocks(entry->bytes));
         entry->bytes = pool->largest;
         pool->lent += entry->bytes;
         show_exported(pool);
@@ -331,46 +454,88 @@ static void end_pool(struct pool *pool)
         leave_shared(pool, 0);
         recharge_pool(pool, 0, 0);
     }
+    for (int i = 0; i < GS_GIVERS; i++)
+        gs_giver_forget(&pool->givers[i]);
     *pool = (struct pool){0};
+    *handle_of(pool) = 0;
+    may_shrink[pool - pools] = false;
 }
 
-/* Blocks outlive their pool. Its handle may be reused, so the blocks get another name for it. */
+/* Blocks outlive their pool, and so do frees that their streams have not got to. Its handle may be reused, so the blocks get
+ * another name for it. */
 static void bury(struct pool *pool)
 {
-    struct census census = {pool->handle, ++last_destroyed, 0};
+    struct census census = {*handle_of(pool), ++last_destroyed, 0};
     gs_table_sift(&gs_held, count_and_rename, &census);
-    if (census.live == 0) {
+    for (struct gs_giver *each = pool->givers; each < pool->givers + GS_GIVERS; each++)
+        if (each->bytes && !each->event)
+            gs_giver_mark(each);
+    if (census.live == 0 && gs_givers_have_given(pool->givers)) {
         end_pool(pool);
         return;
     }
-    pool->handle = census.renamed;
+    *handle_of(pool) = census.renamed;
     pool->live = census.live;
     pool->destroyed = true;
+    note_idle(pool);
 }
 
 bool gs_pool_is_destroyed(uint64_t owner) { return last_destroyed && owner <= last_destroyed; }
 
-void gs_pool_block_freed(const struct gs_entry *entry)
+void gs_pool_block_freed(const struct gs_entry *entry, const struct gs_giver *on)
 {
-    if (!gs_pool_is_destroyed(entry->owner) && !(entry->kind & GS_LENT))
-        return; /* its pool is alive, and itself reports what it keeps */
     gs_lock(&lock);
     struct pool *pool = find(entry->owner);
     if (pool && entry->kind & GS_LENT) {
         pool->lent = gs_less(pool->lent, entry->bytes);
         pool->shared += entry->bytes;
+    } else if (pool) {
+        pool->used = gs_less(pool->used, in_blocks(entry->bytes));
     }
-    if (pool && pool->destroyed && --pool->live == 0)
+    if (pool && on && !pool->elsewhere && !(entry->kind & GS_LENT))
+        gs_givers_add(pool->givers, on, in_blocks(entry->bytes), pool->users);
+    for (int i = 0; pool && pool->destroyed && i < GS_GIVERS; i++)
+        if (pool->givers[i].bytes && !pool->givers[i].event)
+            gs_giver_mark(&pool->givers[i]);
+    if (pool && pool->destroyed && --pool->live == 0 && gs_givers_have_given(pool->givers))
         end_pool(pool);
+    else if (pool)
+        note_idle(pool);
     gs_unlock(&lock);
 }
 
-void gs_pool_destroyed(CUmemoryPool handle)
+void gs_pool_ends(CUmemoryPool handle)
 {
     gs_lock(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool)
+        settle_pool(pool, 0);
+    if (pool) {
+        pool->destroyed = true; /* for those that look for pools to trim; the driver may decline */
+        await_users(pool);
+    }
+    gs_unlock(&lock);
+}
+
+void gs_pool_destroyed(CUmemoryPool handle, bool destroyed)
+{
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    if (pool && destroyed)
         bury(pool);
+    else if (pool)
+        pool->destroyed = false;
+    gs_unlock(&lock);
+}
+
+void gs_pool_threshold(CUmemoryPool handle, uint64_t bytes)
+{
+    gs_lock(&lock);
+    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    if (pool)
+        pool->threshold = bytes;
+    if (pool)
+        settle_pool(pool, 0);
     gs_unlock(&lock);
 }
 

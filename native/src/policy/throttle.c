@@ -486,7 +486,7 @@ void gs_throttle_stream_ends(CUstream stream)
     gs_unlock(&lock);
 }
 
-void gs_throttle_hold(void)
+void gs_throttle_context_ends(CUcontext context)
 {
     if (!gs_throttles())
         return;
@@ -496,19 +496,19 @@ void gs_throttle_hold(void)
         if (states[i].queue.count) {
             settle(&states[i]);
             account(&states[i], now, true, true);
+            gs_queue_context_ends(&states[i].queue, context);
         }
+    gs_unlock(&lock);
 }
 
-void gs_throttle_forget_context(CUcontext context)
+void gs_throttle_context_ended(CUcontext context, bool gone)
 {
+    if (!gs_throttles())
+        return;
+    gs_lock(&lock);
     uint64_t now = gs_monotonic_ns();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].card)
-            gs_queue_context_ended(&states[i].queue, context, now);
-}
-
-void gs_throttle_let_go(void)
-{
-    if (gs_throttles())
-        gs_unlock(&lock);
+            gs_queue_context_ended(&states[i].queue, context, gone, now);
+    gs_unlock(&lock);
 }

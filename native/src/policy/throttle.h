@@ -39,10 +39,9 @@ void gs_work_end(const struct gs_work *work, bool launched);
 
 /* The stream is about to be destroyed: nothing may query it afterwards. */
 void gs_throttle_stream_ends(CUstream stream);
-/* Bracket a call that may destroy contexts, and their streams and events with them: in between no thread queries any,
- * and those that were destroyed are forgotten. */
-void gs_throttle_hold(void);
-void gs_throttle_forget_context(CUcontext context);
-void gs_throttle_let_go(void);
+/* Bracket a call that may destroy the context, and its streams and events with it: in between, which may take as long as its
+ * work, no thread queries any of what it was given until then. `gone`: it was destroyed, and is forgotten. */
+void gs_throttle_context_ends(CUcontext context);
+void gs_throttle_context_ended(CUcontext context, bool gone);
 
 #endif

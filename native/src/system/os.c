@@ -358,6 +358,12 @@ static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
     errno = saved;
 }
 
+_Thread_local unsigned gs_locks __attribute__((tls_model("initial-exec")));
+
+/* For the simulated driver, which looks. */
+__attribute__((visibility("default"))) unsigned gpuslice_locks_held(void);
+unsigned gpuslice_locks_held(void) { return gs_locks; }
+
 void gs_lock_awaited(struct gs_lock *lock)
 {
     while (atomic_exchange_explicit(&lock->state, 2, memory_order_acquire) != 0)

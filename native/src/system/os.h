@@ -49,10 +49,16 @@ struct gs_process gs_process(uint32_t pid);
 bool gs_stack_is_random(void); /* whether the stack starts at another address after exec */
 uint64_t gs_pid_namespace(void); /* its inode; 0 if unknown */
 
-/* A mutex within this process; never placed in the region. All zeros is unlocked. */
+/* A mutex within this process; never placed in the region. All zeros is unlocked.
+ *
+ * No thread calls a function of the driver that may wait while it holds one: the driver may wait for work that only goes on when
+ * another thread gets this lock. That is every call but those that only ask, record or query, and any of NVML's (which wait for
+ * no work). The one exception is a creation lock, which is held across the creation of a context and of nothing else: only
+ * other creations wait for it. The simulated driver ends a process that does otherwise (sim/libcuda/gate.c). */
 struct gs_lock {
     _Atomic uint32_t state; /* 0 free, 1 held, 2 held with threads waiting */
 };
+extern _Thread_local unsigned gs_locks __attribute__((tls_model("initial-exec"))); /* that this thread holds, creation locks apart */
 void gs_lock_awaited(struct gs_lock *lock);
 void gs_lock_passed_on(struct gs_lock *lock);
 
@@ -61,10 +67,12 @@ static inline void gs_lock(struct gs_lock *lock)
     uint32_t free = 0;
     if (!atomic_compare_exchange_strong_explicit(&lock->state, &free, 1, memory_order_acquire, memory_order_relaxed))
         gs_lock_awaited(lock);
+    gs_locks++;
 }
 
 static inline void gs_unlock(struct gs_lock *lock)
 {
+    gs_locks--;
     if (atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2)
         gs_lock_passed_on(lock);
 }
