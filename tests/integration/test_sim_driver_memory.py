@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -353,3 +354,27 @@ def test_an_address_tells_what_it_belongs_to(process: DriverProcess) -> None:
     host = process.cu("cuMemHostAlloc", out(), 4096, 0).number()
     assert process.cu("cuPointerGetAttribute", out(4), 2, host).number(size=4) == 1
     process.cu("cuMemFreeHost", host)
+
+
+def test_memory_keeps_every_byte_that_was_copied_to_it_however_large(process: DriverProcess) -> None:
+    one, other = process.alloc(10 << 30), process.alloc(10 << 30)
+    process.cu("cuMemcpyHtoD_v2", one + (9 << 30), given(b"sixteen bytes ok"), 16)
+    process.cu("cuMemcpyDtoD_v2", other, one, 10 << 30)
+    assert process.cu("cuMemcpyDtoH_v2", out(16), other + (9 << 30), 16).bytes[0] == b"sixteen bytes ok"
+    process.cu("cuMemsetD8_v2", other, 0, 10 << 30)
+    assert process.cu("cuMemcpyDtoH_v2", out(16), other + (9 << 30), 16).bytes[0] == bytes(16)
+
+
+def test_a_checkpoint_takes_the_time_of_the_cards_link(state: Path, process: DriverProcess) -> None:
+    """And keeps what was there."""
+    address = process.alloc(2 << 30)
+    process.cu("cuMemcpyHtoD_v2", address, given(b"sixteen bytes ok"), 16)
+    with DriverProcess(state) as other:
+        other.cu("cuInit", 0)
+        other.cu("cuCheckpointProcessLock", process.pid, None)
+        began = time.monotonic()
+        other.cu("cuCheckpointProcessCheckpoint", process.pid, None)
+        assert time.monotonic() - began > (2 << 30) / 64e9  # sixteen lanes of the fifth generation
+        other.cu("cuCheckpointProcessRestore", process.pid, None)
+        other.cu("cuCheckpointProcessUnlock", process.pid, None)
+    assert process.cu("cuMemcpyDtoH_v2", out(16), address, 16).bytes[0] == b"sixteen bytes ok"

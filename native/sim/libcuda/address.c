@@ -1,5 +1,5 @@
 /* Device addresses. One range of the process's own address space is set aside and handed out in steps of 2 MiB, so
- * that no device address is ever a host allocation, small contents have a place to be, and an address leads to its
+ * that no device address is ever a host allocation, contents have a place to be, and an address leads to its
  * allocation by one look into a table. */
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "driver.h"
 
 #define STEP (2 * MIB)
-#define BACKED_BYTES (64 * MIB) /* larger allocations have no content */
+#define LARGE_BYTES (64 * MIB) /* a fill of more than that leaves zeros or, with another value, what was there */
 
 #define CLASSES 64
 
@@ -181,32 +181,71 @@ void allocation_drop(struct allocation *allocation)
 
 /* ------------------------------------------------------------------------------------------ contents */
 
-/* Host memory is its own content; device memory has one while it is small. */
+/* Host memory is its own content; device memory has one where it is allocated. */
 static bool has_content(uint64_t address, size_t bytes, bool writing)
 {
     if (!base || address < base || address >= base + page_count * STEP)
         return true;
     memory_lock();
     struct allocation *allocation = allocation_at(address);
-    bool small = allocation && allocation->pages_bytes <= BACKED_BYTES &&
-                 address + bytes <= allocation->address + allocation->pages_bytes;
-    if (small && writing)
+    bool inside = allocation && address + bytes <= allocation->address + allocation->pages_bytes;
+    if (inside && writing)
         allocation->touched = true;
     memory_unlock();
-    return small;
+    return inside;
+}
+
+static bool is_on_device(uint64_t address) { return base && address >= base && address < base + page_count * STEP; }
+
+static bool is_resident(uint64_t from, size_t bytes)
+{
+    unsigned char pages[STEP / 4096 + 1];
+    uint64_t start = from / 4096 * 4096;
+    size_t count = (from + bytes - start + 4095) / 4096;
+    if (mincore((void *)(uintptr_t)start, from + bytes - start, pages) != 0)
+        return true;
+    while (count && !(pages[count - 1] & 1))
+        count--;
+    return count != 0;
+}
+
+/* Between two places of the card: what nobody ever wrote stays so, and takes no memory of the host. */
+static void move_large(uint64_t to, uint64_t from, size_t bytes)
+{
+    for (size_t done = 0, part; done < bytes; done += part) {
+        part = bytes - done < STEP ? bytes - done : STEP;
+        if (is_resident(from + done, part) || is_resident(to + done, part))
+            memmove((void *)(uintptr_t)(to + done), (const void *)(uintptr_t)(from + done), part);
+    }
 }
 
 void bytes_move(uint64_t to, uint64_t from, size_t bytes)
 {
-    if (bytes && has_content(from, bytes, false) && has_content(to, bytes, true))
+    if (!bytes || !has_content(from, bytes, false) || !has_content(to, bytes, true))
+        return;
+    bool apart = to + bytes <= from || from + bytes <= to;
+    if (bytes > LARGE_BYTES && apart && is_on_device(to) && is_on_device(from))
+        move_large(to, from, bytes);
+    else
         memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
 }
 
 void bytes_fill(uint64_t to, const void *pattern, size_t pattern_bytes, size_t count)
 {
-    if (!count || !has_content(to, pattern_bytes * count, true))
+    static const char zeros[16];
+    size_t bytes = pattern_bytes * count;
+    if (!count || !has_content(to, bytes, true))
         return;
     char *out = (char *)(uintptr_t)to;
+    if (bytes > LARGE_BYTES && is_on_device(to)) {
+        uint64_t first = (to + STEP - 1) / STEP * STEP, end = (to + bytes) / STEP * STEP;
+        if (memcmp(pattern, zeros, pattern_bytes) != 0)
+            return;
+        memset(out, 0, first - to);
+        madvise((void *)(uintptr_t)first, end - first, MADV_DONTNEED);
+        memset((void *)(uintptr_t)end, 0, to + bytes - end);
+        return;
+    }
     for (size_t i = 0; i < count; i++)
         memcpy(out + i * pattern_bytes, pattern, pattern_bytes);
 }

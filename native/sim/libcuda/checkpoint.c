@@ -4,6 +4,7 @@
  * work that was submitted, host functions too, is completed first; all of the card's resources are released, contexts'
  * own as well; drivers from 550 on, memory shared between processes from 610 on. */
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "driver.h"
@@ -84,18 +85,50 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, void *arguments)
     return change(pid, RUNNING, LOCKED, NULL);
 }
 
+/* "The GPU memory is copied to the host" (cuda-checkpoint's README), over the card's link: PCI Express carries 250 MB/s a lane in
+ * its first generation, twice as much in each later one (PCI-SIG, PCI Express Base Specification). */
+static void copy_over_links(int pid)
+{
+    const struct sim_state *state = sim_state();
+    uint64_t longest_ns = 0;
+    sim_lock();
+    const struct sim_process *process = process_of(pid);
+    for (uint32_t index = 1; process && index < state->record_high; index++) {
+        static uint64_t bytes[SIM_CARDS]; /* under the lock */
+        const struct sim_record *record = &state->records[index];
+        if (index == 1)
+            memset(bytes, 0, sizeof bytes);
+        if (!record->live || record->process != (uint32_t)(process - state->processes))
+            continue;
+        const struct sim_card *card = &state->cards[record->card];
+        uint64_t lanes = card->pcie_width == SIM_ABSENT ? 16 : card->pcie_width;
+        uint64_t generation = card->pcie_generation == SIM_ABSENT ? 3 : card->pcie_generation;
+        bytes[record->card] += record->bytes;
+        uint64_t ns = bytes[record->card] * 4 / (lanes << (generation ? generation - 1 : 0));
+        longest_ns = ns > longest_ns ? ns : longest_ns;
+    }
+    sim_unlock();
+    clock_nanosleep(CLOCK_MONOTONIC, 0,
+                    &(struct timespec){.tv_sec = (time_t)(longest_ns / 1000000000u), .tv_nsec = (long)(longest_ns % 1000000000u)}, NULL);
+}
+
 EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, void *arguments)
 {
     (void)arguments;
+    may_wait("cuCheckpointProcessCheckpoint");
     TRY(driver_started());
     TRY(wait_for_work(pid));
+    copy_over_links(pid);
     return change(pid, LOCKED, CHECKPOINTED, sim_park);
 }
 
 EXPORT CUresult cuCheckpointProcessRestore(int pid, void *arguments)
 {
     (void)arguments;
-    return change(pid, CHECKPOINTED, LOCKED, sim_unpark);
+    may_wait("cuCheckpointProcessRestore");
+    TRY(change(pid, CHECKPOINTED, LOCKED, sim_unpark));
+    copy_over_links(pid);
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuCheckpointProcessUnlock(int pid, void *arguments)
