@@ -329,6 +329,21 @@ def test_a_context_beside_a_growing_neighbour_is_charged_what_the_driver_says(
         assert box.card().used_bytes == machine.used() - mib * MIB
 
 
+def test_without_figures_a_neighbours_growth_is_charged_until_it_gives_it_back(tmp_path: Path) -> None:
+    """The driver's own use is no more than what the card has in use beside all else that is known."""
+    machine = slow_machine(tmp_path)
+    box = contained(tmp_path / "box", machine, "none")
+    with box.worker() as worker:
+        assert start_while_a_neighbour_takes(worker, machine, 700) == "ok"
+        own = machine.used() - 700 * MIB
+        assert box.card().used_bytes == own + 700 * MIB
+        assert worker.ask(f"alloc 0 plain {2048 * MIB - own - 300 * MIB}") == OUT_OF_MEMORY
+        with gpu.Machine(machine.state) as cards:
+            cards.remove_ghost(4_000_001)
+        worker.ok(f"alloc 0 plain {2048 * MIB - own - 300 * MIB}")
+        assert machine.used() <= box.card().used_bytes <= 2048 * MIB
+
+
 def test_nobody_is_refused_for_what_an_idle_process_was_charged_too_much(tmp_path: Path) -> None:
     """It makes no call in which it could settle its account, so others read the driver's figure for it."""
     machine = slow_machine(tmp_path)

@@ -15,6 +15,7 @@
  * first launched, and with them the local memory that they need. */
 #define MEASURE_EVERY_NS UINT64_C(1000000000)
 #define MEASURE_LATEST_NS UINT64_C(8000000000) /* when nothing has changed for long */
+#define LEAST_SURPLUS (UINT64_C(16) << 20)     /* less is a guess's inaccuracy */
 #define LOOKS 3                                /* in a row, while other threads have calls in flight */
 #define MEASURE_PART 500u                      /* at most 1/500 of the time, if a driver answers slowly */
 
@@ -205,13 +206,45 @@ static void settle_own(struct own *own)
     learn_at_most(own);
 }
 
+/* Any of the pieces may have been measured with all of what is too much: so much less is sure to return with it. */
+static bool shrink(struct gs_entry *piece, void *context)
+{
+    const struct gs_entry *surplus = context;
+    if (piece->card == surplus->card)
+        piece->bytes = gs_less(piece->bytes, surplus->bytes);
+    return false;
+}
+
+/* Under the lock. Where nobody publishes figures: the driver's own use is no more than what the card has in use beside all that
+ * this process is known to have there. What a neighbour took while something was measured stays charged until the neighbour
+ * gives it back. */
+static void settle_by_card(struct own *own)
+{
+    struct reading reading = {0};
+    struct gs_span span;
+    uint32_t card = own->card->index;
+    gs_span_begin(&gs_accounts, card, &span);
+    gs_read_memory(own, &reading);
+    struct gs_bounds held = gs_span_end(&gs_accounts, card, &span);
+    if (!reading.known)
+        return;
+    own->most = UINT64_MAX;
+    own->least = 0;
+    measure_own(own, reading.device_used, held);
+    if (gs_less(own->charged, own->most) < LEAST_SURPLUS)
+        return;
+    struct gs_entry surplus = {.card = card, .bytes = own->charged - own->most};
+    charge_own(own, own->most);
+    gs_table_sift(&pieces, shrink, &surplus);
+}
+
 void gs_settle_own(struct gs_card *card)
 {
     if (card->index >= GPUSLICE_CARDS || gs_nvml_pid_known() || !gs_has_context(card))
         return;
     gs_pools_changed();
     gs_lock(&lock);
-    settle_own(gs_own_of(card));
+    gs_figures_at() ? settle_own(gs_own_of(card)) : settle_by_card(gs_own_of(card));
     gs_unlock(&lock);
 }
 
@@ -254,7 +287,7 @@ static void measure_if_due(struct gs_card *card, uint64_t now)
     if (gs_nvml_pid_known())
         measure_again(own);
     else
-        settle_own(own);
+        gs_figures_at() ? settle_own(own) : settle_by_card(own);
     uint64_t ended = gs_monotonic_ns();
     bool steady = own->charged == before && own->last == before && !own->provisional;
     uint64_t pause = pause_after(own, steady, ended - began);

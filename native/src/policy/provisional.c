@@ -69,8 +69,10 @@ static bool may_fit_later(struct gs_card *card, uint64_t bytes, const struct out
 
 bool gs_reserve_as_known(struct gs_card *card, uint64_t bytes)
 {
+    uint64_t before = gs_used(card);
     struct outlook outlook = outlook_of(card);
-    for (uint64_t until = 0; outlook.excess || outlook.open; outlook = outlook_of(card)) {
+    gs_settle_own(card);
+    for (uint64_t until = 0; outlook.excess || outlook.open || gs_used(card) < before; outlook = outlook_of(card)) {
         gs_settle_own(card);
         if (gs_take_room(card, bytes, card->limit_bytes + outlook.excess))
             return true;
