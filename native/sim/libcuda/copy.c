@@ -272,7 +272,7 @@ static CUresult fill_2d(CUstream handle, CUdeviceptr to, size_t pitch, const voi
     TRY(stream_of(handle, &stream));
     if (!to || (rows > 1 && pitch < width * pattern_bytes))
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t row = 0; row < rows; row++)
+    for (size_t row = 0; row < rows && pattern_bytes * width * rows <= 64 * MIB; row++) /* as of one piece (address.c) */
         bytes_fill(to + row * pitch, pattern, pattern_bytes, width);
     take_time(stream, pattern_bytes * width * rows);
     return CUDA_SUCCESS;
