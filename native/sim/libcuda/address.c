@@ -48,10 +48,7 @@ static bool open_range(void)
     return base && owners;
 }
 
-static struct span **list_for(uint64_t pages)
-{
-    return &spans[pages <= CLASSES ? pages : 0];
-}
+static struct span **list_for(uint64_t pages) { return &spans[pages <= CLASSES ? pages : 0]; }
 
 static void keep_span(uint64_t page, uint64_t pages)
 {
@@ -134,10 +131,7 @@ static struct allocation *blank_allocation(void)
     return allocation;
 }
 
-struct allocation *allocation_first(void)
-{
-    return all;
-}
+struct allocation *allocation_first(void) { return all; }
 
 struct allocation *allocation_new(uint64_t bytes, enum allocation_kind kind, struct context *context)
 {
@@ -151,8 +145,11 @@ struct allocation *allocation_new(uint64_t bytes, enum allocation_kind kind, str
         spare_allocations = allocation;
         return NULL;
     }
-    *allocation = (struct allocation){.address = base + page * STEP, .bytes = bytes, .pages_bytes = pages * STEP,
-                                      .kind = kind, .context = context ? context->memory : NULL,
+    *allocation = (struct allocation){.address = base + page * STEP,
+                                      .bytes = bytes,
+                                      .pages_bytes = pages * STEP,
+                                      .kind = kind,
+                                      .context = context ? context->memory : NULL,
                                       .id = ++last_id,
                                       .device = context ? context->device : NULL};
     set_owner(allocation, allocation);
