@@ -35,23 +35,23 @@ struct gpuslice_credit {
 struct gpuslice_card {
     _Atomic uint64_t key; /* hash of the uuid; 0 for an unused entry */
     char uuid[GPUSLICE_UUID_BYTES];
-    _Atomic uint64_t limit_bytes;   /* as read from the limits file, for display; UINT64_MAX for none */
+    _Atomic uint64_t limit_bytes;     /* as read from the limits file, for display; UINT64_MAX for none */
     _Atomic uint64_t compute_percent; /* of the card, for display; 0 for no limit */
-    _Atomic uint64_t peak_bytes;    /* the most that was ever in use at once */
-    _Atomic uint64_t refused;       /* allocations that got CUDA_ERROR_OUT_OF_MEMORY from us */
-    _Atomic uint64_t throttled_ns;  /* how long launches were made to wait */
-    _Atomic uint64_t orphaned_bytes; /* released by their exporter, or left when it ended, while others may have them open */
-    _Atomic uint64_t context_bytes; /* what a context took when last measured */
+    _Atomic uint64_t peak_bytes;      /* the most that was ever in use at once */
+    _Atomic uint64_t refused;         /* allocations that got CUDA_ERROR_OUT_OF_MEMORY from us */
+    _Atomic uint64_t throttled_ns;    /* how long launches were made to wait */
+    _Atomic uint64_t orphaned_bytes;  /* released by their exporter, or left when it ended, while others may have them open */
+    _Atomic uint64_t context_bytes;   /* what a context took when last measured */
     /* The share of compute: one account for all processes of the container (src/policy/share.c). */
     _Atomic uint64_t asked_at_ns;  /* monotonic time of the last query to NVML */
     _Atomic uint64_t sampled_us;   /* NVML's time of the newest sample seen */
     _Atomic uint64_t unsettled_ns; /* sampled as ours, for work whose event has not completed yet */
     struct gpuslice_credit cap;    /* the most that the container may use */
     struct gpuslice_credit due;    /* the least that it gets, whatever neighbours claim */
-    _Atomic uint64_t virtual_ns;   /* total device time charged, divided by its weight: the container that is behind goes first */
-    _Atomic uint64_t active_at_ns; /* monotonic time up to which it had work or waited */
-    _Atomic uint64_t finished_at_ns; /* monotonic time at which work was last seen to have finished */
-    _Atomic uint64_t charged_ns;   /* total device time charged */
+    _Atomic uint64_t virtual_ns; /* total device time charged, divided by its weight: the container that is behind goes first */
+    _Atomic uint64_t active_at_ns;       /* monotonic time up to which it had work or waited */
+    _Atomic uint64_t finished_at_ns;     /* monotonic time at which work was last seen to have finished */
+    _Atomic uint64_t charged_ns;         /* total device time charged */
     _Atomic uint64_t busy_ns, billed_ns; /* totals: measured by events, and how much of that was charged immediately */
     _Atomic uint64_t recent_busy_ns, recent_own_ns; /* recently: measured by events, and how much of that was our own work */
     _Atomic uint64_t learned_at_ns;
@@ -77,10 +77,11 @@ struct gpuslice_slot {
     _Atomic uint64_t pid_namespace; /* inode of /proc/self/ns/pid */
     _Atomic uint64_t pid;           /* in that namespace */
     _Atomic uint64_t host_pid;      /* the pid that NVML reports, where it had to be determined; 0 if unknown */
-    _Atomic uint64_t locked;        /* 1: the slot's byte of this file is locked while the process exists (src/accounts/slots.c) */
-    _Atomic uint64_t unlocked_ns;   /* monotonic time since when it was seen unlocked, or the process seen dead; 0: it exists */
-    _Atomic uint64_t provisional;   /* one bit per card: own_bytes may be too high, as the driver's figure is not known yet */
-    _Atomic uint16_t in_flight[GPUSLICE_CARDS]; /* driver calls in flight, during which the driver may hold less than is counted here */
+    _Atomic uint64_t locked; /* 1: the slot's byte of this file is locked while the process exists (src/accounts/slots.c) */
+    _Atomic uint64_t unlocked_ns; /* monotonic time since when it was seen unlocked, or the process seen dead; 0: it exists */
+    _Atomic uint64_t provisional; /* one bit per card: own_bytes may be too high, as the driver's figure is not known yet */
+    _Atomic uint16_t
+        in_flight[GPUSLICE_CARDS]; /* driver calls in flight, during which the driver may hold less than is counted here */
     struct gpuslice_usage usage[GPUSLICE_CARDS];
 };
 
@@ -105,8 +106,8 @@ struct gpuslice_region {
 /* What a container tells its neighbours on a card, in a file that only it can write, so that unused compute can be lent. A
  * container that lies here changes what is lent, but never what others are entitled to. */
 struct gpuslice_claim {
-    uint64_t magic; /* GPUSLICE_CLAIM_MAGIC */
-    uint64_t check; /* checksum of all that follows: a record that is just being written does not match */
+    uint64_t magic;          /* GPUSLICE_CLAIM_MAGIC */
+    uint64_t check;          /* checksum of all that follows: a record that is just being written does not match */
     uint64_t virtual_ns;     /* device time charged, divided by its weight, including work in progress */
     uint64_t busy_ns;        /* total time during which its processes had work in progress */
     uint64_t busy_at_ns;     /* monotonic time up to which busy_ns counts */

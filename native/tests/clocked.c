@@ -23,7 +23,7 @@
 #define MOST_LAUNCHES (1u << 18)
 #define MOST_STREAMS 64u
 #define THREADS 1024u
-#define AHEAD_US 10000.0 /* as much work as is queued: a program that ends is not to leave seconds behind */
+#define AHEAD_US 10000.0         /* as much work as is queued: a program that ends is not to leave seconds behind */
 #define NO_CLOCK_ROUNDS 1000000u /* the simulated driver takes rounds for nanoseconds */
 enum { MULTIPROCESSORS = 16, NON_BLOCKING = 1 };
 
@@ -35,24 +35,24 @@ static volatile uint64_t (*noted)[2]; /* pinned: the card writes it */
 static uint64_t asked[MOST_LAUNCHES], waited[MOST_LAUNCHES];
 
 /* Each warp computes, so that a multiprocessor is full with one block: kernels on several streams share it. */
-static const char ptx[] =
-    ".version 7.0\n.target sm_70\n.address_size 64\n"
-    ".visible .entry clocked_gpusim_busy_ns(.param .u64 rounds, .param .u64 place)\n{\n"
-    "  .reg .u64 %left, %place, %now;\n  .reg .u32 %thread, %block, %who;\n  .reg .f32 %a, %b;\n"
-    "  .reg .pred %again, %never, %first, %last;\n"
-    "  ld.param.u64 %left, [rounds];\n  ld.param.u64 %place, [place];\n"
-    "  mov.u32 %thread, %tid.x;\n  mov.u32 %block, %ctaid.x;\n  or.b32 %who, %thread, %block;\n"
-    "  setp.eq.u32 %first, %who, 0;\n"
-    "  @%first mov.u64 %now, %globaltimer;\n  @%first st.volatile.global.u64 [%place], %now;\n"
-    "  mov.f32 %a, 0f3F800001;\n  mov.f32 %b, 0f3F7FFFFE;\n"
-    "AGAIN:\n  fma.rn.f32 %a, %a, %b, %b;\n  sub.u64 %left, %left, 1;\n"
-    "  setp.ne.u64 %again, %left, 0;\n  @%again bra AGAIN;\n"
-    "  setp.eq.f32 %never, %a, 0f7F7FFFFF;\n  @%never st.global.f32 [%place], %a;\n  bar.sync 0;\n"
-    "  setp.eq.and.u64 %last, %left, 0, %first;\n"
-    "  @%last mov.u64 %now, %globaltimer;\n  @%last st.volatile.global.u64 [%place+8], %now;\n  ret;\n}\n"
-    ".visible .entry nothing()\n{\n  ret;\n}\n";
+static const char ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
+                          ".visible .entry clocked_gpusim_busy_ns(.param .u64 rounds, .param .u64 place)\n{\n"
+                          "  .reg .u64 %left, %place, %now;\n  .reg .u32 %thread, %block, %who;\n  .reg .f32 %a, %b;\n"
+                          "  .reg .pred %again, %never, %first, %last;\n"
+                          "  ld.param.u64 %left, [rounds];\n  ld.param.u64 %place, [place];\n"
+                          "  mov.u32 %thread, %tid.x;\n  mov.u32 %block, %ctaid.x;\n  or.b32 %who, %thread, %block;\n"
+                          "  setp.eq.u32 %first, %who, 0;\n"
+                          "  @%first mov.u64 %now, %globaltimer;\n  @%first st.volatile.global.u64 [%place], %now;\n"
+                          "  mov.f32 %a, 0f3F800001;\n  mov.f32 %b, 0f3F7FFFFE;\n"
+                          "AGAIN:\n  fma.rn.f32 %a, %a, %b, %b;\n  sub.u64 %left, %left, 1;\n"
+                          "  setp.ne.u64 %again, %left, 0;\n  @%again bra AGAIN;\n"
+                          "  setp.eq.f32 %never, %a, 0f7F7FFFFF;\n  @%never st.global.f32 [%place], %a;\n  bar.sync 0;\n"
+                          "  setp.eq.and.u64 %last, %left, 0, %first;\n"
+                          "  @%last mov.u64 %now, %globaltimer;\n  @%last st.volatile.global.u64 [%place+8], %now;\n  ret;\n}\n"
+                          ".visible .entry nothing()\n{\n  ret;\n}\n";
 
-static int (*launch_kernel)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **, void **);
+static int (*launch_kernel)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, handle, void **,
+                            void **);
 static int (*synchronize_stream)(handle), (*synchronize)(void);
 
 static void check(const char *what, int code)
@@ -63,10 +63,10 @@ static void check(const char *what, int code)
     exit(1);
 }
 
-#define CALL(name, ...)                                                                                                \
-    do {                                                                                                               \
-        int (*call)() = (int (*)())dlsym(driver, name);                                                               \
-        check(name, call ? call(__VA_ARGS__) : -1);                                                                    \
+#define CALL(name, ...)                                                                                                        \
+    do {                                                                                                                       \
+        int (*call)() = (int (*)())dlsym(driver, name);                                                                        \
+        check(name, call ? call(__VA_ARGS__) : -1);                                                                            \
     } while (0)
 
 static uint64_t now_ns(void)

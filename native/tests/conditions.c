@@ -96,8 +96,9 @@ static void another_root(void)
 /* As a sandbox that answers: each call that only we make. */
 static void no_calls(void)
 {
-    static const int forbidden[] = {SYS_openat, SYS_newfstatat, SYS_fstat, SYS_readlinkat, SYS_kill, SYS_fcntl, SYS_flock, SYS_sched_yield,
-                                    SYS_nanosleep, SYS_ftruncate, SYS_fchmod, SYS_getpid, SYS_clock_gettime};
+    static const int forbidden[] = {SYS_openat, SYS_newfstatat, SYS_fstat,        SYS_readlinkat, SYS_kill,
+                                    SYS_fcntl,  SYS_flock,      SYS_sched_yield,  SYS_nanosleep,  SYS_ftruncate,
+                                    SYS_fchmod, SYS_getpid,     SYS_clock_gettime};
     enum { COUNT = sizeof forbidden / sizeof forbidden[0] };
     struct sock_filter code[COUNT + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
     for (unsigned i = 0; i < COUNT; i++)
@@ -126,10 +127,14 @@ static void nothing(void) {}
 static const struct {
     const char *name;
     void (*before)(void), (*after)(void); /* the driver was found */
-} ways[] = {{"plain", nothing, nothing},           {"descriptors closed", nothing, close_everything},
-            {"no descriptors", nothing, no_descriptors}, {"no file sizes", no_files, nothing},
-            {"another user", nothing, another_user}, {"another root", nothing, another_root},
-            {"no calls", nothing, no_calls},       {"signals", nothing, signals}};
+} ways[] = {{"plain", nothing, nothing},
+            {"descriptors closed", nothing, close_everything},
+            {"no descriptors", nothing, no_descriptors},
+            {"no file sizes", no_files, nothing},
+            {"another user", nothing, another_user},
+            {"another root", nothing, another_root},
+            {"no calls", nothing, no_calls},
+            {"signals", nothing, signals}};
 
 /* ---- many at once ---- */
 

@@ -46,16 +46,13 @@ static size_t change(char *text, size_t size, size_t room)
         if (size)
             text[at] = (char)(rand() % 2 ? "0123456789-\n =GPUMIG/end"[rand() % 24] : rand());
         return size;
-    case 1: /* a piece less */
-        memmove(text + at, text + at + length, size - at - length);
-        return size - length;
+    case 1: /* a piece less */ memmove(text + at, text + at + length, size - at - length); return size - length;
     case 2: /* a piece twice */
         if (size + length > room)
             return size;
         memmove(text + at + length, text + at, size - at);
         return size + length;
-    default: /* cut short */
-        return rand() % 8 ? size : at;
+    default: /* cut short */ return rand() % 8 ? size : at;
     }
 }
 

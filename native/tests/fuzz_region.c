@@ -132,42 +132,18 @@ static void step(struct script *script)
     uint32_t card = (uint32_t)take(script, 1) % (GPUSLICE_CARDS + 1);
     char uuid[16];
     switch (what % 16) {
-    case 0 ... 2:
-        reserve(card, take(script, 5));
-        break;
-    case 3:
-        give_back(card, take(script, 5));
-        break;
-    case 4:
-        ask(card);
-        break;
-    case 5 ... 7:
-        write_word(script);
-        break;
-    case 8:
-        fill(script);
-        break;
-    case 9:
-        cut(script);
-        break;
-    case 10:
-        replace();
-        break;
-    case 11:
-        share(card, take(script, 4));
-        break;
-    case 12:
-        unshare(card);
-        break;
-    case 13:
-        gs_accounts_imported(&accounts, card, take(script, 1) % 2 ? 1 : -1);
-        break;
-    case 14:
-        gs_accounts_sweep(&accounts);
-        break;
-    default:
-        snprintf(uuid, sizeof uuid, "GPU-%u", card);
-        require(gs_accounts_card(&accounts, uuid) <= GPUSLICE_CARDS);
+    case 0 ... 2: reserve(card, take(script, 5)); break;
+    case 3: give_back(card, take(script, 5)); break;
+    case 4: ask(card); break;
+    case 5 ... 7: write_word(script); break;
+    case 8: fill(script); break;
+    case 9: cut(script); break;
+    case 10: replace(); break;
+    case 11: share(card, take(script, 4)); break;
+    case 12: unshare(card); break;
+    case 13: gs_accounts_imported(&accounts, card, take(script, 1) % 2 ? 1 : -1); break;
+    case 14: gs_accounts_sweep(&accounts); break;
+    default: snprintf(uuid, sizeof uuid, "GPU-%u", card); require(gs_accounts_card(&accounts, uuid) <= GPUSLICE_CARDS);
     }
 }
 

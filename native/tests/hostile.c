@@ -134,7 +134,7 @@ static function entry_of(const char *id, int number)
 
 /* Of the simulated driver: what stands for the unknown ones of a real one. */
 static const char allocating[] = "gpusim: memory 1";
-static const char launching[16] = {0x6b, (char)0xd5, (char)0xfb, 0x6c, 0x5b, (char)0xf4, (char)0xe7, 0x4a,
+static const char launching[16] = {0x6b,       (char)0xd5, (char)0xfb, 0x6c, 0x5b, (char)0xf4, (char)0xe7, 0x4a,
                                    (char)0x89, (char)0x87, (char)0xd9, 0x39, 0x12, (char)0xfd, (char)0x9d, (char)0xf9};
 
 static int start(void)

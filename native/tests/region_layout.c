@@ -4,7 +4,8 @@
 
 #include "../include/region.h"
 
-#define FIELD(type, field) printf(#type " " #field " %zu %zu\n", offsetof(struct type, field), sizeof(((struct type *)0)->field))
+#define FIELD(type, field)                                                                                                     \
+    printf(#type " " #field " %zu %zu\n", offsetof(struct type, field), sizeof(((struct type *)0)->field))
 
 int main(void)
 {

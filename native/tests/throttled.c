@@ -43,7 +43,8 @@ static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOM
 static int launch_on_card(void)
 {
     uint64_t before = load(&free_ns), now = gs_monotonic_ns();
-    while (!__atomic_compare_exchange_n(&free_ns, &before, (before > now ? before : now) + KERNEL_NS, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    while (!__atomic_compare_exchange_n(&free_ns, &before, (before > now ? before : now) + KERNEL_NS, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED))
         ;
     return CUDA_SUCCESS;
 }
@@ -165,7 +166,8 @@ static int be_process(const char *prefix)
 /* Where a container writes its claim and finds the others'. */
 static void make_meeting(const char *folder, int number, char prefix[GS_PATH_ROOM])
 {
-    static const char *const below[] = {"", "/run", "/run/gpuslice", "/run/gpuslice/GPU-stress", "/run/gpuslice/GPU-stress/own"};
+    static const char *const below[] = {"", "/run", "/run/gpuslice", "/run/gpuslice/GPU-stress",
+                                        "/run/gpuslice/GPU-stress/own"};
     char path[GS_PATH_ROOM + 64];
     snprintf(prefix, GS_PATH_ROOM, "%s/%d", folder, number);
     for (unsigned i = 0; i < sizeof below / sizeof below[0]; i++) {

@@ -34,7 +34,7 @@ struct container {
     struct gpuslice_region *region;
     struct gs_card card;
     struct gpuslice_claim claim;
-    bool torn; /* the claim is only written in part */
+    bool torn;                         /* the claim is only written in part */
     struct container *met[NEIGHBOURS]; /* containers that tell each other what they want, this one among them */
     uint32_t met_count;                /* 0: it tells nobody */
     struct process *members[MEMBERS];
@@ -106,7 +106,8 @@ struct call *process_call(struct process *process, const char *name, uint64_t ke
     free_calls = call ? call->next_free : NULL;
     call = call ? call : need(malloc(sizeof *call));
     call->process = process;
-    call->what = (struct virtual_call){.name = name, .card = &process->box->card, .key = key, .stream = stream, .own_ns = own_ns};
+    call->what =
+        (struct virtual_call){.name = name, .card = &process->box->card, .key = key, .stream = stream, .own_ns = own_ns};
     call->timed = call->cleared = false;
     getcontext(&call->inside);
     call->inside.uc_stack = (stack_t){.ss_sp = call->stack, .ss_size = STACK_BYTES};
@@ -189,7 +190,8 @@ static void load(struct process *process)
     strcpy(slash ? slash + 1 : path, "libthrottle.so");
     int from = open(path, O_RDONLY | O_CLOEXEC);
     process->file = memfd_create("throttle", MFD_CLOEXEC);
-    if (from < 0 || process->file < 0 || fstat(from, &size) || sendfile(process->file, from, NULL, (size_t)size.st_size) != size.st_size)
+    if (from < 0 || process->file < 0 || fstat(from, &size) ||
+        sendfile(process->file, from, NULL, (size_t)size.st_size) != size.st_size)
         abort();
     close(from);
     snprintf(path, sizeof path, "/proc/self/fd/%d", process->file);
@@ -334,7 +336,8 @@ void gs_neighbours_tell(struct gs_neighbours *neighbours, struct gpuslice_claim 
     virtual_step();
 }
 
-uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now, uint64_t list_every_ns, struct gs_neighbour found[GS_NEIGHBOURS])
+uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now, uint64_t list_every_ns,
+                            struct gs_neighbour found[GS_NEIGHBOURS])
 {
     (void)neighbours, (void)list_every_ns;
     struct process *reader = acting;

@@ -35,8 +35,8 @@ enum function {
 #include "driver/hooks.def"
     FUNCTIONS
 };
-#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
-    typedef int (*type_##symbol) parameters;                                                                          \
+#define HOOK(library, symbol, name, since, stream, parameters)                                                                 \
+    typedef int(*type_##symbol) parameters;                                                                                    \
     __attribute__((weak)) int symbol parameters;
 #define BORROW(library, symbol, parameters) HOOK(library, symbol, "", 0, EITHER, parameters)
 #include "driver/hooks.def"
@@ -180,8 +180,7 @@ static int current_device(void)
 
 static int make_physical_on(int device, int id, size_t bytes)
 {
-    CUmemAllocationProp properties = {
-        .type = 1, .requestedHandleTypes = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUmemAllocationProp properties = {.type = 1, .requestedHandleTypes = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     return CALL(cuMemCreate, &held[id].value, bytes, &properties, 0);
 }
 
@@ -189,8 +188,8 @@ static int make_physical(int id, size_t bytes) { return make_physical_on(current
 
 static int map_physical(int id, size_t bytes)
 {
-    PLAIN(int (*)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long), "cuMemAddressReserve",
-          &held[id].address, bytes, 0, 0, 0);
+    PLAIN(int (*)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long), "cuMemAddressReserve", &held[id].address,
+          bytes, 0, 0, 0);
     int result = CALL(cuMemMap, held[id].address, bytes, 0, held[id].value, 0);
     if (result != 0)
         PLAIN(int (*)(CUdeviceptr, size_t), "cuMemAddressFree", held[id].address, bytes);
@@ -276,8 +275,8 @@ static int map_tile(int id, unsigned long long handle, int operation)
 
 static int make_tile(int id, size_t bytes)
 {
-    CUDA_ARRAY3D_DESCRIPTOR sparse = {.Width = 4096, .Height = 4096, .Format = 0x20, .NumChannels = 4,
-                                      .Flags = CUDA_ARRAY3D_SPARSE};
+    CUDA_ARRAY3D_DESCRIPTOR sparse = {
+        .Width = 4096, .Height = 4096, .Format = 0x20, .NumChannels = 4, .Flags = CUDA_ARRAY3D_SPARSE};
     int result = CALL(cuArray3DCreate_v2, (CUarray *)&held[id].pointer, &sparse);
     if (result)
         return result;
@@ -316,8 +315,7 @@ static int add_allocation(struct graph *made, int id, size_t bytes, bool general
     CUgraphNodeParams node = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .of.alloc = parameters};
     int result = PLAIN(int (*)(CUgraph *, unsigned), "cuGraphCreate", &made->graph, 0);
     if (!result)
-        result = general ? add_node(made, &node)
-                         : CALL(cuGraphAddMemAllocNode, &made->node, made->graph, NULL, 0, &parameters);
+        result = general ? add_node(made, &node) : CALL(cuGraphAddMemAllocNode, &made->node, made->graph, NULL, 0, &parameters);
     held[id].value = general ? node.of.alloc.dptr : parameters.dptr;
     return result;
 }
@@ -348,8 +346,7 @@ static int capture_allocation(struct graph *made, int id, size_t bytes)
 
 static int run_graph(struct graph *made)
 {
-    int result = own_stream() ? CALL(cuGraphUpload_ptsz, made->executable, NULL)
-                              : CALL(cuGraphUpload, made->executable, NULL);
+    int result = own_stream() ? CALL(cuGraphUpload_ptsz, made->executable, NULL) : CALL(cuGraphUpload, made->executable, NULL);
     if (result)
         return result;
     return own_stream() ? CALL(cuGraphLaunch_ptsz, made->executable, NULL) : CALL(cuGraphLaunch, made->executable, NULL);
@@ -358,7 +355,7 @@ static int run_graph(struct graph *made)
 static int make_graph(int id, size_t bytes, const char *kind)
 {
     struct graph *made = calloc(1, sizeof *made);
-    int result = is(kind, "captured")      ? capture_allocation(made, id, bytes)
+    int result = is(kind, "captured")       ? capture_allocation(made, id, bytes)
                  : is(kind, "graph-on-two") ? add_allocations_on_two(made, id, bytes)
                                             : add_allocation(made, id, bytes, is(kind, "node"));
     if (!result)
@@ -1050,8 +1047,8 @@ static void share_physical(int id)
 static void share_pool(void)
 {
     int descriptor = -1;
-    int result = PLAIN(int (*)(void *, CUmemoryPool, int, unsigned long long), "cuMemPoolExportToShareableHandle",
-                       &descriptor, own_pool, 1, 0);
+    int result = PLAIN(int (*)(void *, CUmemoryPool, int, unsigned long long), "cuMemPoolExportToShareableHandle", &descriptor,
+                       own_pool, 1, 0);
     tell_descriptor(result, descriptor);
 }
 
@@ -1068,7 +1065,8 @@ static int receive_pool(int id, int pid, int number)
 {
     int descriptor = descriptor_of(pid, number);
     strcpy(held[id].kind, "their-pool");
-    int result = CALL(cuMemPoolImportFromShareableHandle, (CUmemoryPool *)&held[id].pointer, (void *)(intptr_t)descriptor, 1, 0);
+    int result =
+        CALL(cuMemPoolImportFromShareableHandle, (CUmemoryPool *)&held[id].pointer, (void *)(intptr_t)descriptor, 1, 0);
     close(descriptor);
     return result;
 }
@@ -1091,14 +1089,14 @@ static int receive_block(int id, int pool, const char *hex)
 /* Moved to and fro, managed memory takes no more. */
 static int advise(int id)
 {
-    int result = PLAIN(int (*)(CUdeviceptr, size_t, int, int), "cuMemAdvise", held[id].value, held[id].bytes, 3,
-                       current_device());
+    int result =
+        PLAIN(int (*)(CUdeviceptr, size_t, int, int), "cuMemAdvise", held[id].value, held[id].bytes, 3, current_device());
     if (!result)
-        result = PLAIN(int (*)(CUdeviceptr, size_t, int, CUstream), "cuMemPrefetchAsync", held[id].value,
-                       held[id].bytes, -1, NULL);
+        result =
+            PLAIN(int (*)(CUdeviceptr, size_t, int, CUstream), "cuMemPrefetchAsync", held[id].value, held[id].bytes, -1, NULL);
     if (!result)
-        result = PLAIN(int (*)(CUdeviceptr, size_t, int, CUstream), "cuMemPrefetchAsync", held[id].value,
-                       held[id].bytes, current_device(), NULL);
+        result = PLAIN(int (*)(CUdeviceptr, size_t, int, CUstream), "cuMemPrefetchAsync", held[id].value, held[id].bytes,
+                       current_device(), NULL);
     return result;
 }
 

@@ -29,31 +29,31 @@ typedef struct {
 } dim3;
 
 /* ENTRY(name, parameters): what is asked of the driver. */
-#define ENTRIES                                                                                                        \
-    ENTRY(cuInit, (unsigned))                                                                                          \
-    ENTRY(cuDriverGetVersion, (int *))                                                                                 \
-    ENTRY(cuDeviceGetCount, (int *))                                                                                   \
-    ENTRY(cuDeviceTotalMem, (size_t *, CUdevice))                                                                      \
-    ENTRY(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                           \
-    ENTRY(cuDevicePrimaryCtxReset, (CUdevice))                                                                         \
-    ENTRY(cuCtxSetCurrent, (CUcontext))                                                                                \
-    ENTRY(cuCtxSynchronize, (void))                                                                                    \
-    ENTRY(cuMemAlloc, (CUdeviceptr *, size_t))                                                                         \
-    ENTRY(cuMemAllocManaged, (CUdeviceptr *, size_t, unsigned))                                                        \
-    ENTRY(cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream))                                                          \
-    ENTRY(cuMemFree, (CUdeviceptr))                                                                                    \
-    ENTRY(cuMemFreeAsync, (CUdeviceptr, CUstream))                                                                     \
-    ENTRY(cuMemGetInfo, (size_t *, size_t *))                                                                          \
-    ENTRY(cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t))                                                                \
-    ENTRY(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                                 \
-    ENTRY(cuMemsetD8, (CUdeviceptr, unsigned char, size_t))                                                            \
-    ENTRY(cuStreamCreate, (CUstream *, unsigned))                                                                      \
-    ENTRY(cuStreamDestroy, (CUstream))                                                                                 \
-    ENTRY(cuStreamSynchronize, (CUstream))                                                                             \
-    ENTRY(cuModuleLoadData, (CUmodule *, const void *))                                                                \
-    ENTRY(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                                                 \
-    ENTRY(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, \
-                           void **, void **))
+#define ENTRIES                                                                                                                \
+    ENTRY(cuInit, (unsigned))                                                                                                  \
+    ENTRY(cuDriverGetVersion, (int *))                                                                                         \
+    ENTRY(cuDeviceGetCount, (int *))                                                                                           \
+    ENTRY(cuDeviceTotalMem, (size_t *, CUdevice))                                                                              \
+    ENTRY(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice))                                                                   \
+    ENTRY(cuDevicePrimaryCtxReset, (CUdevice))                                                                                 \
+    ENTRY(cuCtxSetCurrent, (CUcontext))                                                                                        \
+    ENTRY(cuCtxSynchronize, (void))                                                                                            \
+    ENTRY(cuMemAlloc, (CUdeviceptr *, size_t))                                                                                 \
+    ENTRY(cuMemAllocManaged, (CUdeviceptr *, size_t, unsigned))                                                                \
+    ENTRY(cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream))                                                                  \
+    ENTRY(cuMemFree, (CUdeviceptr))                                                                                            \
+    ENTRY(cuMemFreeAsync, (CUdeviceptr, CUstream))                                                                             \
+    ENTRY(cuMemGetInfo, (size_t *, size_t *))                                                                                  \
+    ENTRY(cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t))                                                                        \
+    ENTRY(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                                         \
+    ENTRY(cuMemsetD8, (CUdeviceptr, unsigned char, size_t))                                                                    \
+    ENTRY(cuStreamCreate, (CUstream *, unsigned))                                                                              \
+    ENTRY(cuStreamDestroy, (CUstream))                                                                                         \
+    ENTRY(cuStreamSynchronize, (CUstream))                                                                                     \
+    ENTRY(cuModuleLoadData, (CUmodule *, const void *))                                                                        \
+    ENTRY(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))                                                         \
+    ENTRY(cuLaunchKernel,                                                                                                      \
+          (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **))
 
 static struct {
 #define ENTRY(name, parameters) CUresult(*name) parameters;
@@ -91,7 +91,7 @@ static bool find_entries(void *library)
 {
     CUresult (*find)(const char *, void **, int, uint64_t, int *) = dlsym(library, "cuGetProcAddress_v2");
     bool complete = find != NULL;
-#define ENTRY(name, parameters)                                                                                        \
+#define ENTRY(name, parameters)                                                                                                \
     complete = complete && find(#name, (void **)&driver.name, VERSION, FLAGS, NULL) == CUDA_SUCCESS && driver.name;
     ENTRIES
 #undef ENTRY
@@ -118,10 +118,10 @@ static cudaError_t ready(void)
     return result;
 }
 
-#define CALL(expression)                                                                                               \
-    do {                                                                                                               \
-        cudaError_t call_result = ready();                                                                             \
-        return say(call_result ? call_result : (expression));                                                          \
+#define CALL(expression)                                                                                                       \
+    do {                                                                                                                       \
+        cudaError_t call_result = ready();                                                                                     \
+        return say(call_result ? call_result : (expression));                                                                  \
     } while (0)
 #define DEVICE(pointer) ((CUdeviceptr)(uintptr_t)(pointer))
 
@@ -212,8 +212,8 @@ EXPORT void __cudaRegisterFatBinaryEnd(void **binary) { (void)binary; }
 EXPORT void __cudaUnregisterFatBinary(void **binary) { free(binary); }
 EXPORT char __cudaInitModule(void **binary) { return binary != NULL; }
 
-EXPORT void __cudaRegisterFunction(void **binary, const char *host, char *stub, const char *name, int limit, void *a,
-                                   void *b, void *c, void *d, int *e)
+EXPORT void __cudaRegisterFunction(void **binary, const char *host, char *stub, const char *name, int limit, void *a, void *b,
+                                   void *c, void *d, int *e)
 {
     (void)stub, (void)limit, (void)a, (void)b, (void)c, (void)d, (void)e;
     struct kernel *kernel = calloc(1, sizeof *kernel);
@@ -260,18 +260,16 @@ static cudaError_t launch(const void *host, dim3 grid, dim3 block, void **argume
         return 98; /* no such device function */
     cudaError_t error = kernel->function ? 0 : load(kernel);
     return error ? error
-                 : driver.cuLaunchKernel(kernel->function, grid.x, grid.y, grid.z, block.x, block.y, block.z,
-                                         (unsigned)shared, stream, arguments, NULL);
+                 : driver.cuLaunchKernel(kernel->function, grid.x, grid.y, grid.z, block.x, block.y, block.z, (unsigned)shared,
+                                         stream, arguments, NULL);
 }
 
-EXPORT cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t shared,
-                                    CUstream stream)
+EXPORT cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t shared, CUstream stream)
 {
     CALL(launch(host, grid, block, arguments, shared, stream));
 }
 
-EXPORT cudaError_t __cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t shared,
-                                      CUstream stream)
+EXPORT cudaError_t __cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arguments, size_t shared, CUstream stream)
 {
     CALL(launch(host, grid, block, arguments, shared, stream));
 }

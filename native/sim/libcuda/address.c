@@ -48,10 +48,7 @@ static bool open_range(void)
     return base && owners;
 }
 
-static struct span **list_for(uint64_t pages)
-{
-    return &spans[pages <= CLASSES ? pages : 0];
-}
+static struct span **list_for(uint64_t pages) { return &spans[pages <= CLASSES ? pages : 0]; }
 
 static void keep_span(uint64_t page, uint64_t pages)
 {
@@ -134,10 +131,7 @@ static struct allocation *blank_allocation(void)
     return allocation;
 }
 
-struct allocation *allocation_first(void)
-{
-    return all;
-}
+struct allocation *allocation_first(void) { return all; }
 
 struct allocation *allocation_new(uint64_t bytes, enum allocation_kind kind, struct context *context)
 {
@@ -151,8 +145,11 @@ struct allocation *allocation_new(uint64_t bytes, enum allocation_kind kind, str
         spare_allocations = allocation;
         return NULL;
     }
-    *allocation = (struct allocation){.address = base + page * STEP, .bytes = bytes, .pages_bytes = pages * STEP,
-                                      .kind = kind, .context = context ? context->memory : NULL,
+    *allocation = (struct allocation){.address = base + page * STEP,
+                                      .bytes = bytes,
+                                      .pages_bytes = pages * STEP,
+                                      .kind = kind,
+                                      .context = context ? context->memory : NULL,
                                       .id = ++last_id,
                                       .device = context ? context->device : NULL};
     set_owner(allocation, allocation);
@@ -219,9 +216,19 @@ static void move_large(uint64_t to, uint64_t from, size_t bytes)
     }
 }
 
+/* On the card, where nobody ever wrote. */
+static bool is_blank(uint64_t address)
+{
+    memory_lock();
+    const struct allocation *allocation = allocation_at(address);
+    bool blank = allocation && !allocation->touched;
+    memory_unlock();
+    return blank;
+}
+
 void bytes_move(uint64_t to, uint64_t from, size_t bytes)
 {
-    if (!bytes || !has_content(from, bytes, false) || !has_content(to, bytes, true))
+    if (!bytes || (is_blank(from) && is_blank(to)) || !has_content(from, bytes, false) || !has_content(to, bytes, true))
         return;
     bool apart = to + bytes <= from || from + bytes <= to;
     if (bytes > LARGE_BYTES && apart && is_on_device(to) && is_on_device(from))
@@ -234,13 +241,12 @@ void bytes_fill(uint64_t to, const void *pattern, size_t pattern_bytes, size_t c
 {
     static const char zeros[16];
     size_t bytes = pattern_bytes * count;
-    if (!count || !has_content(to, bytes, true))
+    bool large = bytes > LARGE_BYTES && is_on_device(to);
+    if (!count || (large && (is_blank(to) || memcmp(pattern, zeros, pattern_bytes) != 0)) || !has_content(to, bytes, true))
         return;
     char *out = (char *)(uintptr_t)to;
-    if (bytes > LARGE_BYTES && is_on_device(to)) {
+    if (large) {
         uint64_t first = (to + STEP - 1) / STEP * STEP, end = (to + bytes) / STEP * STEP;
-        if (memcmp(pattern, zeros, pattern_bytes) != 0)
-            return;
         memset(out, 0, first - to);
         madvise((void *)(uintptr_t)first, end - first, MADV_DONTNEED);
         memset((void *)(uintptr_t)end, 0, to + bytes - end);

@@ -78,9 +78,14 @@ void array_pages_drop(const struct context *owner)
 static unsigned element_bytes(int format)
 {
     switch (format) {
-    case 0x01: case 0x08: return 1;
-    case 0x02: case 0x09: case 0x10: return 2;
-    case 0x03: case 0x0a: case 0x20: return 4;
+    case 0x01:
+    case 0x08: return 1;
+    case 0x02:
+    case 0x09:
+    case 0x10: return 2;
+    case 0x03:
+    case 0x0a:
+    case 0x20: return 4;
     default: return 0;
     }
 }
@@ -167,14 +172,10 @@ static CUresult array_new(struct array **made, const CUDA_ARRAY3D_DESCRIPTOR *sh
 static CUresult array_of(const struct array *array, bool mipmapped)
 {
     TRY(driver_ready());
-    return object_is(array, OBJECT_ARRAY) && (array->levels != 0) == mipmapped ? CUDA_SUCCESS
-                                                                               : CUDA_ERROR_INVALID_HANDLE;
+    return object_is(array, OBJECT_ARRAY) && (array->levels != 0) == mipmapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-EXPORT CUresult cuArray3DCreate_v2(CUarray *made, const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
-    return array_new(made, shape, 0);
-}
+EXPORT CUresult cuArray3DCreate_v2(CUarray *made, const CUDA_ARRAY3D_DESCRIPTOR *shape) { return array_new(made, shape, 0); }
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *made, const CUDA_ARRAY_DESCRIPTOR *flat)
 {
@@ -269,8 +270,7 @@ EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *flat, CUarray arr
     TRY(array_of(array, false));
     if (!flat)
         return CUDA_ERROR_INVALID_VALUE;
-    *flat = (CUDA_ARRAY_DESCRIPTOR){array->shape.width, array->shape.height, array->shape.format,
-                                    array->shape.channels};
+    *flat = (CUDA_ARRAY_DESCRIPTOR){array->shape.width, array->shape.height, array->shape.format, array->shape.channels};
     return CUDA_SUCCESS;
 }
 

@@ -128,8 +128,8 @@ EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, cons
     return begin(stream, graph, mode);
 }
 
-EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after,
-                                                 const void *edges, size_t count, int mode)
+EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream stream, CUgraph graph, const CUgraphNode *after, const void *edges,
+                                                 size_t count, int mode)
 {
     return cuStreamBeginCaptureToGraph(PER_THREAD(stream), graph, after, edges, count, mode);
 }
@@ -176,8 +176,8 @@ EXPORT CUresult cuStreamIsCapturing_ptsz(CUstream stream, int *status)
     return cuStreamIsCapturing(PER_THREAD(stream), status);
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph,
-                                          const CUgraphNode **after, size_t *count)
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **after,
+                                          size_t *count)
 {
     struct stream *stream;
     TRY(stream_of(handle, &stream));
@@ -201,8 +201,8 @@ EXPORT CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, int *status, uin
     return cuStreamGetCaptureInfo_v2(PER_THREAD(stream), status, id, graph, after, count);
 }
 
-EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph,
-                                          const CUgraphNode **after, const void **edges, size_t *count)
+EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **after,
+                                          const void **edges, size_t *count)
 {
     if (edges)
         *edges = NULL;

@@ -69,8 +69,8 @@ static CUresult change(int pid, uint32_t from, uint32_t to, bool (*move)(uint32_
     sim_lock();
     sim_reap();
     struct sim_process *process = process_of(pid);
-    CUresult result = !process                             ? CUDA_ERROR_INVALID_VALUE
-                      : process->checkpoint != from        ? CUDA_ERROR_ILLEGAL_STATE
+    CUresult result = !process                                                      ? CUDA_ERROR_INVALID_VALUE
+                      : process->checkpoint != from                                 ? CUDA_ERROR_ILLEGAL_STATE
                       : move && !move((uint32_t)(process - sim_state()->processes)) ? CUDA_ERROR_OUT_OF_MEMORY
                                                                                     : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
@@ -108,8 +108,9 @@ static void copy_over_links(int pid)
         longest_ns = ns > longest_ns ? ns : longest_ns;
     }
     sim_unlock();
-    clock_nanosleep(CLOCK_MONOTONIC, 0,
-                    &(struct timespec){.tv_sec = (time_t)(longest_ns / 1000000000u), .tv_nsec = (long)(longest_ns % 1000000000u)}, NULL);
+    clock_nanosleep(
+        CLOCK_MONOTONIC, 0,
+        &(struct timespec){.tv_sec = (time_t)(longest_ns / 1000000000u), .tv_nsec = (long)(longest_ns % 1000000000u)}, NULL);
 }
 
 EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, void *arguments)

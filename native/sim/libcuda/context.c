@@ -14,10 +14,7 @@ static uint64_t last_id;
 
 const uint64_t default_limits[LIMITS] = {1024, 1048576, 8388608, 2, 2048, 64, 0, 0, 0, 0};
 
-bool context_is(const struct context *context)
-{
-    return object_is(context, OBJECT_CONTEXT);
-}
+bool context_is(const struct context *context) { return object_is(context, OBJECT_CONTEXT); }
 
 CUresult context_current(struct context **context)
 {

@@ -112,19 +112,16 @@ static void between(CUcontext to, CUcontext from, size_t bytes)
 #define HOST(pointer) ((CUdeviceptr)(uintptr_t)(pointer))
 
 /* Four forms of each: at once and on a stream, each with a per-thread twin. */
-#define COPY(name, version, to_type, from_type, to, from)                                                              \
-    EXPORT CUresult name##version(to_type t, from_type f, size_t n) { return move_after(to, from, n, NULL); }          \
-    EXPORT CUresult name##version##_ptds(to_type t, from_type f, size_t n)                                             \
-    {                                                                                                                  \
-        return move_after(to, from, n, CU_STREAM_PER_THREAD);                                                          \
-    }                                                                                                                  \
-    EXPORT CUresult name##Async##version(to_type t, from_type f, size_t n, CUstream s)                                 \
-    {                                                                                                                  \
-        return move_on(to, from, n, s);                                                                                \
-    }                                                                                                                  \
-    EXPORT CUresult name##Async##version##_ptsz(to_type t, from_type f, size_t n, CUstream s)                          \
-    {                                                                                                                  \
-        return move_on(to, from, n, PER_THREAD(s));                                                                    \
+#define COPY(name, version, to_type, from_type, to, from)                                                                      \
+    EXPORT CUresult name##version(to_type t, from_type f, size_t n) { return move_after(to, from, n, NULL); }                  \
+    EXPORT CUresult name##version##_ptds(to_type t, from_type f, size_t n)                                                     \
+    {                                                                                                                          \
+        return move_after(to, from, n, CU_STREAM_PER_THREAD);                                                                  \
+    }                                                                                                                          \
+    EXPORT CUresult name##Async##version(to_type t, from_type f, size_t n, CUstream s) { return move_on(to, from, n, s); }     \
+    EXPORT CUresult name##Async##version##_ptsz(to_type t, from_type f, size_t n, CUstream s)                                  \
+    {                                                                                                                          \
+        return move_on(to, from, n, PER_THREAD(s));                                                                            \
     }
 COPY(cuMemcpy, , CUdeviceptr, CUdeviceptr, t, f)
 COPY(cuMemcpyHtoD, _v2, CUdeviceptr, const void *, (over_pcie(n, true), t), HOST(f))
@@ -216,21 +213,21 @@ static CUresult copy_3d(const CUDA_MEMCPY3D *copy)
     size_t from_rows = copy->src_height ? copy->src_height : copy->height;
     for (size_t z = 0; to && from && z < copy->depth; z++)
         move_rows(to + ((copy->dst_z + z) * to_rows + copy->dst_y) * to_pitch + copy->dst_x, to_pitch,
-                  from + ((copy->src_z + z) * from_rows + copy->src_y) * from_pitch + copy->src_x, from_pitch,
-                  copy->width, copy->height);
+                  from + ((copy->src_z + z) * from_rows + copy->src_y) * from_pitch + copy->src_x, from_pitch, copy->width,
+                  copy->height);
     return CUDA_SUCCESS;
 }
 
-#define COPY_SHAPE(name, version, type, act)                                                                           \
-    static CUresult act##_on(const type *copy, CUstream stream)                                                        \
-    {                                                                                                                  \
-        bool captured;                                                                                                 \
-        TRY(on_stream(stream, NODE_MEMCPY, &captured));                                                                \
-        return captured ? CUDA_SUCCESS : act(copy);                                                                    \
-    }                                                                                                                  \
-    EXPORT CUresult name##version(const type *copy) { return act(copy); }                                              \
-    EXPORT CUresult name##version##_ptds(const type *copy) { return act(copy); }                                       \
-    EXPORT CUresult name##Async##version(const type *copy, CUstream s) { return act##_on(copy, s); }                   \
+#define COPY_SHAPE(name, version, type, act)                                                                                   \
+    static CUresult act##_on(const type *copy, CUstream stream)                                                                \
+    {                                                                                                                          \
+        bool captured;                                                                                                         \
+        TRY(on_stream(stream, NODE_MEMCPY, &captured));                                                                        \
+        return captured ? CUDA_SUCCESS : act(copy);                                                                            \
+    }                                                                                                                          \
+    EXPORT CUresult name##version(const type *copy) { return act(copy); }                                                      \
+    EXPORT CUresult name##version##_ptds(const type *copy) { return act(copy); }                                               \
+    EXPORT CUresult name##Async##version(const type *copy, CUstream s) { return act##_on(copy, s); }                           \
     EXPORT CUresult name##Async##version##_ptsz(const type *copy, CUstream s) { return act##_on(copy, PER_THREAD(s)); }
 COPY_SHAPE(cuMemcpy2D, _v2, CUDA_MEMCPY2D, copy_2d)
 COPY_SHAPE(cuMemcpy3D, _v2, CUDA_MEMCPY3D, copy_3d)
@@ -239,13 +236,10 @@ EXPORT CUresult cuMemcpy2DUnaligned_v2_ptds(const CUDA_MEMCPY2D *copy) { return 
 EXPORT CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D *copy) { return copy_3d(copy); }
 EXPORT CUresult cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D *copy) { return copy_3d(copy); }
 EXPORT CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D *copy, CUstream s) { return copy_3d_on(copy, s); }
-EXPORT CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D *copy, CUstream s)
-{
-    return copy_3d_on(copy, PER_THREAD(s));
-}
+EXPORT CUresult cuMemcpy3DPeerAsync_ptsz(const CUDA_MEMCPY3D *copy, CUstream s) { return copy_3d_on(copy, PER_THREAD(s)); }
 
 /* Arrays take copies and keep none of them. */
-#define ARRAY_COPY(name, ...)                                                                                          \
+#define ARRAY_COPY(name, ...)                                                                                                  \
     EXPORT CUresult name(__VA_ARGS__) { return ready(); }
 ARRAY_COPY(cuMemcpyHtoA_v2, UNUSED CUarray t, UNUSED size_t o, UNUSED const void *f, UNUSED size_t n)
 ARRAY_COPY(cuMemcpyAtoH_v2, UNUSED void *t, UNUSED CUarray f, UNUSED size_t o, UNUSED size_t n)
@@ -272,45 +266,45 @@ static CUresult fill_2d(CUstream handle, CUdeviceptr to, size_t pitch, const voi
     TRY(stream_of(handle, &stream));
     if (!to || (rows > 1 && pitch < width * pattern_bytes))
         return CUDA_ERROR_INVALID_VALUE;
-    for (size_t row = 0; row < rows; row++)
+    for (size_t row = 0; row < rows && pattern_bytes * width * rows <= 64 * MIB; row++) /* as of one piece (address.c) */
         bytes_fill(to + row * pitch, pattern, pattern_bytes, width);
     take_time(stream, pattern_bytes * width * rows);
     return CUDA_SUCCESS;
 }
 
-#define FILL(bits, type)                                                                                               \
-    EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr t, type v, size_t n) { return fill(NULL, t, &v, sizeof v, n); }   \
-    EXPORT CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr t, type v, size_t n)                                      \
-    {                                                                                                                  \
-        return fill(CU_STREAM_PER_THREAD, t, &v, sizeof v, n);                                                         \
-    }                                                                                                                  \
-    EXPORT CUresult cuMemsetD##bits##Async(CUdeviceptr t, type v, size_t n, CUstream s)                                \
-    {                                                                                                                  \
-        bool captured;                                                                                                 \
-        TRY(on_stream(s, NODE_MEMSET, &captured));                                                                     \
-        return captured ? CUDA_SUCCESS : fill(s, t, &v, sizeof v, n);                                                  \
-    }                                                                                                                  \
-    EXPORT CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr t, type v, size_t n, CUstream s)                           \
-    {                                                                                                                  \
-        return cuMemsetD##bits##Async(t, v, n, PER_THREAD(s));                                                         \
-    }                                                                                                                  \
-    EXPORT CUresult cuMemsetD2D##bits##_v2(CUdeviceptr t, size_t p, type v, size_t w, size_t h)                        \
-    {                                                                                                                  \
-        return fill_2d(NULL, t, p, &v, sizeof v, w, h);                                                                \
-    }                                                                                                                  \
-    EXPORT CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr t, size_t p, type v, size_t w, size_t h)                   \
-    {                                                                                                                  \
-        return fill_2d(CU_STREAM_PER_THREAD, t, p, &v, sizeof v, w, h);                                                \
-    }                                                                                                                  \
-    EXPORT CUresult cuMemsetD2D##bits##Async(CUdeviceptr t, size_t p, type v, size_t w, size_t h, CUstream s)          \
-    {                                                                                                                  \
-        bool captured;                                                                                                 \
-        TRY(on_stream(s, NODE_MEMSET, &captured));                                                                     \
-        return captured ? CUDA_SUCCESS : fill_2d(s, t, p, &v, sizeof v, w, h);                                         \
-    }                                                                                                                  \
-    EXPORT CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr t, size_t p, type v, size_t w, size_t h, CUstream s)     \
-    {                                                                                                                  \
-        return cuMemsetD2D##bits##Async(t, p, v, w, h, PER_THREAD(s));                                                 \
+#define FILL(bits, type)                                                                                                       \
+    EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr t, type v, size_t n) { return fill(NULL, t, &v, sizeof v, n); }           \
+    EXPORT CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr t, type v, size_t n)                                                 \
+    {                                                                                                                          \
+        return fill(CU_STREAM_PER_THREAD, t, &v, sizeof v, n);                                                                 \
+    }                                                                                                                          \
+    EXPORT CUresult cuMemsetD##bits##Async(CUdeviceptr t, type v, size_t n, CUstream s)                                        \
+    {                                                                                                                          \
+        bool captured;                                                                                                         \
+        TRY(on_stream(s, NODE_MEMSET, &captured));                                                                             \
+        return captured ? CUDA_SUCCESS : fill(s, t, &v, sizeof v, n);                                                          \
+    }                                                                                                                          \
+    EXPORT CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr t, type v, size_t n, CUstream s)                                   \
+    {                                                                                                                          \
+        return cuMemsetD##bits##Async(t, v, n, PER_THREAD(s));                                                                 \
+    }                                                                                                                          \
+    EXPORT CUresult cuMemsetD2D##bits##_v2(CUdeviceptr t, size_t p, type v, size_t w, size_t h)                                \
+    {                                                                                                                          \
+        return fill_2d(NULL, t, p, &v, sizeof v, w, h);                                                                        \
+    }                                                                                                                          \
+    EXPORT CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr t, size_t p, type v, size_t w, size_t h)                           \
+    {                                                                                                                          \
+        return fill_2d(CU_STREAM_PER_THREAD, t, p, &v, sizeof v, w, h);                                                        \
+    }                                                                                                                          \
+    EXPORT CUresult cuMemsetD2D##bits##Async(CUdeviceptr t, size_t p, type v, size_t w, size_t h, CUstream s)                  \
+    {                                                                                                                          \
+        bool captured;                                                                                                         \
+        TRY(on_stream(s, NODE_MEMSET, &captured));                                                                             \
+        return captured ? CUDA_SUCCESS : fill_2d(s, t, p, &v, sizeof v, w, h);                                                 \
+    }                                                                                                                          \
+    EXPORT CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr t, size_t p, type v, size_t w, size_t h, CUstream s)             \
+    {                                                                                                                          \
+        return cuMemsetD2D##bits##Async(t, p, v, w, h, PER_THREAD(s));                                                         \
     }
 FILL(8, unsigned char)
 FILL(16, unsigned short)

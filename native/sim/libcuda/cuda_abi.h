@@ -78,8 +78,8 @@ typedef struct {
 } CUuuid;
 
 typedef struct {
-    int max_threads_per_block, max_threads_dim[3], max_grid_size[3], shared_per_block, constant_bytes, warp_size,
-        max_pitch, registers_per_block, clock_khz, texture_alignment;
+    int max_threads_per_block, max_threads_dim[3], max_grid_size[3], shared_per_block, constant_bytes, warp_size, max_pitch,
+        registers_per_block, clock_khz, texture_alignment;
 } CUdevprop;
 
 typedef struct {

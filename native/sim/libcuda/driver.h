@@ -9,24 +9,38 @@
 #include "cuda_abi.h"
 
 #define MIB (UINT64_C(1) << 20)
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        CUresult try_result = (call);                                                                                  \
-        if (try_result != CUDA_SUCCESS)                                                                                \
-            return try_result;                                                                                         \
+#define TRY(call)                                                                                                              \
+    do {                                                                                                                       \
+        CUresult try_result = (call);                                                                                          \
+        if (try_result != CUDA_SUCCESS)                                                                                        \
+            return try_result;                                                                                                 \
     } while (0)
 
 /* Objects behind handles. Their memory is never given back, so a stale handle is recognised, not followed into chaos. */
 enum object_kind {
-    OBJECT_CONTEXT = 1, OBJECT_STREAM, OBJECT_EVENT, OBJECT_MODULE, OBJECT_FUNCTION, OBJECT_ARRAY, OBJECT_POOL,
-    OBJECT_GRAPH, OBJECT_GRAPH_EXEC, OBJECT_NODE, OBJECT_PHYSICAL, OBJECT_EXTERNAL, OBJECT_GREEN, OBJECT_CALLBACK, OBJECT_LINK, OBJECT_KINDS
+    OBJECT_CONTEXT = 1,
+    OBJECT_STREAM,
+    OBJECT_EVENT,
+    OBJECT_MODULE,
+    OBJECT_FUNCTION,
+    OBJECT_ARRAY,
+    OBJECT_POOL,
+    OBJECT_GRAPH,
+    OBJECT_GRAPH_EXEC,
+    OBJECT_NODE,
+    OBJECT_PHYSICAL,
+    OBJECT_EXTERNAL,
+    OBJECT_GREEN,
+    OBJECT_CALLBACK,
+    OBJECT_LINK,
+    OBJECT_KINDS
 };
 
 struct object {
     uint32_t magic;
     enum object_kind kind;
-    struct context *owner;        /* it dies with this context */
-    uint32_t record;              /* what it holds in the accounts, 0 for nothing */
+    struct context *owner;          /* it dies with this context */
+    uint32_t record;                /* what it holds in the accounts, 0 for nothing */
     struct object *next, *previous; /* among the living of its kind; next among the free */
 };
 
@@ -35,7 +49,7 @@ void *object_new(enum object_kind kind, size_t bytes, struct context *owner);
 void *object_new_as(enum object_kind kind, size_t bytes, struct context *owner, const void *initial);
 bool object_is(const void *handle, enum object_kind kind);
 bool object_lives(const void *handle, enum object_kind kind); /* the driver's own question, of one that it kept */
-void object_free(void *handle); /* releases its record too */
+void object_free(void *handle);                               /* releases its record too */
 /* Visits the living, newest first; the visitor makes and frees no objects. */
 void objects_each(enum object_kind kind, void (*visit)(struct object *object, void *with), void *with);
 void objects_free_owned(enum object_kind kind, struct context *owner);
@@ -62,7 +76,7 @@ struct context {
     uint64_t limits[LIMITS];
     struct stream *legacy_stream;
     uint64_t marks[SIM_CONNECTIONS]; /* the last work of its streams, by connection */
-    unsigned blocking_streams; /* made, ever: those that wait for the legacy stream, and it for them */
+    unsigned blocking_streams;       /* made, ever: those that wait for the legacy stream, and it for them */
     int cache_config, shared_config;
 };
 
@@ -72,7 +86,7 @@ struct stream {
     unsigned flags;
     int priority;
     bool legacy, per_thread;
-    uint64_t mark; /* the last work on it */
+    uint64_t mark;                              /* the last work on it */
     uint64_t awaited_legacy, awaited_by_legacy; /* the marks at which this stream and the legacy one last met */
     uint64_t id;
     struct graph *capturing;
@@ -92,7 +106,7 @@ struct module {
     struct object object; /* its record is unused: a library may be loaded on several devices */
     bool library;         /* loaded on a device when a kernel of it is first used there */
     uint64_t bytes;
-    char *ptx; /* the text, where the image is one: it knows its kernels' names */
+    char *ptx;                   /* the text, where the image is one: it knows its kernels' names */
     uint32_t records[SIM_CARDS]; /* by ordinal */
     struct function *functions;
     struct global *globals;
@@ -110,8 +124,8 @@ struct function {
 extern unsigned device_count;
 extern struct device devices[SIM_CARDS];
 
-CUresult driver_ready(void);   /* a locked process waits here until it is unlocked */
-CUresult driver_started(void); /* as above without waiting */
+CUresult driver_ready(void);                                  /* a locked process waits here until it is unlocked */
+CUresult driver_started(void);                                /* as above without waiting */
 CUresult device_of(CUdevice ordinal, struct device **device); /* checks that the driver is ready */
 /* Waits there as long as the file of that name is in the folder GPUSLICE_SIM_GATES, and says by NAME.reached that it does;
  * without one for a random time up to GPUSLICE_SIM_LINGER_US. For tests of what happens in the midst of a call. */
@@ -128,16 +142,16 @@ CUresult device_fault(const struct device *device);
 CUresult context_current(struct context **context); /* ready, current, alive, not failing */
 bool context_is(const struct context *context);
 struct context *context_new(struct device *device, unsigned flags, unsigned api_version); /* not active yet */
-CUresult context_activate(struct context *context, uint64_t bytes); /* takes its share of the card */
+CUresult context_activate(struct context *context, uint64_t bytes);                       /* takes its share of the card */
 CUresult primary_retain(struct device *device, CUcontext *context);
 /* Memory that does not come at once: a record, 0 when the card has no room for all of it. */
 uint32_t charge_slowly(const struct device *device, enum sim_kind kind, uint64_t bytes, uint64_t duration_ns);
 
 CUresult module_measure(struct module *module, const void *image); /* sets bytes and ptx, clears the rest */
-CUresult module_read_file(const char *path, char **content);      /* to be freed, also on failure */
+CUresult module_read_file(const char *path, char **content);       /* to be freed, also on failure */
 CUresult module_unload(struct module *module);
 CUresult module_load(struct module *module, struct device *device); /* takes its memory unless it has it there */
-void modules_unload(const struct context *context); /* what a context that ends had loaded */
+void modules_unload(const struct context *context);                 /* what a context that ends had loaded */
 
 /* Streams. NULL, 1 and 2 stand for the current context's own streams. */
 CUresult stream_of(CUstream handle, struct stream **stream);
@@ -147,7 +161,7 @@ void stream_await(struct stream *stream, uint64_t mark);
 uint64_t stream_mark(struct stream *stream); /* behind all that was given to it until now */
 uint64_t stream_hold(struct stream *stream); /* what follows waits until the mark is let go; 0 on failure */
 void stream_wait(struct stream *stream);
-void context_wait(struct context *context); /* for all that its streams were given */
+void context_wait(struct context *context);                                          /* for all that its streams were given */
 uint32_t grid_width(const struct device *device, uint64_t blocks, uint64_t threads); /* how much of the card it fills */
 #define PER_THREAD(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
 
@@ -167,7 +181,12 @@ void context_deactivate(struct context *context); /* everything in it goes, the 
 
 /* Device memory known to this process, found by address. */
 enum allocation_kind {
-    ALLOCATION_PLAIN, ALLOCATION_MANAGED, ALLOCATION_CHUNK, ALLOCATION_RESERVED, ALLOCATION_IMPORT, ALLOCATION_GRAPH,
+    ALLOCATION_PLAIN,
+    ALLOCATION_MANAGED,
+    ALLOCATION_CHUNK,
+    ALLOCATION_RESERVED,
+    ALLOCATION_IMPORT,
+    ALLOCATION_GRAPH,
     ALLOCATION_GLOBAL
 };
 
@@ -179,9 +198,9 @@ struct allocation {
     uint32_t record;
     uint64_t id;
     bool touched;
-    bool live;        /* graphs: between an allocation node and its free */
-    unsigned imports; /* times opened here */
-    void *detail;     /* chunk, reservation or node */
+    bool live;               /* graphs: between an allocation node and its free */
+    unsigned imports;        /* times opened here */
+    void *detail;            /* chunk, reservation or node */
     struct allocation *next; /* in the list of all */
     struct allocation *previous;
 };
@@ -190,18 +209,19 @@ void memory_lock(void);
 void memory_unlock(void);
 /* Under memory_lock. */
 struct allocation *allocation_new(uint64_t bytes, enum allocation_kind kind, struct context *context);
-struct allocation *allocation_at(uint64_t address); /* also for addresses inside it */
+struct allocation *allocation_at(uint64_t address);  /* also for addresses inside it */
 void allocation_drop(struct allocation *allocation); /* releases its record and addresses */
 struct allocation *allocation_first(void);
 
 /* Pools (pool.c). block_free and block_range under memory_lock. */
-CUresult block_free(struct allocation *chunk, uint64_t address, uint64_t stream, uint64_t mark); /* after the mark, on that stream */
+CUresult block_free(struct allocation *chunk, uint64_t address, uint64_t stream,
+                    uint64_t mark);                           /* after the mark, on that stream */
 CUresult memory_free(CUdeviceptr address, struct stream *on); /* NULL: at once */
 bool block_range(const struct allocation *chunk, uint64_t *start, uint64_t *bytes);
 struct pool *pool_of_block(const struct allocation *chunk);
 CUresult graph_memory_free(struct allocation *allocation); /* under memory_lock */
 void graph_memory_empty(struct device *device);
-void pools_empty(struct device *device); /* the default pool, when its primary context ends */
+void pools_empty(struct device *device);  /* the default pool, when its primary context ends */
 void pools_settle(struct device *device); /* at synchronisation, what is free above the threshold goes back */
 
 /* Host memory behind device addresses: small allocations keep their content, large ones have none. */

@@ -11,10 +11,7 @@
 
 typedef const void *entry; /* of a function of whatever type */
 
-static int nothing(void)
-{
-    return CUDA_SUCCESS;
-}
+static int nothing(void) { return CUDA_SUCCESS; }
 
 /* ------------------------------------------------------------------------------------ the plain table */
 
@@ -50,8 +47,7 @@ static CUresult primary_of(CUcontext *context, CUdevice ordinal)
 
 /* Elsewhere in this driver; exported, and so declared nowhere. */
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                        unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters,
-                        void **extra);
+                        unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, void **extra);
 
 /* How a runtime up to 11.1 loads the code that nvcc put into a program, and, in some versions, launches it. That these
  * are their places and parameters is documented by open-source projects that reimplement the driver. */
@@ -59,10 +55,9 @@ static CUresult load_wrapped(CUmodule *module, const void *wrapper) { return cuM
 
 static CUresult load_bare(const void *image, CUmodule *module) { return cuModuleLoadData(module, image); }
 
-static const struct table runtime = {
-    .bytes = sizeof runtime,
-    .entries = {load_wrapped, primary_of, [2 ... 4] = nothing, load_wrapped, nothing, load_bare, cuLaunchKernel,
-                [9 ... ENTRIES - 1] = nothing}};
+static const struct table runtime = {.bytes = sizeof runtime,
+                                     .entries = {load_wrapped, primary_of, [2 ... 4] = nothing, load_wrapped, nothing,
+                                                 load_bare, cuLaunchKernel, [9 ... ENTRIES - 1] = nothing}};
 
 /* ------------------------------------------------------------------ switches of callbacks (a094798c) */
 
@@ -154,8 +149,7 @@ void kept_drop_all(struct context *context)
     }
 }
 
-static const entry context_state[ENTRIES] = {
-    keep, drop, look_up, [3 ... ENTRIES - 1] = nothing};
+static const entry context_state[ENTRIES] = {keep, drop, look_up, [3 ... ENTRIES - 1] = nothing};
 
 /* --------------------------------------------------------------------------------------------- by name */
 

@@ -19,7 +19,8 @@ static void read_environment(void)
 
 static void sleep_us(unsigned long us)
 {
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000}, NULL);
+    clock_nanosleep(CLOCK_MONOTONIC, 0,
+                    &(struct timespec){.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000) * 1000}, NULL);
 }
 
 static void wait_at(const char *name)
@@ -45,7 +46,8 @@ void may_wait(const char *call)
 {
     if (!gpuslice_locks_held || !gpuslice_locks_held())
         return;
-    fprintf(stderr, "%s may wait, and was called by a thread that holds %u locks of libgpuslice\n", call, gpuslice_locks_held());
+    fprintf(stderr, "%s may wait, and was called by a thread that holds %u locks of libgpuslice\n", call,
+            gpuslice_locks_held());
     abort();
 }
 

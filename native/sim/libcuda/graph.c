@@ -226,15 +226,15 @@ EXPORT CUresult cuGraphAddNode(AFTER, CUgraphNodeParams *of)
     }
 }
 
-EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, const void *edges,
-                                  size_t count, CUgraphNodeParams *of)
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, const void *edges, size_t count,
+                                  CUgraphNodeParams *of)
 {
     (void)edges;
     return cuGraphAddNode(made, graph, after, count, of);
 }
 
-EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, const void *edges,
-                                  size_t count, CUgraphNodeParams *of)
+EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *made, CUgraph graph, CUgraphNode const *after, const void *edges, size_t count,
+                                  CUgraphNodeParams *of)
 {
     return cuGraphAddNode_v2(made, graph, after, edges, count, of);
 }

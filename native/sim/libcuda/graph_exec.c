@@ -175,14 +175,12 @@ EXPORT CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_N
 }
 
 /* An executable graph shares its nodes with the graph here, so this changes both. */
-EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
-                                                  const CUDA_KERNEL_NODE_PARAMS *kernel)
+EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *kernel)
 {
     return object_is(exec, OBJECT_GRAPH_EXEC) ? cuGraphKernelNodeSetParams_v2(node, kernel) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                               const CUDA_KERNEL_NODE_PARAMS *kernel)
+EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *kernel)
 {
     return object_is(exec, OBJECT_GRAPH_EXEC) ? cuGraphKernelNodeSetParams(node, kernel) : CUDA_ERROR_INVALID_VALUE;
 }

@@ -20,10 +20,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int status = CUDA_ERROR_NOT_INITIALIZED;
 
 /* As with the real driver a child of a process that used CUDA cannot use it. */
-static void in_child(void)
-{
-    atomic_store(&status, CUDA_ERROR_NOT_INITIALIZED + 10000);
-}
+static void in_child(void) { atomic_store(&status, CUDA_ERROR_NOT_INITIALIZED + 10000); }
 
 CUresult driver_started(void)
 {

@@ -36,8 +36,7 @@ uint32_t grid_width(const struct device *device, uint64_t blocks, uint64_t threa
     return blocks >= room ? SIM_WHOLE_CARD : (uint32_t)(blocks * SIM_WHOLE_CARD / room);
 }
 
-static CUresult launch(CUfunction function, CUstream handle, uint64_t blocks, uint64_t threads, void **parameters,
-                       void **extra)
+static CUresult launch(CUfunction function, CUstream handle, uint64_t blocks, uint64_t threads, void **parameters, void **extra)
 {
     struct stream *stream;
     TRY(stream_of(handle, &stream));
@@ -140,7 +139,7 @@ static CUresult function_known(CUfunction function)
 }
 
 #define UNUSED __attribute__((unused))
-#define FUNCTION_ACCEPTS(name, ...)                                                                                    \
+#define FUNCTION_ACCEPTS(name, ...)                                                                                            \
     EXPORT CUresult name(CUfunction function, __VA_ARGS__) { return function_known(function); }
 FUNCTION_ACCEPTS(cuFuncSetBlockShape, UNUSED int x, UNUSED int y, UNUSED int z)
 FUNCTION_ACCEPTS(cuFuncSetSharedSize, UNUSED unsigned bytes)
@@ -217,8 +216,8 @@ EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block,
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, void *shared_of,
-                                                 size_t shared, int limit)
+EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, void *shared_of, size_t shared,
+                                                 int limit)
 {
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, limit, 0);
 }

@@ -23,8 +23,8 @@ EXPORT CUresult cuLibraryLoadData(CUlibrary *made, const void *image, int *jit, 
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *made, const char *path, int *jit, void **jit_values,
-                                      unsigned jit_count, int *options, void **values, unsigned count)
+EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *made, const char *path, int *jit, void **jit_values, unsigned jit_count,
+                                      int *options, void **values, unsigned count)
 {
     char *image = NULL;
     CUresult result = module_read_file(path, &image);
@@ -142,15 +142,14 @@ static CUresult link_known(const struct link *link)
     return object_is(link, OBJECT_LINK) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-EXPORT CUresult cuLinkAddData_v2(struct link *link, int type, void *data, size_t bytes, const char *name,
-                                 unsigned count, int *options, void **values)
+EXPORT CUresult cuLinkAddData_v2(struct link *link, int type, void *data, size_t bytes, const char *name, unsigned count,
+                                 int *options, void **values)
 {
     (void)type, (void)data, (void)bytes, (void)name, (void)count, (void)options, (void)values;
     return link_known(link);
 }
 
-EXPORT CUresult cuLinkAddFile_v2(struct link *link, int type, const char *path, unsigned count, int *options,
-                                 void **values)
+EXPORT CUresult cuLinkAddFile_v2(struct link *link, int type, const char *path, unsigned count, int *options, void **values)
 {
     (void)type, (void)path, (void)count, (void)options, (void)values;
     return link_known(link);

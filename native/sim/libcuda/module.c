@@ -326,8 +326,7 @@ EXPORT CUresult cuFuncLoad(CUfunction function)
 {
     struct context *context;
     TRY(context_current(&context));
-    return object_is(function, OBJECT_FUNCTION) ? module_load(function->module, context->device)
-                                                : CUDA_ERROR_INVALID_HANDLE;
+    return object_is(function, OBJECT_FUNCTION) ? module_load(function->module, context->device) : CUDA_ERROR_INVALID_HANDLE;
 }
 
 /* -------------------------------------------------------------------------------------------- globals */

@@ -118,8 +118,8 @@ static CUresult bind_pieces(struct physical *group, size_t group_offset, CUdevic
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t group_offset, CUdeviceptr address,
-                                    size_t bytes, unsigned long long flags)
+EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t group_offset, CUdeviceptr address, size_t bytes,
+                                    unsigned long long flags)
 {
     struct physical *group;
     TRY(group_of(handle, &group));

@@ -39,10 +39,7 @@ static void unlink_living(struct object *object)
         living[object->kind] = object->next;
 }
 
-void *object_new(enum object_kind kind, size_t bytes, struct context *owner)
-{
-    return object_new_as(kind, bytes, owner, NULL);
-}
+void *object_new(enum object_kind kind, size_t bytes, struct context *owner) { return object_new_as(kind, bytes, owner, NULL); }
 
 void *object_new_as(enum object_kind kind, size_t bytes, struct context *owner, const void *initial)
 {

@@ -4,9 +4,27 @@
 #include "driver.h"
 
 enum {
-    CONTEXT = 1, MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, P2P_TOKENS, SYNC_MEMOPS, BUFFER_ID, IS_MANAGED,
-    DEVICE_ORDINAL, IPC_CAPABLE, RANGE_START, RANGE_SIZE, MAPPED, HANDLE_TYPES, RDMA_CAPABLE, ACCESS_FLAGS,
-    MEMPOOL_HANDLE, MAPPING_SIZE, MAPPING_BASE, BLOCK_ID, DECOMPRESS
+    CONTEXT = 1,
+    MEMORY_TYPE,
+    DEVICE_POINTER,
+    HOST_POINTER,
+    P2P_TOKENS,
+    SYNC_MEMOPS,
+    BUFFER_ID,
+    IS_MANAGED,
+    DEVICE_ORDINAL,
+    IPC_CAPABLE,
+    RANGE_START,
+    RANGE_SIZE,
+    MAPPED,
+    HANDLE_TYPES,
+    RDMA_CAPABLE,
+    ACCESS_FLAGS,
+    MEMPOOL_HANDLE,
+    MAPPING_SIZE,
+    MAPPING_BASE,
+    BLOCK_ID,
+    DECOMPRESS
 };
 
 struct facts {
@@ -23,8 +41,12 @@ static bool device_facts(uint64_t address, struct facts *facts)
     const struct allocation *found = allocation_at(address);
     bool known = found != NULL;
     if (known) {
-        *facts = (struct facts){.device = true, .managed = found->kind == ALLOCATION_MANAGED, .start = found->address,
-                                .bytes = found->bytes, .id = found->id, .context = found->context,
+        *facts = (struct facts){.device = true,
+                                .managed = found->kind == ALLOCATION_MANAGED,
+                                .start = found->address,
+                                .bytes = found->bytes,
+                                .id = found->id,
+                                .context = found->context,
                                 .ordinal = found->device ? found->device->ordinal : 0};
         if (found->kind == ALLOCATION_CHUNK) {
             facts->start = address;
@@ -50,11 +72,11 @@ static bool host_facts(uint64_t address, struct facts *facts)
 
 static void put(void *out, const void *value, size_t bytes) { memcpy(out, value, bytes); }
 
-#define PUT(type, expression)                                                                                          \
-    do {                                                                                                               \
-        type put_value = (type)(expression);                                                                           \
-        put(out, &put_value, sizeof put_value);                                                                        \
-        return CUDA_SUCCESS;                                                                                           \
+#define PUT(type, expression)                                                                                                  \
+    do {                                                                                                                       \
+        type put_value = (type)(expression);                                                                                   \
+        put(out, &put_value, sizeof put_value);                                                                                \
+        return CUDA_SUCCESS;                                                                                                   \
     } while (0)
 
 static CUresult answer(void *out, int attribute, uint64_t address, const struct facts *facts)
@@ -102,9 +124,11 @@ EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr addr
 static void nothing(void *out, int attribute)
 {
     static const uint64_t zero;
-    size_t bytes = attribute == SYNC_MEMOPS || attribute == IS_MANAGED || attribute == IPC_CAPABLE ||
-                           attribute == MAPPED || attribute == RDMA_CAPABLE || attribute == DECOMPRESS ? 1
-                   : attribute == MEMORY_TYPE || attribute == HANDLE_TYPES || attribute == ACCESS_FLAGS ? 4 : 8;
+    size_t bytes = attribute == SYNC_MEMOPS || attribute == IS_MANAGED || attribute == IPC_CAPABLE || attribute == MAPPED ||
+                           attribute == RDMA_CAPABLE || attribute == DECOMPRESS
+                       ? 1
+                   : attribute == MEMORY_TYPE || attribute == HANDLE_TYPES || attribute == ACCESS_FLAGS ? 4
+                                                                                                        : 8;
     const int no_device = -2;
     if (attribute == DEVICE_ORDINAL)
         memcpy(out, &no_device, sizeof no_device);
@@ -142,7 +166,7 @@ static CUresult managed(CUdeviceptr address)
 }
 
 #define UNUSED __attribute__((unused))
-#define ADVICE(name, ...)                                                                                              \
+#define ADVICE(name, ...)                                                                                                      \
     EXPORT CUresult name(CUdeviceptr address, __VA_ARGS__) { return managed(address); }
 ADVICE(cuMemAdvise, UNUSED size_t bytes, UNUSED int advice, UNUSED CUdevice device)
 ADVICE(cuMemAdvise_v2, UNUSED size_t bytes, UNUSED int advice, UNUSED CUmemLocation location)

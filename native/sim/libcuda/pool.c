@@ -237,10 +237,7 @@ bool block_range(const struct allocation *allocation, uint64_t *start, uint64_t 
     return false;
 }
 
-struct pool *pool_of_block(const struct allocation *allocation)
-{
-    return ((const struct chunk *)allocation->detail)->pool;
-}
+struct pool *pool_of_block(const struct allocation *allocation) { return ((const struct chunk *)allocation->detail)->pool; }
 
 /* A destroyed pool lives on until its last block is freed. */
 void pool_settle_destroyed(struct pool *pool)

@@ -10,7 +10,7 @@ struct block {
     uint64_t offset, bytes, asked;
     bool taken;
     uint64_t freed_on, mark; /* the stream that frees it, and the work before that; 0: it is free for everybody */
-    struct block *next; /* by offset, without gaps */
+    struct block *next;      /* by offset, without gaps */
 };
 
 struct chunk {
@@ -27,7 +27,7 @@ struct opened {
     struct opened *next;
 };
 
-enum { PINNED = 1, MANAGED = 2 }; /* allocation types */
+enum { PINNED = 1, MANAGED = 2 };                    /* allocation types */
 enum { FOLLOW_EVENTS = 1, OPPORTUNISTIC, INTERNAL }; /* CU_MEMPOOL_ATTR_REUSE_…: see pool.c */
 
 struct pool {

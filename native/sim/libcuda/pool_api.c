@@ -16,10 +16,8 @@ static CUresult pool_of(CUmemoryPool pool)
 
 static struct pool *pool_new(struct device *device)
 {
-    const struct pool initial = {.device = device,
-                                 .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal},
-                                 .type = PINNED,
-                                 .reuse = {0, 1, 1, 1}};
+    const struct pool initial = {
+        .device = device, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal}, .type = PINNED, .reuse = {0, 1, 1, 1}};
     return object_new_as(OBJECT_POOL, sizeof initial, NULL, &initial);
 }
 

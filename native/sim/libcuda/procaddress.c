@@ -8,8 +8,7 @@ static CUresult find(const char *name, void **address, int version, uint64_t fla
     bool known = false;
     if (!name || !address || flags & ~UINT64_C(3) || flags == 3 || (state && version > (int)state->cuda_version))
         return CUDA_ERROR_INVALID_VALUE;
-    const struct symbol *symbol =
-        symbol_find(name, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &known);
+    const struct symbol *symbol = symbol_find(name, version, flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &known);
     *address = symbol ? symbol->address : NULL;
     *status = symbol  ? CU_GET_PROC_ADDRESS_SUCCESS
               : known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT

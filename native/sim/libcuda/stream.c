@@ -13,7 +13,9 @@ static uint64_t last_id;
 
 struct stream *stream_new(struct context *context, unsigned flags, int priority)
 {
-    const struct stream initial = {.device = context->device, .flags = flags, .priority = priority,
+    const struct stream initial = {.device = context->device,
+                                   .flags = flags,
+                                   .priority = priority,
                                    .id = __atomic_add_fetch(&last_id, 1, __ATOMIC_RELAXED)};
     if (!(flags & NON_BLOCKING))
         __atomic_add_fetch(&context->blocking_streams, 1, __ATOMIC_RELAXED);
@@ -42,7 +44,7 @@ static uint32_t connection_of(const struct stream *stream)
     if (!connections) {
         const char *said = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
         long count = said ? strtol(said, NULL, 10) : 8;
-        connections = count < 1 ? 1 : count > (long)SIM_CONNECTIONS ? SIM_CONNECTIONS : (unsigned)count;
+        connections = count<1 ? 1 : count>(long) SIM_CONNECTIONS ? SIM_CONNECTIONS : (unsigned)count;
     }
     return (uint32_t)(stream->id % connections);
 }
@@ -115,8 +117,8 @@ void stream_work(struct stream *stream, uint64_t duration_ns, uint32_t width)
     may_wait("a launch"); /* for room in the queue */
     meet(stream);
     if (duration_ns)
-        put_behind(stream, sim_engine_work(stream->device->card, connection_of(stream), (uint32_t)stream->id,
-                                           duration_ns, width));
+        put_behind(stream,
+                   sim_engine_work(stream->device->card, connection_of(stream), (uint32_t)stream->id, duration_ns, width));
     if (launch_blocking)
         sim_engine_wait(stream->mark);
 }
@@ -238,16 +240,16 @@ EXPORT CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext *context, CUgr
     return cuStreamGetCtx_v2(PER_THREAD(stream), context, green);
 }
 
-#define STREAM_VALUE(function, type, field)                                                                            \
-    EXPORT CUresult function(CUstream handle, type *value)                                                             \
-    {                                                                                                                  \
-        struct stream *stream;                                                                                         \
-        TRY(stream_of(handle, &stream));                                                                               \
-        if (!value)                                                                                                    \
-            return CUDA_ERROR_INVALID_VALUE;                                                                           \
-        *value = (type)stream->field;                                                                                  \
-        return CUDA_SUCCESS;                                                                                           \
-    }                                                                                                                  \
+#define STREAM_VALUE(function, type, field)                                                                                    \
+    EXPORT CUresult function(CUstream handle, type *value)                                                                     \
+    {                                                                                                                          \
+        struct stream *stream;                                                                                                 \
+        TRY(stream_of(handle, &stream));                                                                                       \
+        if (!value)                                                                                                            \
+            return CUDA_ERROR_INVALID_VALUE;                                                                                   \
+        *value = (type)stream->field;                                                                                          \
+        return CUDA_SUCCESS;                                                                                                   \
+    }                                                                                                                          \
     EXPORT CUresult function##_ptsz(CUstream handle, type *value) { return function(PER_THREAD(handle), value); }
 STREAM_VALUE(cuStreamGetFlags, unsigned, flags)
 STREAM_VALUE(cuStreamGetPriority, int, priority)
@@ -319,11 +321,11 @@ EXPORT CUresult cuStreamAddCallback_ptsz(CUstream handle, CUstreamCallback funct
 
 /* -------------------------------------------------------------------------- what changes no behaviour */
 
-#define STREAM_ACCEPTS(function, ...)                                                                                  \
-    EXPORT CUresult function(CUstream handle, __VA_ARGS__)                                                             \
-    {                                                                                                                  \
-        struct stream *stream;                                                                                         \
-        return stream_of(handle, &stream);                                                                             \
+#define STREAM_ACCEPTS(function, ...)                                                                                          \
+    EXPORT CUresult function(CUstream handle, __VA_ARGS__)                                                                     \
+    {                                                                                                                          \
+        struct stream *stream;                                                                                                 \
+        return stream_of(handle, &stream);                                                                                     \
     }
 #define UNUSED __attribute__((unused))
 STREAM_ACCEPTS(cuStreamAttachMemAsync, UNUSED CUdeviceptr address, UNUSED size_t length, UNUSED unsigned flags)
@@ -343,23 +345,23 @@ EXPORT CUresult cuStreamCopyAttributes(CUstream to, CUstream from)
 EXPORT CUresult cuStreamCopyAttributes_ptsz(CUstream to, CUstream from) { return cuStreamCopyAttributes(to, from); }
 
 /* Values written and awaited by streams: writing happens at once, so waiting finds what was written before. */
-#define STREAM_WORD(bits)                                                                                              \
-    static CUresult write##bits(CUstream handle, CUdeviceptr address, uint##bits##_t value)                            \
-    {                                                                                                                  \
-        struct stream *stream;                                                                                         \
-        TRY(stream_of(handle, &stream));                                                                               \
-        bytes_fill(address, &value, sizeof value, 1);                                                                  \
-        return CUDA_SUCCESS;                                                                                           \
-    }                                                                                                                  \
-    EXPORT CUresult cuStreamWriteValue##bits(CUstream s, CUdeviceptr a, uint##bits##_t value, UNUSED unsigned flags)   \
-    {                                                                                                                  \
-        return write##bits(s, a, value);                                                                               \
-    }                                                                                                                  \
-    EXPORT CUresult cuStreamWriteValue##bits##_v2(CUstream s, CUdeviceptr a, uint##bits##_t v, UNUSED unsigned flags)  \
-    {                                                                                                                  \
-        return write##bits(s, a, v);                                                                                   \
-    }                                                                                                                  \
-    STREAM_ACCEPTS(cuStreamWaitValue##bits, UNUSED CUdeviceptr a, UNUSED uint##bits##_t v, UNUSED unsigned flags)      \
+#define STREAM_WORD(bits)                                                                                                      \
+    static CUresult write##bits(CUstream handle, CUdeviceptr address, uint##bits##_t value)                                    \
+    {                                                                                                                          \
+        struct stream *stream;                                                                                                 \
+        TRY(stream_of(handle, &stream));                                                                                       \
+        bytes_fill(address, &value, sizeof value, 1);                                                                          \
+        return CUDA_SUCCESS;                                                                                                   \
+    }                                                                                                                          \
+    EXPORT CUresult cuStreamWriteValue##bits(CUstream s, CUdeviceptr a, uint##bits##_t value, UNUSED unsigned flags)           \
+    {                                                                                                                          \
+        return write##bits(s, a, value);                                                                                       \
+    }                                                                                                                          \
+    EXPORT CUresult cuStreamWriteValue##bits##_v2(CUstream s, CUdeviceptr a, uint##bits##_t v, UNUSED unsigned flags)          \
+    {                                                                                                                          \
+        return write##bits(s, a, v);                                                                                           \
+    }                                                                                                                          \
+    STREAM_ACCEPTS(cuStreamWaitValue##bits, UNUSED CUdeviceptr a, UNUSED uint##bits##_t v, UNUSED unsigned flags)              \
     STREAM_ACCEPTS(cuStreamWaitValue##bits##_v2, UNUSED CUdeviceptr a, UNUSED uint##bits##_t v, UNUSED unsigned flags)
 STREAM_WORD(32)
 STREAM_WORD(64)

@@ -32,12 +32,12 @@ static size_t first_row(const char *name)
 
 #ifdef SIM_FUTURE
 #define FUTURE(name, symbol) int symbol(void);
-#define FUTURE_FORMS                                                                                                   \
-    FUTURE(cuMemAlloc, cuMemAlloc_v3)                                                                                  \
-    FUTURE(cuMemFree, cuMemFree_v3)                                                                                    \
-    FUTURE(cuMemGetInfo, cuMemGetInfo_v3)                                                                              \
-    FUTURE(cuMemAllocAsync, cuMemAllocAsync_v2)                                                                        \
-    FUTURE(cuMemCreate, cuMemCreate_v2)                                                                                \
+#define FUTURE_FORMS                                                                                                           \
+    FUTURE(cuMemAlloc, cuMemAlloc_v3)                                                                                          \
+    FUTURE(cuMemFree, cuMemFree_v3)                                                                                            \
+    FUTURE(cuMemGetInfo, cuMemGetInfo_v3)                                                                                      \
+    FUTURE(cuMemAllocAsync, cuMemAllocAsync_v2)                                                                                \
+    FUTURE(cuMemCreate, cuMemCreate_v2)                                                                                        \
     FUTURE(cuLaunchKernel, cuLaunchKernel_v2)
 FUTURE_FORMS
 #undef FUTURE

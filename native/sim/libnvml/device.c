@@ -16,12 +16,12 @@ static nvmlReturn_t gauge(unsigned *out, uint32_t value)
     return NVML_SUCCESS;
 }
 
-#define CARD_GAUGE(function, field)                                                                                    \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *out)                                                   \
-    {                                                                                                                  \
-        struct place place;                                                                                            \
-        TRY(place_of(device, &place));                                                                                 \
-        return gauge(out, place.whole->field);                                                                         \
+#define CARD_GAUGE(function, field)                                                                                            \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *out)                                                           \
+    {                                                                                                                          \
+        struct place place;                                                                                                    \
+        TRY(place_of(device, &place));                                                                                         \
+        return gauge(out, place.whole->field);                                                                                 \
     }
 CARD_GAUGE(nvmlDeviceGetMinorNumber, minor)
 CARD_GAUGE(nvmlDeviceGetBrand, brand)
@@ -45,12 +45,12 @@ CARD_GAUGE(nvmlDeviceGetMaxPcieLinkWidth, pcie_max_width)
 CARD_GAUGE(nvmlDeviceGetPcieReplayCounter, pcie_replays)
 CARD_GAUGE(nvmlDeviceGetRetiredPagesPendingStatus, retired_pending)
 
-#define CARD_TEXT(function, field)                                                                                     \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, char *text, unsigned length)                                     \
-    {                                                                                                                  \
-        struct place place;                                                                                            \
-        TRY(place_of(device, &place));                                                                                 \
-        return *place.whole->field ? copy_text(text, length, place.whole->field) : NVML_ERROR_NOT_SUPPORTED;           \
+#define CARD_TEXT(function, field)                                                                                             \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, char *text, unsigned length)                                             \
+    {                                                                                                                          \
+        struct place place;                                                                                                    \
+        TRY(place_of(device, &place));                                                                                         \
+        return *place.whole->field ? copy_text(text, length, place.whole->field) : NVML_ERROR_NOT_SUPPORTED;                   \
     }
 CARD_TEXT(nvmlDeviceGetSerial, serial)
 CARD_TEXT(nvmlDeviceGetBoardPartNumber, part_number)
@@ -121,8 +121,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *
     if (!pci)
         return NVML_ERROR_INVALID_ARGUMENT;
     const struct sim_card *card = place.whole;
-    *pci = (nvmlPciInfo_t){.domain = card->pci_domain, .bus = card->pci_bus, .device = card->pci_device,
-                           .device_id = card->pci_device_id, .subsystem_id = card->pci_subsystem_id};
+    *pci = (nvmlPciInfo_t){.domain = card->pci_domain,
+                           .bus = card->pci_bus,
+                           .device = card->pci_device,
+                           .device_id = card->pci_device_id,
+                           .subsystem_id = card->pci_subsystem_id};
     bus_id(card, pci->bus_id_legacy, sizeof pci->bus_id_legacy, 4);
     bus_id(card, pci->bus_id, sizeof pci->bus_id, 8);
     return NVML_SUCCESS;
@@ -154,9 +157,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_
     if (pci->version != NVML_STRUCT_VERSION(nvmlPciInfoExt_t, 1))
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     const struct sim_card *card = place.whole;
-    *pci = (nvmlPciInfoExt_t){.version = pci->version, .domain = card->pci_domain, .bus = card->pci_bus,
-                              .device = card->pci_device, .device_id = card->pci_device_id,
-                              .subsystem_id = card->pci_subsystem_id, .base_class = 3, .sub_class = 2};
+    *pci = (nvmlPciInfoExt_t){.version = pci->version,
+                              .domain = card->pci_domain,
+                              .bus = card->pci_bus,
+                              .device = card->pci_device,
+                              .device_id = card->pci_device_id,
+                              .subsystem_id = card->pci_subsystem_id,
+                              .base_class = 3,
+                              .sub_class = 2};
     bus_id(card, pci->bus_id, sizeof pci->bus_id, 8);
     return NVML_SUCCESS;
 }
@@ -254,12 +262,12 @@ static nvmlReturn_t clock_of(const struct sim_card *card, int which, bool highes
     }
 }
 
-#define CARD_CLOCK(function, highest)                                                                                  \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, int which, unsigned *mhz)                                        \
-    {                                                                                                                  \
-        struct place place;                                                                                            \
-        TRY(place_of(device, &place));                                                                                 \
-        return clock_of(place.whole, which, highest, mhz);                                                             \
+#define CARD_CLOCK(function, highest)                                                                                          \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, int which, unsigned *mhz)                                                \
+    {                                                                                                                          \
+        struct place place;                                                                                                    \
+        TRY(place_of(device, &place));                                                                                         \
+        return clock_of(place.whole, which, highest, mhz);                                                                     \
     }
 CARD_CLOCK(nvmlDeviceGetClockInfo, false)
 CARD_CLOCK(nvmlDeviceGetMaxClockInfo, true)
@@ -284,11 +292,8 @@ static nvmlReturn_t reasons(nvmlDevice_t device, unsigned long long *bits, bool 
     return NVML_SUCCESS;
 }
 
-#define CARD_REASONS(function, supported)                                                                              \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned long long *bits)                                        \
-    {                                                                                                                  \
-        return reasons(device, bits, supported);                                                                       \
-    }
+#define CARD_REASONS(function, supported)                                                                                      \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned long long *bits) { return reasons(device, bits, supported); }
 CARD_REASONS(nvmlDeviceGetCurrentClocksEventReasons, false)
 CARD_REASONS(nvmlDeviceGetCurrentClocksThrottleReasons, false)
 CARD_REASONS(nvmlDeviceGetSupportedClocksEventReasons, true)
@@ -318,8 +323,7 @@ static uint64_t ecc_count(const struct sim_card *card, int uncorrected, int aggr
     return aggregate ? card->ecc_corrected_aggregate : card->ecc_corrected_volatile;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int uncorrected, int aggregate,
-                                                unsigned long long *count)
+EXPORT nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int uncorrected, int aggregate, unsigned long long *count)
 {
     struct place place;
     TRY(place_of(device, &place));
@@ -341,8 +345,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, int unc
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, int cause, unsigned *count,
-                                              unsigned long long *addresses)
+EXPORT nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, int cause, unsigned *count, unsigned long long *addresses)
 {
     struct place place;
     TRY(whole_of(device, &place));

@@ -63,7 +63,9 @@ static uint32_t whole_index(uint32_t card)
 static void write_out(const struct sim_event *event, nvmlEventData_t *data)
 {
     const struct sim_card *card = &sim_state()->cards[event->card];
-    *data = (nvmlEventData_t){.device = handle_of(whole_index(event->card)), .type = event->type, .data = event->data,
+    *data = (nvmlEventData_t){.device = handle_of(whole_index(event->card)),
+                              .type = event->type,
+                              .data = event->data,
                               .gpu_instance = card->parent >= 0 ? card->gpu_instance : ~0u,
                               .compute_instance = card->parent >= 0 ? card->compute_instance : ~0u};
 }

@@ -9,20 +9,11 @@ struct field {
     bool known;
 };
 
-static struct field wide(uint64_t value)
-{
-    return (struct field){value, TYPE_ULONGLONG, value != SIM_ABSENT64};
-}
+static struct field wide(uint64_t value) { return (struct field){value, TYPE_ULONGLONG, value != SIM_ABSENT64}; }
 
-static struct field narrow(uint32_t value)
-{
-    return (struct field){value, TYPE_UINT, value != SIM_ABSENT};
-}
+static struct field narrow(uint32_t value) { return (struct field){value, TYPE_UINT, value != SIM_ABSENT}; }
 
-static struct field if_ecc(const struct sim_card *card, uint64_t value)
-{
-    return wide(card->ecc == 1 ? value : SIM_ABSENT64);
-}
+static struct field if_ecc(const struct sim_card *card, uint64_t value) { return wide(card->ecc == 1 ? value : SIM_ABSENT64); }
 
 static struct field links(const struct sim_card *card, uint64_t value)
 {
@@ -58,15 +49,28 @@ static struct field power_and_heat(const struct sim_card *card, unsigned id)
 {
     switch (id) {
     case 74: return wide(card->throttled_power_ns);
-    case 75: case 251: case 269: return wide(card->throttled_thermal_ns);
-    case 76: case 77: case 78: case 79: case 80: case 81: case 252: case 253: case 270: case 271: return wide(0);
+    case 75:
+    case 251:
+    case 269: return wide(card->throttled_thermal_ns);
+    case 76:
+    case 77:
+    case 78:
+    case 79:
+    case 80:
+    case 81:
+    case 252:
+    case 253:
+    case 270:
+    case 271: return wide(0);
     case 82: return narrow(card->memory_temperature_c);
     case 83: return energy(card);
-    case 185: case 186: return narrow(power_now_mw((uint32_t)(card - sim_state()->cards)));
+    case 185:
+    case 186: return narrow(power_now_mw((uint32_t)(card - sim_state()->cards)));
     case 187: return narrow(card->power_min_limit_mw);
     case 188: return narrow(card->power_max_limit_mw);
     case 189: return narrow(card->power_default_limit_mw);
-    case 190: case 192: return narrow(card->power_limit_mw);
+    case 190:
+    case 192: return narrow(card->power_limit_mw);
     default: return (struct field){.known = false};
     }
 }

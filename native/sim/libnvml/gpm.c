@@ -103,22 +103,25 @@ static double busy_percent(const struct sample *from, const struct sample *to)
     return 100.0 * (double)(to->busy_ns - from->busy_ns) / (double)(to->time_ns - from->time_ns);
 }
 
-static double rate_mib(uint64_t from, uint64_t to, double seconds)
-{
-    return (double)(to - from) / MIB / seconds;
-}
+static double rate_mib(uint64_t from, uint64_t to, double seconds) { return (double)(to - from) / MIB / seconds; }
 
 static nvmlReturn_t measure(nvmlGpmMetric_t *metric, const struct sample *from, const struct sample *to)
 {
     double seconds = (double)(to->time_ns - from->time_ns) / 1e9;
     double busy = busy_percent(from, to);
     switch (metric->id) {
-    case 1: case 2: metric->value = busy; break;
+    case 1:
+    case 2: metric->value = busy; break;
     case 3: metric->value = busy * 0.5; break;
-    case 5: case 7: metric->value = busy * 0.3; break;
+    case 5:
+    case 7: metric->value = busy * 0.3; break;
     case 10: metric->value = busy * 0.4; break;
-    case 4: case 12: metric->value = busy * 0.2; break;
-    case 6: case 9: case 11: case 13: metric->value = 0; break;
+    case 4:
+    case 12: metric->value = busy * 0.2; break;
+    case 6:
+    case 9:
+    case 11:
+    case 13: metric->value = 0; break;
     case 20: metric->value = rate_mib(from->pcie_tx_bytes, to->pcie_tx_bytes, seconds); break;
     case 21: metric->value = rate_mib(from->pcie_rx_bytes, to->pcie_rx_bytes, seconds); break;
     case 60: metric->value = rate_mib(from->nvlink_rx_kib * 1024, to->nvlink_rx_kib * 1024, seconds); break;

@@ -76,8 +76,8 @@ static unsigned add_ghosts(uint32_t wanted, struct found_process *found, unsigne
     unsigned count = 0;
     for (uint32_t i = 0; i < state->ghost_high && count < room; i++)
         if (state->ghosts[i].live && is_on(state->ghosts[i].card, wanted))
-            found[count++] = (struct found_process){(unsigned)state->ghosts[i].pid, state->ghosts[i].bytes,
-                                                    state->ghosts[i].card};
+            found[count++] =
+                (struct found_process){(unsigned)state->ghosts[i].pid, state->ghosts[i].bytes, state->ghosts[i].card};
     return count;
 }
 
@@ -145,21 +145,14 @@ static unsigned disguise(struct found_process *found, unsigned count)
     unsigned given = count;
     for (unsigned i = 0; i < count; i++)
         switch (figures()) {
-        case NO_FIGURE:
-            found[i].used = 0;
-            break;
-        case UNKNOWN_FIGURE:
-            found[i].used = NOT_AVAILABLE;
-            break;
-        case FOREIGN_NUMBERS: /* so that ours may be somebody else's */
-            found[i].pid += 1;
-            break;
+        case NO_FIGURE: found[i].used = 0; break;
+        case UNKNOWN_FIGURE: found[i].used = NOT_AVAILABLE; break;
+        case FOREIGN_NUMBERS: /* so that ours may be somebody else's */ found[i].pid += 1; break;
         case TWICE: /* a process with two clients of the kernel's */
             if (given < MOST_PROCESSES)
                 found[given++] = found[i];
             break;
-        case FULL:
-            break;
+        case FULL: break;
         }
     return given;
 }
@@ -183,8 +176,7 @@ static void instances_of(uint32_t card, unsigned *gpu, unsigned *compute)
     *compute = it->parent >= 0 ? it->compute_instance : ~0u;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
-                                                         nvmlProcessInfo_v1_t *infos)
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v1_t *infos)
 {
     struct found_process found[MOST_PROCESSES];
     TRY(list(device, count, found));
@@ -207,8 +199,7 @@ static nvmlReturn_t list_every(nvmlDevice_t device, unsigned *count, void *infos
     return NVML_SUCCESS;
 }
 
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
-                                                            nvmlProcessInfo_v2_t *infos)
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
 {
     if (driver_major() < 450)
         return NVML_ERROR_FUNCTION_NOT_FOUND;
@@ -216,8 +207,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device,
 }
 
 /* 535.43 to 535.86 had one more word in each entry, under the same name. */
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
-                                                            nvmlProcessInfo_v2_t *infos)
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_v2_t *infos)
 {
     const char *point = strchr(sim_state()->driver_version, '.');
     unsigned long branch = point ? strtoul(point + 1, NULL, 10) : 0;
@@ -238,11 +228,11 @@ static nvmlReturn_t none(nvmlDevice_t device, unsigned *count)
     return NVML_SUCCESS;
 }
 
-#define NO_PROCESSES(name)                                                                                             \
-    EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *infos)                                        \
-    {                                                                                                                  \
-        (void)infos;                                                                                                   \
-        return none(device, count);                                                                                    \
+#define NO_PROCESSES(name)                                                                                                     \
+    EXPORT nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *infos)                                                \
+    {                                                                                                                          \
+        (void)infos;                                                                                                           \
+        return none(device, count);                                                                                            \
     }
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)

@@ -90,15 +90,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mi
     return NVML_SUCCESS;
 }
 
-#define MIG_NUMBER(function, field)                                                                                    \
-    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *id)                                                    \
-    {                                                                                                                  \
-        struct place place;                                                                                            \
-        TRY(mig_of(device, &place));                                                                                   \
-        if (!id)                                                                                                       \
-            return NVML_ERROR_INVALID_ARGUMENT;                                                                        \
-        *id = place.card->field;                                                                                       \
-        return NVML_SUCCESS;                                                                                           \
+#define MIG_NUMBER(function, field)                                                                                            \
+    EXPORT nvmlReturn_t function(nvmlDevice_t device, unsigned *id)                                                            \
+    {                                                                                                                          \
+        struct place place;                                                                                                    \
+        TRY(mig_of(device, &place));                                                                                           \
+        if (!id)                                                                                                               \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                                                \
+        *id = place.card->field;                                                                                               \
+        return NVML_SUCCESS;                                                                                                   \
     }
 MIG_NUMBER(nvmlDeviceGetGpuInstanceId, gpu_instance)
 MIG_NUMBER(nvmlDeviceGetComputeInstanceId, compute_instance)
@@ -113,7 +113,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAt
     *out = (nvmlDeviceAttributes_t){.multiprocessors = card->multiprocessor_count,
                                     .copy_engines = card->mig_compute_slices,
                                     .decoders = card->mig_compute_slices / 2,
-                                    .gpu_slices = card->mig_gpu_slices, .compute_slices = card->mig_compute_slices,
+                                    .gpu_slices = card->mig_gpu_slices,
+                                    .compute_slices = card->mig_compute_slices,
                                     .memory_mib = card->total_bytes / MIB};
     return NVML_SUCCESS;
 }
@@ -173,7 +174,9 @@ EXPORT nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuIn
     unsigned start = 0;
     for (uint32_t index = (uint32_t)place.card->parent + 1; index < place.index; index++)
         start += sim_state()->cards[index].mig_gpu_slices;
-    *info = (nvmlGpuInstanceInfo_t){handle_of((uint32_t)place.card->parent), place.card->gpu_instance,
-                                    place.card->mig_profile_id, {start, place.card->mig_gpu_slices}};
+    *info = (nvmlGpuInstanceInfo_t){handle_of((uint32_t)place.card->parent),
+                                    place.card->gpu_instance,
+                                    place.card->mig_profile_id,
+                                    {start, place.card->mig_gpu_slices}};
     return NVML_SUCCESS;
 }

@@ -6,11 +6,11 @@
 #include "nvml_abi.h"
 
 #define MIB (1024u * 1024u)
-#define TRY(call)                                                                                                      \
-    do {                                                                                                               \
-        nvmlReturn_t try_result = (call);                                                                              \
-        if (try_result != NVML_SUCCESS)                                                                                \
-            return try_result;                                                                                         \
+#define TRY(call)                                                                                                              \
+    do {                                                                                                                       \
+        nvmlReturn_t try_result = (call);                                                                                      \
+        if (try_result != NVML_SUCCESS)                                                                                        \
+            return try_result;                                                                                                 \
     } while (0)
 
 /* A card, or a MIG device of one. */

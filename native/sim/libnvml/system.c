@@ -17,20 +17,11 @@ static uint32_t resets[SIM_CARDS]; /* of each card when NVML was opened, which i
 #endif
 static char library_version[32] = SIM_NVML_VERSION; /* the library stays that of the driver with which it was loaded */
 
-nvmlReturn_t nvml_ready(void)
-{
-    return atomic_load(&references) ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
-}
+nvmlReturn_t nvml_ready(void) { return atomic_load(&references) ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED; }
 
-nvmlDevice_t handle_of(uint32_t index)
-{
-    return &places[index];
-}
+nvmlDevice_t handle_of(uint32_t index) { return &places[index]; }
 
-unsigned driver_major(void)
-{
-    return (unsigned)strtoul(sim_state()->driver_version, NULL, 10);
-}
+unsigned driver_major(void) { return (unsigned)strtoul(sim_state()->driver_version, NULL, 10); }
 
 nvmlReturn_t copy_text(char *to, unsigned length, const char *text)
 {
@@ -94,10 +85,7 @@ EXPORT nvmlReturn_t nvmlInit_v2(void)
 
 EXPORT nvmlReturn_t nvmlInit(void) { return nvmlInit_v2(); }
 
-EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags)
-{
-    return flags & ~3u ? NVML_ERROR_INVALID_ARGUMENT : nvmlInit_v2();
-}
+EXPORT nvmlReturn_t nvmlInitWithFlags(unsigned flags) { return flags & ~3u ? NVML_ERROR_INVALID_ARGUMENT : nvmlInit_v2(); }
 
 EXPORT nvmlReturn_t nvmlShutdown(void)
 {
@@ -109,14 +97,36 @@ EXPORT nvmlReturn_t nvmlShutdown(void)
 EXPORT const char *nvmlErrorString(nvmlReturn_t code)
 {
     static const char *const texts[] = {
-        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
-        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
-        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
-        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "The operating system has blocked the request",
-        "RM has detected an NVML/RM version mismatch.", "In use by another client", "Insufficient Memory", "No data",
+        "Success",
+        "Uninitialized",
+        "Invalid Argument",
+        "Not Supported",
+        "Insufficient Permissions",
+        "Already Initialized",
+        "Not Found",
+        "Insufficient Size",
+        "Insufficient External Power",
+        "Driver Not Loaded",
+        "Timeout",
+        "Interrupt Request Issue",
+        "NVML Shared Library Not Found",
+        "Function Not Found",
+        "Corrupted infoROM",
+        "GPU is lost",
+        "GPU requires reset",
+        "The operating system has blocked the request",
+        "RM has detected an NVML/RM version mismatch.",
+        "In use by another client",
+        "Insufficient Memory",
+        "No data",
         "The requested vgpu operation is not available on target device, because ECC is enabled",
-        "Insufficient Resources", "Frequency Not Supported", "Argument Version Mismatch", "Deprecated", "Not Ready",
-        "GPU Not Found", "Invalid State"};
+        "Insufficient Resources",
+        "Frequency Not Supported",
+        "Argument Version Mismatch",
+        "Deprecated",
+        "Not Ready",
+        "GPU Not Found",
+        "Invalid State"};
     return code >= 0 && (size_t)code < sizeof texts / sizeof *texts ? texts[code] : "Unknown Error";
 }
 
@@ -178,10 +188,7 @@ EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned 
 
 /* ------------------------------------------------------------------------------------------- handles */
 
-static bool is_whole(uint32_t index)
-{
-    return sim_state()->cards[index].parent < 0;
-}
+static bool is_whole(uint32_t index) { return sim_state()->cards[index].parent < 0; }
 
 /* Seeing a MIG device means seeing the card that holds it. */
 static bool sees(uint32_t index)
@@ -278,8 +285,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *text, nvmlDevic
         return NVML_ERROR_INVALID_ARGUMENT;
     for (uint32_t index = 0; index < sim_state()->card_count; index++) {
         const struct sim_card *card = &sim_state()->cards[index];
-        if (is_whole(index) && sees(index) && card->pci_domain == domain && card->pci_bus == bus &&
-            card->pci_device == slot)
+        if (is_whole(index) && sees(index) && card->pci_domain == domain && card->pci_bus == bus && card->pci_device == slot)
             return found(index, device);
     }
     return NVML_ERROR_NOT_FOUND;

@@ -87,8 +87,8 @@ static void add(struct found *found, unsigned pid, uint64_t timestamp_us, uint32
         if (found->samples[i].pid == pid)
             return; /* a newer one is there */
     if (found->count < MOST)
-        found->samples[found->count++] = (nvmlProcessUtilizationInfo_t){
-            .timestamp_us = timestamp_us, .pid = pid, .sm = percent, .memory = percent / 2};
+        found->samples[found->count++] =
+            (nvmlProcessUtilizationInfo_t){.timestamp_us = timestamp_us, .pid = pid, .sm = percent, .memory = percent / 2};
 }
 
 static void add_ghosts(struct found *found, uint32_t index)
@@ -153,8 +153,8 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlPro
     if (room < found.count)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned i = 0; i < found.count; i++)
-        samples[i] = (nvmlProcessUtilizationSample_t){found.samples[i].pid, found.samples[i].timestamp_us,
-                                                      found.samples[i].sm, found.samples[i].memory, 0, 0};
+        samples[i] = (nvmlProcessUtilizationSample_t){
+            found.samples[i].pid, found.samples[i].timestamp_us, found.samples[i].sm, found.samples[i].memory, 0, 0};
     return NVML_SUCCESS;
 }
 

@@ -94,8 +94,7 @@ static void describe(int count)
         check(cuDeviceGetName(name, sizeof name, device), 76, "cudaGetDeviceProperties(&deviceProp, dev)");
         check(cuDeviceTotalMem_v2(&bytes, device), 76, "cudaGetDeviceProperties(&deviceProp, dev)");
         printf("\nDevice %d: \"%s\"\n", device, name);
-        printf("  CUDA Driver Version / Runtime Version          %d.%d / %s\n", version / 1000, version % 1000 / 10,
-               RUNTIME);
+        printf("  CUDA Driver Version / Runtime Version          %d.%d / %s\n", version / 1000, version % 1000 / 10, RUNTIME);
         printf("  Total amount of global memory:                 %llu MBytes (%zu bytes)\n", bytes / MIB, bytes);
     }
 }

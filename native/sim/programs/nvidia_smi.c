@@ -59,10 +59,7 @@ static const char *value_of(int count, char **arguments, const char *option)
     return NULL;
 }
 
-static bool has(int count, char **arguments, const char *option)
-{
-    return value_of(count, arguments, option) != NULL;
-}
+static bool has(int count, char **arguments, const char *option) { return value_of(count, arguments, option) != NULL; }
 
 static int lost_card(unsigned device_count)
 {

@@ -15,10 +15,7 @@ struct row {
     nvmlDevice_t device;
 };
 
-static bool knows_mig(void)
-{
-    return driver_major() >= 450;
-}
+static bool knows_mig(void) { return driver_major() >= 450; }
 
 /* As date prints it; SOURCE_DATE_EPOCH makes it repeatable. */
 static void print_time(void)
@@ -56,10 +53,10 @@ static void text_or_absent(char *text, size_t length, int result, const char *fo
         snprintf(text, length, "N/A");
 }
 
-#define TEXT(name, format, call, ...)                                                                                  \
-    char name[32];                                                                                                     \
-    unsigned name##_value = 0;                                                                                         \
-    int name##_result = ASK(call, __VA_ARGS__, &name##_value);                                                         \
+#define TEXT(name, format, call, ...)                                                                                          \
+    char name[32];                                                                                                             \
+    unsigned name##_value = 0;                                                                                                 \
+    int name##_result = ASK(call, __VA_ARGS__, &name##_value);                                                                 \
     text_or_absent(name, sizeof name, name##_result, format, name##_value)
 
 static void shorten(char *text, size_t width)
@@ -68,10 +65,7 @@ static void shorten(char *text, size_t width)
         strcpy(text + width - 3, "...");
 }
 
-static const char *on_off(int result, unsigned value)
-{
-    return result != NVML_SUCCESS ? "N/A" : value ? "On" : "Off";
-}
+static const char *on_off(int result, unsigned value) { return result != NVML_SUCCESS ? "N/A" : value ? "On" : "Off"; }
 
 static void print_first_line(const struct row *row)
 {
@@ -169,10 +163,9 @@ static void print_mig_device(unsigned card, unsigned index, nvmlDevice_t device)
     (void)ASK(DeviceGetBAR1MemoryInfo, device, &bar1);
     (void)memory_of(device, &memory);
     printf("|%3u %4u %3u %3u  |%7lluMiB /%6lluMiB |%3u %6s |%3u %3u %4u %4u %4u |\n", card, gpu, compute, index,
-           memory.used_mib, memory.total_mib, about.multiprocessors, "0", about.copy_engines, about.encoders,
-           about.decoders, about.optical_flows, about.jpegs);
-    printf("|                  |%7lluMiB /%6lluMiB |           |                       |\n", bar1.used >> 20,
-           bar1.total >> 20);
+           memory.used_mib, memory.total_mib, about.multiprocessors, "0", about.copy_engines, about.encoders, about.decoders,
+           about.optical_flows, about.jpegs);
+    printf("|                  |%7lluMiB /%6lluMiB |           |                       |\n", bar1.used >> 20, bar1.total >> 20);
     printf("+------------------+----------------------+-----------+-----------------------+\n");
 }
 
@@ -239,8 +232,7 @@ static unsigned print_processes_of(unsigned index)
         process_name(infos[i].pid, name, sizeof name, 27);
         instance(gpu, sizeof gpu, infos[i].gpu_instance);
         instance(compute, sizeof compute, infos[i].compute_instance);
-        printf("|%5u%6s%5s%10u      C   %-27s %9lluMiB |\n", index, gpu, compute, infos[i].pid, name,
-               infos[i].used >> 20);
+        printf("|%5u%6s%5s%10u      C   %-27s %9lluMiB |\n", index, gpu, compute, infos[i].pid, name, infos[i].used >> 20);
     }
     return count;
 }

@@ -106,8 +106,8 @@ uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t 
         return 0;
     sim_lock();
     if (has_room(card, bytes))
-        index = write_record(&(struct sim_record){.card = (uint16_t)card, .kind = (uint16_t)kind, .process = self,
-                                                  .bytes = bytes, .address = address});
+        index = write_record(&(struct sim_record){
+            .card = (uint16_t)card, .kind = (uint16_t)kind, .process = self, .bytes = bytes, .address = address});
     sim_unlock();
     return index;
 }
@@ -121,8 +121,8 @@ uint64_t sim_charge_up_to(uint32_t card, enum sim_kind kind, uint64_t bytes, uin
     sim_lock();
     if (!has_room(card, bytes))
         bytes = sim_free_bytes(card) / sim_state()->granularity_bytes * sim_state()->granularity_bytes;
-    *record = write_record(&(struct sim_record){.card = (uint16_t)card, .kind = (uint16_t)kind, .process = self,
-                                                .bytes = bytes, .address = address});
+    *record = write_record(&(struct sim_record){
+        .card = (uint16_t)card, .kind = (uint16_t)kind, .process = self, .bytes = bytes, .address = address});
     sim_unlock();
     return *record ? bytes : 0;
 }
@@ -198,8 +198,8 @@ static uint32_t import_for(uint32_t process, uint32_t target, uint64_t address)
     if (!record->live)
         return 0;
     record->shared = 1;
-    return write_record(&(struct sim_record){.card = record->card, .kind = SIM_IMPORT, .process = process,
-                                             .address = address, .target = target});
+    return write_record(&(struct sim_record){
+        .card = record->card, .kind = SIM_IMPORT, .process = process, .address = address, .target = target});
 }
 
 uint32_t sim_import(uint32_t target, uint32_t generation)

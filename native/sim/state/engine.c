@@ -18,9 +18,9 @@
 #include "state.h"
 
 #define LONG_TIME_NS 3600e9
-#define LEAST_NS 0.5 /* what is left of an item that rounding did not finish */
+#define LEAST_NS 0.5      /* what is left of an item that rounding did not finish */
 #define LOOKING_NS 100000 /* the last part of a wait, in which the waiter looks all the time */
-#define POLL_NS 1e5 /* how often a waiter looks for what no clock foretells: a host function's end */
+#define POLL_NS 1e5       /* how often a waiter looks for what no clock foretells: a host function's end */
 
 /* The work at the heads of the queues, by process. Under the lock, so one of each process is enough. */
 static struct active {
@@ -30,10 +30,7 @@ static struct active {
     uint32_t processes[SIM_PROCESSES];
 } active;
 
-static uint64_t at_most(uint64_t value, uint64_t ceiling)
-{
-    return value > ceiling ? ceiling : value;
-}
+static uint64_t at_most(uint64_t value, uint64_t ceiling) { return value > ceiling ? ceiling : value; }
 
 /* Not libm's: the driver needs no library beside the C library. */
 static double larger(double one, double other) { return one > other ? one : other; }
@@ -52,10 +49,7 @@ static struct sim_item *item_at(struct sim_queue *queue, uint64_t number)
     return &queue->items[(number - 1) % SIM_QUEUE_ITEMS];
 }
 
-static bool is_finished(uint64_t mark)
-{
-    return !mark || number_of(mark) <= queue_of(mark)->finished;
-}
+static bool is_finished(uint64_t mark) { return !mark || number_of(mark) <= queue_of(mark)->finished; }
 
 /* What ends without taking time: a wait for something finished, a host function that has returned. */
 static bool ends_at_once(const struct sim_item *item)
@@ -167,10 +161,7 @@ static void serve(struct sim_state *state, uint32_t card, uint64_t step_ns)
 
 /* ----------------------------------------------------------------------------------------------------- samples */
 
-static uint32_t percent_of_period(double busy_ns)
-{
-    return (uint32_t)(busy_ns * 100 / (double)SIM_SAMPLE_PERIOD_NS + 0.5);
-}
+static uint32_t percent_of_period(double busy_ns) { return (uint32_t)(busy_ns * 100 / (double)SIM_SAMPLE_PERIOD_NS + 0.5); }
 
 /* One sample says what share of its period the card and each process was at work. */
 static void write_sample(struct sim_state *state, struct sim_card *it, uint32_t card)
@@ -186,9 +177,7 @@ static void write_sample(struct sim_state *state, struct sim_card *it, uint32_t 
             continue;
         if (sample->process_count < SIM_SAMPLE_PROCESSES)
             sample->processes[sample->process_count++] = (struct sim_sample_process){
-                .pid = process->pid,
-                .slot = (uint16_t)slot,
-                .percent = (uint16_t)percent_of_period(process->sample_ns[card])};
+                .pid = process->pid, .slot = (uint16_t)slot, .percent = (uint16_t)percent_of_period(process->sample_ns[card])};
         process->sample_ns[card] = 0;
     }
     it->sample_busy_ns = 0;
@@ -336,8 +325,9 @@ static uint64_t enqueue(uint32_t card, uint32_t connection, const struct sim_ite
 
 uint64_t sim_engine_work(uint32_t card, uint32_t connection, uint32_t stream, uint64_t duration_ns, uint32_t width)
 {
-    return enqueue(card, connection, &(struct sim_item){.remaining_ns = (double)duration_ns, .stream = stream,
-                                                        .width = (uint16_t)(width ? width : 1)});
+    return enqueue(
+        card, connection,
+        &(struct sim_item){.remaining_ns = (double)duration_ns, .stream = stream, .width = (uint16_t)(width ? width : 1)});
 }
 
 uint64_t sim_engine_await(uint32_t card, uint32_t connection, uint64_t awaited)
@@ -436,10 +426,7 @@ static uint64_t remaining_ns(uint64_t mark)
     return rounded_up(until);
 }
 
-bool sim_engine_reached(uint64_t mark)
-{
-    return remaining_ns(mark) == 0;
-}
+bool sim_engine_reached(uint64_t mark) { return remaining_ns(mark) == 0; }
 
 /* As a context waits that asks for nothing else (CU_CTX_SCHED_AUTO: it looks all the time, so that the program goes on a few
  * microseconds after its work). What is far off is slept here, for the simulation's own sake. */

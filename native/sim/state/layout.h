@@ -28,7 +28,7 @@
 #define SIM_WHOLE_CARD 1024u /* the width of work that fills a card */
 #define SIM_STRIPES 16u
 #define SIM_SAMPLE_PERIOD_NS UINT64_C(166666667) /* a sixth of a second, as the driver samples */
-#define SIM_ABSENT UINT32_MAX                     /* the card has no such gauge */
+#define SIM_ABSENT UINT32_MAX                    /* the card has no such gauge */
 #define SIM_ABSENT64 UINT64_MAX
 
 /* What took the memory. */
@@ -77,7 +77,7 @@ struct sim_card {
     uint32_t multiprocessor_count, cores_per_multiprocessor;
     uint32_t architecture, brand; /* NVML's numbers */
     uint32_t shared_per_multiprocessor, l2_bytes, memory_bus_bits, copy_engines;
-    uint32_t gpm; /* 1 where NVML offers GPM metrics */
+    uint32_t gpm;            /* 1 where NVML offers GPM metrics */
     uint64_t total_bytes;    /* as NVML shows it */
     uint64_t reserved_bytes; /* held by the driver, shown apart by NVML's v2 */
     uint64_t idle_bytes;     /* used with no process on the card */
@@ -92,15 +92,15 @@ struct sim_card {
     uint32_t persistence, ecc, compute_mode, display_active, display_mode;
     uint32_t pcie_generation, pcie_width, pcie_max_generation, pcie_max_width;
     uint32_t nvlink_count;
-    uint32_t lost;           /* 1: fallen off the bus */
-    uint32_t resets;         /* how often it came back: it stays lost to who opened NVML before */
-    uint32_t failing;        /* a CUresult that contexts on this card get, 0 for none */
-    uint32_t refused_with;   /* an nvmlReturn_t that the calls of NVML named below get on this card, 0 for none */
-    char refused_call[60];   /* the beginning of their names */
+    uint32_t lost;            /* 1: fallen off the bus */
+    uint32_t resets;          /* how often it came back: it stays lost to who opened NVML before */
+    uint32_t failing;         /* a CUresult that contexts on this card get, 0 for none */
+    uint32_t refused_with;    /* an nvmlReturn_t that the calls of NVML named below get on this card, 0 for none */
+    char refused_call[60];    /* the beginning of their names */
     uint32_t sampled_turn_us; /* NVML's percentage of a process includes its waits for its turn, and this long after its
                                * work while others work; 0: only its own time */
-    uint32_t gpu_percent;    /* utilisation set from outside, SIM_ABSENT to follow the kernels */
-    uint32_t memory_percent; /* as above for the memory controller */
+    uint32_t gpu_percent;     /* utilisation set from outside, SIM_ABSENT to follow the kernels */
+    uint32_t memory_percent;  /* as above for the memory controller */
     uint32_t encoder_percent, decoder_percent;
     uint32_t retired_pending, remap_pending, remap_failure, recovery_action;
     uint64_t clock_event_reasons;
@@ -108,7 +108,7 @@ struct sim_card {
     uint64_t retired_single, retired_double, remapped_corrected, remapped_uncorrected;
     uint64_t pcie_replays, pcie_tx_bytes, pcie_rx_bytes, nvlink_tx_kib, nvlink_rx_kib;
     uint64_t throttled_power_ns, throttled_thermal_ns;
-    uint64_t kernel_ns; /* how long a kernel takes when nothing says otherwise */
+    uint64_t kernel_ns;  /* how long a kernel takes when nothing says otherwise */
     uint64_t context_ns; /* how long a context takes to come, and its memory with it */
     uint64_t module_ns;  /* the same of a module's code */
     /* Accounts and engine: under the lock. */
@@ -149,18 +149,18 @@ struct sim_launches {
 
 struct sim_process {
     _Atomic uint32_t live; /* 1 while a process holds this slot, published last */
-    int32_t pid; /* in its own namespace */
+    int32_t pid;           /* in its own namespace */
     uint64_t start_time;
     uint64_t pid_namespace; /* its number in /proc/self/ns/pid */
-    uint32_t contained; /* 1: it had NVIDIA_VISIBLE_DEVICES, so it stands for a container */
+    uint32_t contained;     /* 1: it had NVIDIA_VISIBLE_DEVICES, so it stands for a container */
     uint32_t context_count[SIM_CARDS];
     uint32_t checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card */
     uint64_t used_bytes[SIM_CARDS][SIM_KINDS];
-    double done_ns[SIM_CARDS];   /* time the card worked for it, ever: kernels that run side by side count once */
-    double sample_ns[SIM_CARDS]; /* its time by NVML within the sample being gathered */
+    double done_ns[SIM_CARDS];            /* time the card worked for it, ever: kernels that run side by side count once */
+    double sample_ns[SIM_CARDS];          /* its time by NVML within the sample being gathered */
     uint64_t sampled_until_ns[SIM_CARDS]; /* of the engine's time: when NVML ceases to count it, see sampled_turn_us */
     uint32_t queues[SIM_CARDS][SIM_CONNECTIONS]; /* 1 + index in the table of queues, 0 for none yet */
-    struct sim_launches launches[SIM_STRIPES]; /* threads count apart; the sums are what happened */
+    struct sim_launches launches[SIM_STRIPES];   /* threads count apart; the sums are what happened */
 };
 
 struct sim_record {
@@ -171,8 +171,8 @@ struct sim_record {
     uint32_t generation; /* counts reuse, so that an old handle is recognised */
     uint64_t bytes;
     uint64_t address; /* of nobody's: the number of the descriptor's file */
-    uint32_t target; /* SIM_IMPORT: the record it keeps alive */
-    uint32_t shared; /* imports that may keep it alive: look before forgetting it */
+    uint32_t target;  /* SIM_IMPORT: the record it keeps alive */
+    uint32_t shared;  /* imports that may keep it alive: look before forgetting it */
     uint32_t next_free;
     uint32_t padding;
 };
@@ -200,8 +200,8 @@ struct sim_state {
     uint64_t layout_bytes;
     uint32_t layout_version;
     uint32_t card_count;
-    uint32_t cuda_version; /* 10010 for 10.1 */
-    uint32_t process_high; /* slots ever used: [0, process_high) */
+    uint32_t cuda_version;    /* 10010 for 10.1 */
+    uint32_t process_high;    /* slots ever used: [0, process_high) */
     uint32_t driver_unloaded; /* 1: there is no kernel module just now */
     uint32_t padding;
     char driver_version[32]; /* of the kernel module */

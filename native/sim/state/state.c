@@ -15,8 +15,8 @@
 
 static struct sim_state *mapped;
 static char state_path[4000]; /* as it was when this process attached: its environment may change */
-static int witness_fd = -1; /* holds one locked byte per live slot; the kernel lets go when the process ends or execs */
-static int number_fd = -1;  /* holds the bytes by which others learn this process's pid in their own namespace */
+static int witness_fd = -1;   /* holds one locked byte per live slot; the kernel lets go when the process ends or execs */
+static int number_fd = -1;    /* holds the bytes by which others learn this process's pid in their own namespace */
 static uint64_t identity;
 static _Atomic uint32_t self_slot = SIM_PROCESSES;
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -52,9 +52,9 @@ uint64_t sim_start_time(int32_t pid)
     char *after_name = strrchr(text, ')'); /* the name may hold spaces and brackets */
     char life = 0;
     unsigned long long start = 0;
-    if (!after_name || sscanf(after_name + 1,
-                              " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-                              &life, &start) != 2)
+    if (!after_name ||
+        sscanf(after_name + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", &life,
+               &start) != 2)
         return 0;
     return life == 'X' ? 0 : start;
 }
@@ -86,10 +86,7 @@ static void set_identity(struct sim_state *state)
     witness(SIM_PROCESSES + identity, F_OFD_SETLK, F_WRLCK, NULL);
 }
 
-static void before_child_runs(void)
-{
-    sim_forget_self();
-}
+static void before_child_runs(void) { sim_forget_self(); }
 
 static struct sim_state *map_file(const char *path)
 {
@@ -103,8 +100,8 @@ static struct sim_state *map_file(const char *path)
         state = memory == MAP_FAILED ? NULL : memory;
     }
     close(fd);
-    if (state && (state->magic != SIM_MAGIC || state->layout_version != SIM_LAYOUT_VERSION ||
-                  state->layout_bytes != sizeof *state)) {
+    if (state &&
+        (state->magic != SIM_MAGIC || state->layout_version != SIM_LAYOUT_VERSION || state->layout_bytes != sizeof *state)) {
         munmap(state, sizeof *state);
         state = NULL;
     }
@@ -129,10 +126,7 @@ struct sim_state *sim_attach(void)
     return mapped;
 }
 
-struct sim_state *sim_state(void)
-{
-    return __atomic_load_n(&mapped, __ATOMIC_ACQUIRE);
-}
+struct sim_state *sim_state(void) { return __atomic_load_n(&mapped, __ATOMIC_ACQUIRE); }
 
 void sim_forget_self(void)
 {
@@ -155,8 +149,7 @@ static bool owner_is_dead(uint64_t owner)
 
 static bool take_from(uint64_t owner)
 {
-    return atomic_compare_exchange_strong_explicit(&mapped->lock, &owner, identity, memory_order_acquire,
-                                                   memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(&mapped->lock, &owner, identity, memory_order_acquire, memory_order_relaxed);
 }
 
 /* A dead owner's lock is taken over by one compare-and-swap; the one that gets it puts the accounts in order. */
@@ -296,7 +289,8 @@ int sim_export(uint32_t target, const void *content, size_t bytes)
     if (written)
         kept = sim_keep(target, number);
     written = written && kept.record && pwrite(file, &kept, sizeof kept, place) == (ssize_t)sizeof kept &&
-              pwrite(file, content, bytes, place + (off_t)sizeof kept) == (ssize_t)bytes && lseek(file, place, SEEK_SET) == place;
+              pwrite(file, content, bytes, place + (off_t)sizeof kept) == (ssize_t)bytes &&
+              lseek(file, place, SEEK_SET) == place;
     if (!written && file >= 0) {
         close(file);
         return -1;
@@ -379,10 +373,7 @@ static uint32_t take_slot(void)
     return SIM_PROCESSES;
 }
 
-uint32_t sim_self_if_any(void)
-{
-    return atomic_load_explicit(&self_slot, memory_order_acquire);
-}
+uint32_t sim_self_if_any(void) { return atomic_load_explicit(&self_slot, memory_order_acquire); }
 
 uint32_t sim_self(void)
 {

@@ -35,8 +35,8 @@ void sim_reap_sometimes(void);                 /* at most once a millisecond */
 uint64_t sim_monotonic_ns(void);
 uint64_t sim_realtime_us(void);
 uint64_t sim_start_time(int32_t pid); /* field 22 of /proc/<pid>/stat; 0 for the dead */
-int32_t sim_pid_here(uint32_t slot);   /* a process's number in this one's PID namespace, 0 where it has none */
-bool sim_in_own_namespace(void);       /* not the one of the machine */
+int32_t sim_pid_here(uint32_t slot);  /* a process's number in this one's PID namespace, 0 where it has none */
+bool sim_in_own_namespace(void);      /* not the one of the machine */
 
 /* Accounts. A record index is never 0. */
 uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address);
@@ -53,9 +53,9 @@ struct sim_kept {
 struct sim_kept sim_keep(uint32_t target, uint64_t number);
 int sim_export(uint32_t target, const void *content, size_t bytes); /* a descriptor, -1 on failure */
 bool sim_exported(int file, struct sim_kept *kept, void *content, size_t bytes);
-uint64_t sim_round(uint64_t bytes); /* up to the physical granularity */
-uint64_t sim_used_bytes(uint32_t card); /* by all processes and ghosts, without idle_bytes; MIG devices included */
-uint64_t sim_free_bytes(uint32_t card); /* what an allocation could still get */
+uint64_t sim_round(uint64_t bytes);       /* up to the physical granularity */
+uint64_t sim_used_bytes(uint32_t card);   /* by all processes and ghosts, without idle_bytes; MIG devices included */
+uint64_t sim_free_bytes(uint32_t card);   /* what an allocation could still get */
 uint64_t sim_usable_bytes(uint32_t card); /* total less the driver's reserve */
 /* Under the lock: a process's memory leaves its cards, and comes back as far as there is room for all of it. */
 bool sim_park(uint32_t process);
@@ -68,8 +68,8 @@ void sim_engine_forget(uint32_t process);                /* under the lock: its 
 /* `width` of SIM_WHOLE_CARD; streams with the same connection modulo SIM_CONNECTIONS wait for each other. */
 uint64_t sim_engine_work(uint32_t card, uint32_t connection, uint32_t stream, uint64_t duration_ns, uint32_t width);
 uint64_t sim_engine_await(uint32_t card, uint32_t connection, uint64_t awaited); /* 0 where it is finished already */
-uint64_t sim_engine_hold(uint32_t card, uint32_t connection); /* holds the queue up until it is let go */
-bool sim_engine_is_turn_of(uint64_t held);                    /* everything before it is finished */
+uint64_t sim_engine_hold(uint32_t card, uint32_t connection);                    /* holds the queue up until it is let go */
+bool sim_engine_is_turn_of(uint64_t held);                                       /* everything before it is finished */
 void sim_engine_let_go(uint64_t held);
 bool sim_engine_reached(uint64_t mark);
 bool sim_engine_follows(uint64_t mark, uint64_t other); /* the first is not reached before the other, by queues and waits */
@@ -87,6 +87,6 @@ void sim_view_of_machine(struct sim_view *view); /* by NVIDIA_VISIBLE_DEVICES: w
 void sim_view_of_cuda(struct sim_view *view);    /* and by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER */
 enum sim_launch { SIM_LAUNCH_LEGACY, SIM_LAUNCH_PER_THREAD, SIM_LAUNCH_GRAPH };
 void sim_count_launch(enum sim_launch how);
-bool sim_hides_processes(void);                  /* a PID namespace hides the host's processes */
+bool sim_hides_processes(void); /* a PID namespace hides the host's processes */
 
 #endif

@@ -176,8 +176,8 @@ static void keep_what_cuda_enumerates(const struct sim_state *state, struct sim_
     *view = kept;
 }
 
-static long visible_card_named(const struct sim_state *state, const struct sim_view *all,
-                               const struct sim_view *enumerated, struct name name)
+static long visible_card_named(const struct sim_state *state, const struct sim_view *all, const struct sim_view *enumerated,
+                               struct name name)
 {
     long number = number_of(name);
     if (number >= 0)

@@ -156,8 +156,7 @@ static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, 
     uint64_t until = gs_monotonic_ns() + GS_CONTENDED_NS;
     for (uint32_t round = 0; round == 0 || gs_monotonic_ns() < until; round++) {
         switch (try_alone(accounts, card, bytes, limit)) {
-        case GRANTED:
-            return true;
+        case GRANTED: return true;
         case FULL:
             if (gs_accounts_sweep(accounts))
                 break;
@@ -166,8 +165,7 @@ static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, 
             gs_sleep_ns(LEAVING_NAP_NS);
             until = gs_monotonic_ns() + GS_CONTENDED_NS; /* counted from now, since a busy host may wake us late */
             break;
-        case CONTENDED:
-            step_back(accounts, round);
+        case CONTENDED: step_back(accounts, round);
         }
     }
     return false;

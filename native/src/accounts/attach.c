@@ -39,10 +39,7 @@ static void write_card(struct gpuslice_card *entry, const struct gs_holding *hol
     atomic_store(&entry->compute_percent, holding->compute_percent);
 }
 
-static bool is_entry(struct gpuslice_card *entry, uint64_t key)
-{
-    return atomic_load(&entry->key) == key;
-}
+static bool is_entry(struct gpuslice_card *entry, uint64_t key) { return atomic_load(&entry->key) == key; }
 
 static bool is_free(struct gpuslice_card *entry, uint64_t key)
 {
@@ -264,17 +261,14 @@ static struct gpuslice_region *right_region(struct gs_accounts *accounts)
     struct gpuslice_region *region = gs_attached(accounts)->region, *other;
     struct gs_file file;
     switch (gs_file_state(accounts->path, &accounts->file, sizeof *region)) {
-    case GS_FILE_SHORT:
-        gs_file_grow(accounts->path, sizeof *region);
-        return region;
+    case GS_FILE_SHORT: gs_file_grow(accounts->path, sizeof *region); return region;
     case GS_FILE_ANOTHER:
         if (accounts->moves >= MOST_MOVES || !(other = map(accounts->path, &file)))
             return region;
         accounts->moves++;
         accounts->file = file;
         return other;
-    default: /* includes a file that we cannot see, as after chroot */
-        return region;
+    default: /* includes a file that we cannot see, as after chroot */ return region;
     }
 }
 

@@ -35,15 +35,15 @@ static bool is_none(const _Atomic uint32_t *rests) { return atomic_load(rests) =
 static bool has_ended(const _Atomic uint64_t *flights) { return atomic_load(flights) >> 48 == 0; }
 
 /* False if that takes longer. */
-#define AWAIT(condition, longest_ns)                                                                                   \
-    ({                                                                                                                 \
-        uint64_t until = 0, now = 0;                                                                                   \
-        for (uint32_t round = 0; !(condition) && (!until || now < until); round++) {                                   \
-            now = gs_monotonic_ns();                                                                                   \
-            until = until ? until : now + (longest_ns);                                                                \
-            round < YIELDS ? gs_yield() : gs_sleep_ns(NAP_NS);                                                         \
-        }                                                                                                              \
-        (condition);                                                                                                   \
+#define AWAIT(condition, longest_ns)                                                                                           \
+    ({                                                                                                                         \
+        uint64_t until = 0, now = 0;                                                                                           \
+        for (uint32_t round = 0; !(condition) && (!until || now < until); round++) {                                           \
+            now = gs_monotonic_ns();                                                                                           \
+            until = until ? until : now + (longest_ns);                                                                        \
+            round < YIELDS ? gs_yield() : gs_sleep_ns(NAP_NS);                                                                 \
+        }                                                                                                                      \
+        (condition);                                                                                                           \
     })
 
 /* Calls that take too long belong to an era that ends here: no later rest waits for them again. */
@@ -55,10 +55,10 @@ void gs_rest_begins(struct gs_accounts *accounts, uint32_t card)
     atomic_fetch_add(&holding->rests, 1);
     if (flights_here)
         return;
-    bool ended = AWAIT(has_ended(&flights[GS_RELEASING]), LONGEST_FREE_NS);
-    if (ended)
-        ended = AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
-    if (!ended)
+    bool over = AWAIT(has_ended(&flights[GS_RELEASING]), LONGEST_FREE_NS);
+    if (over)
+        over = AWAIT(has_ended(&flights[GS_TAKING]), LONGEST_REST_NS);
+    if (!over)
         atomic_compare_exchange_strong(&accounts->era, &era, era + 1);
 }
 
@@ -80,7 +80,8 @@ void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_fligh
         era_here = atomic_load(&accounts->era) % GS_ERAS;
     _Atomic uint64_t *flights = &holding->in_flight[era_here][flight];
     atomic_fetch_add(flights, word_of(bytes));
-    if (!is_none(&holding->rests) && !flights_here) { /* checked after the call was published: either the resting thread sees the call, or we see the rest */
+    if (!is_none(&holding->rests) &&
+        !flights_here) { /* checked after the call was published: either the resting thread sees the call, or we see the rest */
         atomic_fetch_sub(flights, word_of(bytes));
         (void)AWAIT(is_none(&holding->rests), LONGEST_REST_NS);
         atomic_fetch_add(flights, word_of(bytes));
@@ -118,7 +119,8 @@ void gs_span_begin(const struct gs_accounts *accounts, uint32_t card, struct gs_
 struct gs_bounds gs_span_end(const struct gs_accounts *accounts, uint32_t card, const struct gs_span *span)
 {
     const struct gs_holding *holding = &accounts->mine[card];
-    uint64_t releasing = bytes_in(accounts, card, GS_RELEASING), lost = atomic_load(&holding->lost), gained = atomic_load(&holding->gained);
+    uint64_t releasing = bytes_in(accounts, card, GS_RELEASING), lost = atomic_load(&holding->lost),
+             gained = atomic_load(&holding->gained);
     return (struct gs_bounds){.least = gs_less(gs_less(gs_holding_bytes(span->gained, lost), span->taking), releasing),
                               .most = gs_holding_bytes(gained, span->lost)};
 }

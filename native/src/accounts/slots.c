@@ -115,9 +115,9 @@ static bool is_abandoned(struct gpuslice_region *region, struct gpuslice_slot *s
     if (owner >> (OWNER_PID_BITS + OWNER_START_BITS) != namespace_hash(namespace))
         return !is_consistent(slot, owner) || is_unlocked(slot, slot - region->slots, path);
     enum presence presence = presence_of(slot, owner, namespace);
-    return presence == ABSENT   ? is_let_go(slot, slot - region->slots, path)
+    return presence == ABSENT    ? is_let_go(slot, slot - region->slots, path)
            : presence == UNKNOWN ? is_unlocked(slot, slot - region->slots, path)
-                                : false;
+                                 : false;
 }
 
 /* ---- emptying ---- */
@@ -192,10 +192,7 @@ static void take_over(struct gpuslice_region *region, struct gpuslice_slot *slot
 
 /* The n-th slot to try. After damage the slots following the last one come first, in a ring: a thread that was suspended for
  * long while it wrote to a former slot of ours must not find that slot ours again. */
-static uint64_t nth_after(uint64_t last, uint64_t n)
-{
-    return n < RING && last < RING ? (last + 1 + n) % RING : n;
-}
+static uint64_t nth_after(uint64_t last, uint64_t n) { return n < RING && last < RING ? (last + 1 + n) % RING : n; }
 
 struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last)
 {

@@ -19,18 +19,19 @@ struct gs_attachment {
     uint64_t owner;                 /* the slot's `owner` while the slot is ours */
 };
 
-#define GS_ERAS 4u /* of calls in flight */
+#define GS_ERAS 4u                          /* of calls in flight */
 enum gs_flight { GS_TAKING, GS_RELEASING }; /* whether a driver call in flight allocates or frees (accounts/in_flight.h) */
 
 /* What this process holds of a card, in its own memory, so that nobody who overwrites the region can change it. */
 struct gs_holding {
     _Atomic uint64_t gained, lost; /* totals in bytes; the lowest eight bits are the number of the current attachment */
-    _Atomic uint64_t in_flight[GS_ERAS][2]; /* by era and enum gs_flight: the number of calls and their bytes (accounts/in_flight.c) */
+    _Atomic uint64_t in_flight[GS_ERAS]
+                              [2]; /* by era and enum gs_flight: the number of calls and their bytes (accounts/in_flight.c) */
     _Atomic uint32_t rests;        /* how many threads want a moment without calls in flight (accounts/in_flight.h) */
     _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
     _Atomic bool provisional;
     uint64_t limit_bytes, compute_percent; /* for display */
-    char uuid[GPUSLICE_UUID_BYTES];      /* "" for an entry that is not a card of ours */
+    char uuid[GPUSLICE_UUID_BYTES];        /* "" for an entry that is not a card of ours */
 };
 
 struct gs_accounts {
@@ -51,7 +52,8 @@ struct gs_accounts {
 
 static inline uint64_t gs_holding_bytes(uint64_t gained, uint64_t lost)
 {
-    int64_t bytes = (int64_t)((gained >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS) - (lost >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS));
+    int64_t bytes =
+        (int64_t)((gained >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS) - (lost >> GS_ATTACHMENT_BITS << GS_ATTACHMENT_BITS));
     return bytes > 0 ? (uint64_t)bytes >> GS_ATTACHMENT_BITS : 0;
 }
 

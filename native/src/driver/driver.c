@@ -81,8 +81,9 @@ static int ask(enum gs_library library, const void *candidate)
     return uninitialized[library];
 }
 
-static void *handles[GS_LIBRARIES]; /* the driver's, of which a reference is ours: its functions stay valid if the program closes it */
-static bool bound[GS_LIBRARIES];    /* and its functions are known */
+static void
+    *handles[GS_LIBRARIES]; /* the driver's, of which a reference is ours: its functions stay valid if the program closes it */
+static bool bound[GS_LIBRARIES]; /* and its functions are known */
 static const void *inside[GS_LIBRARIES];
 
 bool gs_driver_is_bound(enum gs_library library) { return __atomic_load_n(&bound[library], __ATOMIC_ACQUIRE); }
@@ -93,7 +94,8 @@ static void *unexported(int function)
     void *found = NULL;
     gs_type_cuGetProcAddress ask_for = (gs_type_cuGetProcAddress)gs_driver[GS_cuGetProcAddress];
     uint64_t flags = functions[function].stream == OWN ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
-    if (!functions[function].name[0] || !ask_for || ask_for(functions[function].name, &found, functions[function].since, flags) != CUDA_SUCCESS)
+    if (!functions[function].name[0] || !ask_for ||
+        ask_for(functions[function].name, &found, functions[function].since, flags) != CUDA_SUCCESS)
         return NULL;
     for (int i = 0; i < GS_FUNCTIONS; i++)
         if (gs_driver[i] == found)
@@ -174,7 +176,7 @@ int gs_driver_prove(enum gs_library library, const void *candidate)
 bool gs_driver_holds(enum gs_library library, const void *address)
 {
     return gs_elf_together(address, gs_driver_is_bound(library) ? __atomic_load_n(&inside[library], __ATOMIC_ACQUIRE)
-                                                      : gs_elf_nth_named(file_names[library], 0));
+                                                                : gs_elf_nth_named(file_names[library], 0));
 }
 
 bool gs_driver_open_nvml(void)

@@ -18,10 +18,10 @@ enum gs_function {
 
 /* A hook's C function. Programs are given its entry (entry/entries.c), which leads there once there is a driver and a limit. A
  * function that is only borrowed gets a type and no symbol. */
-#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
-    int symbol parameters __asm__("gs_hooked_" #symbol);                                                              \
-    typedef int (*gs_type_##symbol) parameters;
-#define BORROW(library, symbol, parameters) typedef int (*gs_type_##symbol) parameters;
+#define HOOK(library, symbol, name, since, stream, parameters)                                                                 \
+    int symbol parameters __asm__("gs_hooked_" #symbol);                                                                       \
+    typedef int(*gs_type_##symbol) parameters;
+#define BORROW(library, symbol, parameters) typedef int(*gs_type_##symbol) parameters;
 #include "driver/hooks.def"
 
 /* The driver's function, or one that returns "not found". Valid once there is a driver. */

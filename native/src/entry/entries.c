@@ -32,8 +32,8 @@ static struct function pool[POOL]; /* of entry GS_FUNCTIONS + i */
 
 extern const char gs_entry_pool[] __attribute__((visibility("hidden")));
 extern void gs_entry_undecided(void) __attribute__((visibility("hidden")));
-__attribute__((visibility("hidden"))) void *gs_entry_targets[GS_FUNCTIONS + POOL] = {
-    [0 ... GS_FUNCTIONS - 1] = (void *)gs_entry_undecided};
+__attribute__((visibility("hidden"))) void *gs_entry_targets[GS_FUNCTIONS + POOL] = {[0 ... GS_FUNCTIONS - 1] =
+                                                                                         (void *)gs_entry_undecided};
 
 /* Of the call that this thread has begun at an entry that is undecided. */
 static _Thread_local struct {
@@ -56,7 +56,7 @@ static int initialise_both(unsigned int flags)
 static int candidate_proc_address(const char *name, void **function, int version, uint64_t flags);
 static int candidate_proc_address_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 
-#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
+#define HOOK(library, symbol, name, since, stream, parameters)                                                                 \
     extern const char entry_##symbol[] __asm__("gs_hook_" #symbol) __attribute__((visibility("hidden")));
 #define BORROW(library, symbol, parameters)
 #include "driver/hooks.def"
@@ -66,7 +66,7 @@ static const struct {
     const void *address;
     void *hook;
 } entries[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
+#define HOOK(library, symbol, name, since, stream, parameters)                                                                 \
     {{NULL, GS_##symbol, library, #symbol}, entry_##symbol, (void *)symbol},
 #define BORROW(library, symbol, parameters) {{NULL, -1, library, #symbol}, NULL, NULL},
 #include "driver/hooks.def"
@@ -113,10 +113,7 @@ __attribute__((visibility("hidden"))) void *gs_entry_target(uint32_t entry)
 
 /* ---- entries of other candidates ---- */
 
-static bool is_loaded(const void *address)
-{
-    return gs_elf_together(address, address) || gs_elf_elsewhere(address);
-}
+static bool is_loaded(const void *address) { return gs_elf_together(address, address) || gs_elf_elsewhere(address); }
 
 static void *entry_at(int place) { return (void *)(gs_entry_pool + 16 * place); }
 
@@ -153,8 +150,8 @@ static void *pooled(enum gs_library library, int hook, const char *name, const v
 
 void *gs_entry_for(enum gs_library library, int hook, const char *name, void *own)
 {
-    bool usual = (hook >= 0 && gs_driver[hook] == own) ||
-                 ((hook < 0 || gs_driver_is_bound(library)) && gs_driver_holds(library, own));
+    bool usual =
+        (hook >= 0 && gs_driver[hook] == own) || ((hook < 0 || gs_driver_is_bound(library)) && gs_driver_holds(library, own));
     size_t length = 0;
     while (name[length])
         length++;
@@ -228,16 +225,15 @@ static int candidate_proc_address_v2(const char *name, void **function, int vers
 /* ---- the code ---- */
 
 #if defined(__x86_64__)
-#define ENTRY                                                                                                          \
-    "  endbr64\n  movl $gs_n, %r11d\n  jmp *gs_entry_targets+8*gs_n(%rip)\n  .set gs_n, gs_n+1\n"
+#define ENTRY "  endbr64\n  movl $gs_n, %r11d\n  jmp *gs_entry_targets+8*gs_n(%rip)\n  .set gs_n, gs_n+1\n"
 #elif defined(__aarch64__)
-#define ENTRY                                                                                                          \
-    "  mov w16, #gs_n\n  adrp x17, gs_entry_targets+8*gs_n\n  ldr x17, [x17, :lo12:gs_entry_targets+8*gs_n]\n"          \
+#define ENTRY                                                                                                                  \
+    "  mov w16, #gs_n\n  adrp x17, gs_entry_targets+8*gs_n\n  ldr x17, [x17, :lo12:gs_entry_targets+8*gs_n]\n"                 \
     "  br x17\n  .set gs_n, gs_n+1\n"
 #endif
 
-#define HOOK(library, symbol, name, since, stream, parameters)                                                        \
-    ".balign 16\n.globl gs_hook_" #symbol "\n.type gs_hook_" #symbol ",%function\n"                                    \
+#define HOOK(library, symbol, name, since, stream, parameters)                                                                 \
+    ".balign 16\n.globl gs_hook_" #symbol "\n.type gs_hook_" #symbol ",%function\n"                                            \
     "gs_hook_" #symbol ":\n" ENTRY ".size gs_hook_" #symbol ",.-gs_hook_" #symbol "\n"
 #define BORROW(library, symbol, parameters) ".set gs_n, gs_n+1\n"
 __asm__(".text\n.set gs_n, 0\n"
@@ -259,16 +255,17 @@ __asm__(".globl gs_entry_undecided\n.hidden gs_entry_undecided\n.type gs_entry_u
         "  addq $128, %rsp\n  popq %rax\n  popq %r9\n  popq %r8\n  popq %rcx\n  popq %rdx\n  popq %rsi\n  popq %rdi\n"
         "  jmp *%r11\n.size gs_entry_undecided,.-gs_entry_undecided\n");
 #elif defined(__aarch64__)
-__asm__(".globl gs_entry_undecided\n.hidden gs_entry_undecided\n.type gs_entry_undecided,%function\n"
-        "gs_entry_undecided:\n"
-        "  stp x29, x30, [sp, #-224]!\n  mov x29, sp\n"
-        "  stp x0, x1, [sp, #16]\n  stp x2, x3, [sp, #32]\n  stp x4, x5, [sp, #48]\n  stp x6, x7, [sp, #64]\n  str x8, [sp, #80]\n"
-        "  stp q0, q1, [sp, #96]\n  stp q2, q3, [sp, #128]\n  stp q4, q5, [sp, #160]\n  stp q6, q7, [sp, #192]\n"
-        "  mov w0, w16\n  bl gs_entry_target\n  mov x16, x0\n"
-        "  ldp q0, q1, [sp, #96]\n  ldp q2, q3, [sp, #128]\n  ldp q4, q5, [sp, #160]\n  ldp q6, q7, [sp, #192]\n"
-        "  ldp x0, x1, [sp, #16]\n  ldp x2, x3, [sp, #32]\n  ldp x4, x5, [sp, #48]\n  ldp x6, x7, [sp, #64]\n  ldr x8, [sp, #80]\n"
-        "  ldp x29, x30, [sp], #224\n"
-        "  br x16\n.size gs_entry_undecided,.-gs_entry_undecided\n");
+__asm__(
+    ".globl gs_entry_undecided\n.hidden gs_entry_undecided\n.type gs_entry_undecided,%function\n"
+    "gs_entry_undecided:\n"
+    "  stp x29, x30, [sp, #-224]!\n  mov x29, sp\n"
+    "  stp x0, x1, [sp, #16]\n  stp x2, x3, [sp, #32]\n  stp x4, x5, [sp, #48]\n  stp x6, x7, [sp, #64]\n  str x8, [sp, #80]\n"
+    "  stp q0, q1, [sp, #96]\n  stp q2, q3, [sp, #128]\n  stp q4, q5, [sp, #160]\n  stp q6, q7, [sp, #192]\n"
+    "  mov w0, w16\n  bl gs_entry_target\n  mov x16, x0\n"
+    "  ldp q0, q1, [sp, #96]\n  ldp q2, q3, [sp, #128]\n  ldp q4, q5, [sp, #160]\n  ldp q6, q7, [sp, #192]\n"
+    "  ldp x0, x1, [sp, #16]\n  ldp x2, x3, [sp, #32]\n  ldp x4, x5, [sp, #48]\n  ldp x6, x7, [sp, #64]\n  ldr x8, [sp, #80]\n"
+    "  ldp x29, x30, [sp], #224\n"
+    "  br x16\n.size gs_entry_undecided,.-gs_entry_undecided\n");
 #else
 #error "write the entries for this architecture"
 #endif

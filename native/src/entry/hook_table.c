@@ -135,7 +135,4 @@ bool gs_is_unknown_variant(const char *symbol)
     return symbol[length] && gs_hook_named(symbol) < 0 && has_hook(symbol, length) && !only_asks(symbol);
 }
 
-bool gs_is_unknown_form(const char *name)
-{
-    return !only_asks(name) && has_hook(name, base_length(name));
-}
+bool gs_is_unknown_form(const char *name) { return !only_asks(name) && has_hook(name, base_length(name)); }

@@ -122,7 +122,8 @@ static void bind_deep(const struct object *object, uintptr_t *place, const char 
         write_at(place, (uintptr_t)ours);
 }
 
-static void bind_one(const struct object *object, const ElfW(Rela) * entry, const ElfW(Sym) * symbol, const char *name, void *handle)
+static void bind_one(const struct object *object, const ElfW(Rela) * entry, const ElfW(Sym) * symbol, const char *name,
+                     void *handle)
 {
     uintptr_t *place = (uintptr_t *)(object->base + entry->r_offset);
     uint32_t type = (uint32_t)ELF64_R_TYPE(entry->r_info);
@@ -141,7 +142,8 @@ static void bind_one(const struct object *object, const ElfW(Rela) * entry, cons
         bind_deep(object, place, name, ours, handle);
 }
 
-static void bind_table(const struct object *object, const struct gs_elf_symbols *symbols, int64_t start, int64_t size, void *handle)
+static void bind_table(const struct object *object, const struct gs_elf_symbols *symbols, int64_t start, int64_t size,
+                       void *handle)
 {
     const ElfW(Rela) *entries = NULL;
     size_t bytes = 0;
@@ -181,7 +183,7 @@ static void bind_opened(const struct object *object)
 /* ---- when ---- */
 
 static unsigned long long loaded_at_start; /* number of objects; 0 until they are counted */
-static bool any; /* some object seen so far has such variables, to which later objects may refer */
+static bool any;                           /* some object seen so far has such variables, to which later objects may refer */
 
 static bool has_variables(const struct dl_phdr_info *info)
 {

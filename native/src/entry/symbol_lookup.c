@@ -36,15 +36,9 @@ static void *find(void **where, const char *name)
     return found;
 }
 
-void *gs_real_dlsym(void *handle, const char *name)
-{
-    return ((dlsym_function)find(&gs_libc_dlsym, "dlsym"))(handle, name);
-}
+void *gs_real_dlsym(void *handle, const char *name) { return ((dlsym_function)find(&gs_libc_dlsym, "dlsym"))(handle, name); }
 
-void *gs_real_dlopen(const char *path, int flags)
-{
-    return ((dlopen_function)find(&gs_libc_dlopen, "dlopen"))(path, flags);
-}
+void *gs_real_dlopen(const char *path, int flags) { return ((dlopen_function)find(&gs_libc_dlopen, "dlopen"))(path, flags); }
 
 void *gs_real_entry(const char *name)
 {
@@ -53,10 +47,7 @@ void *gs_real_entry(const char *name)
                                            : find(&gs_libc_dlopen, name);
 }
 
-bool gs_is_driver_name(const char *name)
-{
-    return (name[0] == 'c' && name[1] == 'u') || gs_text_starts(name, "nvml");
-}
+bool gs_is_driver_name(const char *name) { return (name[0] == 'c' && name[1] == 'u') || gs_text_starts(name, "nvml"); }
 
 static bool is_nvml_name(const char *name) { return name[0] == 'n'; }
 static enum gs_library library_of(const char *name) { return is_nvml_name(name) ? NVML : CUDA; }
@@ -138,7 +129,7 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const 
 }
 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
-                                                               const void *caller)
+                                                             const void *caller)
 {
     dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
     if (name && name[0] == 'd' && name[1] == 'l')
@@ -163,62 +154,60 @@ __attribute__((visibility("hidden"))) void gs_watch_dlopen(int flags)
 }
 
 #if defined(__x86_64__)
-__asm__(
-    ".text\n"
-    ".globl dlsym\n.type dlsym,@function\n"
-    "dlsym:\n"
-    "  endbr64\n"
-    "  movq (%rsp), %rdx\n  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
-    "  call gs_choose_dlsym\n"
-    "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
-    "  testq %rax, %rax\n  jne 1f\n"
-    "  jmp *gs_libc_dlsym(%rip)\n"
-    "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
-    "  ret\n.size dlsym,.-dlsym\n"
-    ".globl dlvsym\n.type dlvsym,@function\n"
-    "dlvsym:\n"
-    "  endbr64\n"
-    "  movq (%rsp), %rcx\n  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"
-    "  call gs_choose_dlvsym\n"
-    "  popq %rdx\n  popq %rsi\n  popq %rdi\n"
-    "  testq %rax, %rax\n  jne 1f\n"
-    "  jmp *gs_libc_dlvsym(%rip)\n"
-    "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
-    "  ret\n.size dlvsym,.-dlvsym\n"
-    ".globl dlopen\n.type dlopen,@function\n"
-    "dlopen:\n"
-    "  endbr64\n"
-    "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n  movl %esi, %edi\n"
-    "  call gs_watch_dlopen\n"
-    "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
-    "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n");
+__asm__(".text\n"
+        ".globl dlsym\n.type dlsym,@function\n"
+        "dlsym:\n"
+        "  endbr64\n"
+        "  movq (%rsp), %rdx\n  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
+        "  call gs_choose_dlsym\n"
+        "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
+        "  testq %rax, %rax\n  jne 1f\n"
+        "  jmp *gs_libc_dlsym(%rip)\n"
+        "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
+        "  ret\n.size dlsym,.-dlsym\n"
+        ".globl dlvsym\n.type dlvsym,@function\n"
+        "dlvsym:\n"
+        "  endbr64\n"
+        "  movq (%rsp), %rcx\n  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"
+        "  call gs_choose_dlvsym\n"
+        "  popq %rdx\n  popq %rsi\n  popq %rdi\n"
+        "  testq %rax, %rax\n  jne 1f\n"
+        "  jmp *gs_libc_dlvsym(%rip)\n"
+        "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
+        "  ret\n.size dlvsym,.-dlvsym\n"
+        ".globl dlopen\n.type dlopen,@function\n"
+        "dlopen:\n"
+        "  endbr64\n"
+        "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n  movl %esi, %edi\n"
+        "  call gs_watch_dlopen\n"
+        "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
+        "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n");
 #elif defined(__aarch64__)
-__asm__(
-    ".text\n"
-    ".globl dlsym\n.type dlsym,%function\n"
-    "dlsym:\n"
-    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov x2, x30\n"
-    "  bl gs_choose_dlsym\n  mov x9, x0\n"
-    "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
-    "  cbnz x9, 1f\n"
-    "  adrp x9, gs_libc_dlsym\n  ldr x9, [x9, :lo12:gs_libc_dlsym]\n  br x9\n"
-    "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
-    "  ret\n.size dlsym,.-dlsym\n"
-    ".globl dlvsym\n.type dlvsym,%function\n"
-    "dlvsym:\n"
-    "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"
-    "  bl gs_choose_dlvsym\n  mov x9, x0\n"
-    "  ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"
-    "  cbnz x9, 1f\n"
-    "  adrp x9, gs_libc_dlvsym\n  ldr x9, [x9, :lo12:gs_libc_dlvsym]\n  br x9\n"
-    "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
-    "  ret\n.size dlvsym,.-dlvsym\n"
-    ".globl dlopen\n.type dlopen,%function\n"
-    "dlopen:\n"
-    "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov w0, w1\n"
-    "  bl gs_watch_dlopen\n"
-    "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
-    "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n");
+__asm__(".text\n"
+        ".globl dlsym\n.type dlsym,%function\n"
+        "dlsym:\n"
+        "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov x2, x30\n"
+        "  bl gs_choose_dlsym\n  mov x9, x0\n"
+        "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+        "  cbnz x9, 1f\n"
+        "  adrp x9, gs_libc_dlsym\n  ldr x9, [x9, :lo12:gs_libc_dlsym]\n  br x9\n"
+        "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
+        "  ret\n.size dlsym,.-dlsym\n"
+        ".globl dlvsym\n.type dlvsym,%function\n"
+        "dlvsym:\n"
+        "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"
+        "  bl gs_choose_dlvsym\n  mov x9, x0\n"
+        "  ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"
+        "  cbnz x9, 1f\n"
+        "  adrp x9, gs_libc_dlvsym\n  ldr x9, [x9, :lo12:gs_libc_dlvsym]\n  br x9\n"
+        "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
+        "  ret\n.size dlvsym,.-dlvsym\n"
+        ".globl dlopen\n.type dlopen,%function\n"
+        "dlopen:\n"
+        "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov w0, w1\n"
+        "  bl gs_watch_dlopen\n"
+        "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
+        "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n");
 #else
 #error "dlsym must be entered without a frame of its own: write the stub for this architecture"
 #endif

@@ -12,19 +12,15 @@ static uint64_t channel_bytes(int format)
     case 0x01: /* unsigned 8 */
     case 0x08: /* signed 8 */
     case 0xc0 ... 0xc2:
-    case 0xc6 ... 0xc8:
-        return 1;
+    case 0xc6 ... 0xc8: return 1;
     case 0x02: /* unsigned 16 */
     case 0x09: /* signed 16 */
     case 0x10: /* half */
     case 0xc3 ... 0xc5:
-    case 0xc9 ... 0xcb:
-        return 2;
+    case 0xc9 ... 0xcb: return 2;
     case 0x91 ... 0x9d: /* block compressed: at most one byte per texel */
-    case 0xb0:          /* NV12 */
-        return 1;
-    default:
-        return 4;
+    case 0xb0: /* NV12 */ return 1;
+    default: return 4;
     }
 }
 
@@ -154,21 +150,21 @@ static int finish(const struct request *request, int result, const void *made)
     return result;
 }
 
-#define CREATE(symbol, shape3d, levels, made, destroy, call)                                                           \
-    do {                                                                                                               \
-        struct request request;                                                                                        \
-        if (!shape)                                                                                                    \
-            return DRIVER(symbol) call;                                                                                \
-        CUDA_ARRAY3D_DESCRIPTOR whole = shape3d;                                                                       \
-        bool refused = !begin(&request, &whole, levels);                                                               \
-        if (refused && !is_for_the_driver(&whole))                                                                     \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
-        int result = DRIVER(symbol) call;                                                                              \
-        if (refused && result == CUDA_SUCCESS)                                                                         \
-            DRIVER(destroy)(*made);                                                                                    \
-        if (refused)                                                                                                   \
-            return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;                                         \
-        return finish(&request, result, result == CUDA_SUCCESS ? (const void *)*made : NULL);                          \
+#define CREATE(symbol, shape3d, levels, made, destroy, call)                                                                   \
+    do {                                                                                                                       \
+        struct request request;                                                                                                \
+        if (!shape)                                                                                                            \
+            return DRIVER(symbol) call;                                                                                        \
+        CUDA_ARRAY3D_DESCRIPTOR whole = shape3d;                                                                               \
+        bool refused = !begin(&request, &whole, levels);                                                                       \
+        if (refused && !is_for_the_driver(&whole))                                                                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+        int result = DRIVER(symbol) call;                                                                                      \
+        if (refused && result == CUDA_SUCCESS)                                                                                 \
+            DRIVER(destroy)(*made);                                                                                            \
+        if (refused)                                                                                                           \
+            return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;                                                 \
+        return finish(&request, result, result == CUDA_SUCCESS ? (const void *)*made : NULL);                                  \
     } while (0)
 
 #define FLAT {shape->Width, shape->Height, 0, shape->Format, shape->NumChannels, 0}
@@ -199,15 +195,15 @@ int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTO
     CREATE(cuMipmappedArrayCreate, SOLID, levels, array, cuMipmappedArrayDestroy, (array, shape, levels));
 }
 
-#define DESTROY(symbol)                                                                                                \
-    do {                                                                                                               \
-        gs_releasing_begins(); /* includes the tiles that are mapped into it */                                           \
-        struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)array);                                                 \
-        int result = gs_released(&releasing, DRIVER(symbol)(array));                                                          \
-        if (result == CUDA_SUCCESS)                                                                                    \
-            gs_physical_let_go((uint64_t)(uintptr_t)array);                                                                      \
-        gs_releasing_ends();                                                                                              \
-        return result;                                                                                                 \
+#define DESTROY(symbol)                                                                                                        \
+    do {                                                                                                                       \
+        gs_releasing_begins(); /* includes the tiles that are mapped into it */                                                \
+        struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)array);                                         \
+        int result = gs_released(&releasing, DRIVER(symbol)(array));                                                           \
+        if (result == CUDA_SUCCESS)                                                                                            \
+            gs_physical_let_go((uint64_t)(uintptr_t)array);                                                                    \
+        gs_releasing_ends();                                                                                                   \
+        return result;                                                                                                         \
     } while (0)
 
 int cuArrayDestroy(CUarray array) { DESTROY(cuArrayDestroy); }

@@ -14,7 +14,7 @@
 #include "system/at_fork.h"
 
 #define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more than this between two readings is a neighbour's */
-#define PROCESSOR_BYTES (UINT64_C(4) << 20) /* of a context per multiprocessor, rounded up: measured from T4 to H100 */
+#define PROCESSOR_BYTES (UINT64_C(4) << 20)       /* of a context per multiprocessor, rounded up: measured from T4 to H100 */
 #define FEW_PROCESSORS 64
 #define DEVICES 64
 enum { MULTIPROCESSOR_COUNT = 16 };
@@ -191,21 +191,21 @@ static int refuse(struct creation *creation)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define CREATE(symbol, green, call, undo)                                                                              \
-    do {                                                                                                               \
-        struct creation creation = {0};                                                                                      \
-        if (is_creating)                                                                                              \
-            return DRIVER(symbol) call;                                                                                \
-        struct gs_lock *creations = begin_creation(device);                                                                 \
-        begin(&creation, device, green);                                                                                  \
-        int result = creation.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                   \
-        if (!creation.refused && !finish(&creation, result == CUDA_SUCCESS, context ? *context : NULL)) {                    \
-            undo;                                                                                                      \
-            ended(creation.card, NULL, *context);                                                                         \
-            result = refuse(&creation);                                                                                   \
-        }                                                                                                              \
-        end_creation(creations);                                                                                            \
-        return result;                                                                                                 \
+#define CREATE(symbol, green, call, undo)                                                                                      \
+    do {                                                                                                                       \
+        struct creation creation = {0};                                                                                        \
+        if (is_creating)                                                                                                       \
+            return DRIVER(symbol) call;                                                                                        \
+        struct gs_lock *creations = begin_creation(device);                                                                    \
+        begin(&creation, device, green);                                                                                       \
+        int result = creation.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                        \
+        if (!creation.refused && !finish(&creation, result == CUDA_SUCCESS, context ? *context : NULL)) {                      \
+            undo;                                                                                                              \
+            ended(creation.card, NULL, *context);                                                                              \
+            result = refuse(&creation);                                                                                        \
+        }                                                                                                                      \
+        end_creation(creations);                                                                                               \
+        return result;                                                                                                         \
     } while (0)
 
 int cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
@@ -280,19 +280,19 @@ static struct gs_card *card_of_context(CUcontext context)
     return card;
 }
 
-#define DESTROY(symbol)                                                                                                \
-    do {                                                                                                               \
-        struct gs_card *card = card_of_context(context);                                                               \
-        gs_pools_stream_ends(NULL);                                                                                    \
-        gs_releasing_begins();                                                                                            \
-        gs_throttle_context_ends(context);                                                                             \
-        int result = DRIVER(symbol)(context);                                                                          \
-        gs_throttle_context_ended(context, result == CUDA_SUCCESS);                                                    \
-        bool others = result == CUDA_SUCCESS && is_ended(card, context, context);                                      \
-        gs_releasing_ends();                                                                                              \
-        if (others)                                                                                                    \
-            gs_measure(card);                                                                                          \
-        return result;                                                                                                 \
+#define DESTROY(symbol)                                                                                                        \
+    do {                                                                                                                       \
+        struct gs_card *card = card_of_context(context);                                                                       \
+        gs_pools_stream_ends(NULL);                                                                                            \
+        gs_releasing_begins();                                                                                                 \
+        gs_throttle_context_ends(context);                                                                                     \
+        int result = DRIVER(symbol)(context);                                                                                  \
+        gs_throttle_context_ended(context, result == CUDA_SUCCESS);                                                            \
+        bool others = result == CUDA_SUCCESS && is_ended(card, context, context);                                              \
+        gs_releasing_ends();                                                                                                   \
+        if (others)                                                                                                            \
+            gs_measure(card);                                                                                                  \
+        return result;                                                                                                         \
     } while (0)
 
 int cuCtxDestroy(CUcontext context) { DESTROY(cuCtxDestroy); }
@@ -453,24 +453,24 @@ static bool primary_ended(CUdevice device, CUcontext context, int result)
     struct primary_end end = {(uint64_t)device, result == CUDA_SUCCESS && context && !is_active(device)};
     gs_table_sift(&greens, green_ended, &end);
     gs_throttle_context_ended(context, end.gone);
-    return end.gone && __atomic_compare_exchange_n(&primary_contexts[device], &context, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    return end.gone &&
+           __atomic_compare_exchange_n(&primary_contexts[device], &context, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
-#define END_PRIMARY(symbol)                                                                                            \
-    do {                                                                                                               \
-        gs_pools_stream_ends(NULL);                                                                                    \
-        gs_releasing_begins();                                                                                            \
-        CUcontext context = primary_ends(device);                                                                      \
-        int result = DRIVER(symbol)(device);                                                                           \
-        bool others = primary_ended(device, context, result) && is_ended(gs_card_of_device(device), context, context); \
-        gs_releasing_ends();                                                                                              \
-        if (others)                                                                                                    \
-            gs_measure(gs_card_of_device(device));                                                                     \
-        return result;                                                                                                 \
+#define END_PRIMARY(symbol)                                                                                                    \
+    do {                                                                                                                       \
+        gs_pools_stream_ends(NULL);                                                                                            \
+        gs_releasing_begins();                                                                                                 \
+        CUcontext context = primary_ends(device);                                                                              \
+        int result = DRIVER(symbol)(device);                                                                                   \
+        bool others = primary_ended(device, context, result) && is_ended(gs_card_of_device(device), context, context);         \
+        gs_releasing_ends();                                                                                                   \
+        if (others)                                                                                                            \
+            gs_measure(gs_card_of_device(device));                                                                             \
+        return result;                                                                                                         \
     } while (0)
 
 int cuDevicePrimaryCtxRelease(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease); }
 int cuDevicePrimaryCtxRelease_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease_v2); }
 int cuDevicePrimaryCtxReset(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset); }
 int cuDevicePrimaryCtxReset_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset_v2); }
-

@@ -63,12 +63,10 @@ int cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 
 static bool refuse_node(const CUgraphNodeParams *parameters)
 {
-    return parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-           never_fits(&parameters->of.alloc);
+    return parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && never_fits(&parameters->of.alloc);
 }
 
-int cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count,
-                   CUgraphNodeParams *parameters)
+int cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count, CUgraphNodeParams *parameters)
 {
     if (refuse_node(parameters))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -112,7 +110,7 @@ static CUdevice next_device(uint64_t devices, CUdevice device)
     return left ? (CUdevice)__builtin_ctzll(left) : DEVICES;
 }
 
-#define FOR_EACH_DEVICE(device, devices)                                                                               \
+#define FOR_EACH_DEVICE(device, devices)                                                                                       \
     for (CUdevice device = next_device(devices, -1); device < DEVICES; device = next_device(devices, device))
 
 /* Returns the graph that is inside this node, if one is. */
@@ -123,10 +121,11 @@ static CUgraph add_node(struct demand *demand, CUgraphNode node)
     CUDA_MEM_ALLOC_NODE_PARAMS parameters;
     if (DRIVER(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
         return NULL;
-    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC &&
-        DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS && see(&parameters))
+    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && DRIVER(cuGraphMemAllocNodeGetParams)(node, &parameters) == CUDA_SUCCESS &&
+        see(&parameters))
         add_demand(demand, device_of(&parameters), gs_round_up(parameters.bytesize, GS_PAGE_BYTES));
-    return type == CU_GRAPH_NODE_TYPE_GRAPH && DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS ? child : NULL;
+    return type == CU_GRAPH_NODE_TYPE_GRAPH && DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) == CUDA_SUCCESS ? child
+                                                                                                                   : NULL;
 }
 
 /* The nodes of one graph, of which `next` comes next; `outer` is the graph that contains it. Not on the stack, which may be small,
@@ -197,16 +196,15 @@ struct step {
 
 static void finish(const struct step *step)
 {
-    FOR_EACH_DEVICE(device, step->devices) {
-        gs_graph_settle(device, gs_card_of_device(device), step->reserved[device]);
-    }
+    FOR_EACH_DEVICE(device, step->devices) { gs_graph_settle(device, gs_card_of_device(device), step->reserved[device]); }
 }
 
 /* False if one of the devices refused; then nothing stays reserved on any of them. */
 static bool begin(struct step *step, const struct demand *demand, bool again)
 {
     step->devices = 0;
-    FOR_EACH_DEVICE(device, demand->devices) {
+    FOR_EACH_DEVICE(device, demand->devices)
+    {
         step->reserved[device] = missing(demand->bytes[device], device, again);
         if (!gs_reserve(gs_card_of_device(device), step->reserved[device])) {
             finish(step);
@@ -226,7 +224,8 @@ static uint64_t part_of(CUgraphExec graph, CUdevice device)
 
 static void remember(CUgraphExec made, const struct demand *demand)
 {
-    FOR_EACH_DEVICE(device, demand->devices) {
+    FOR_EACH_DEVICE(device, demand->devices)
+    {
         gs_table_put(&parts, &(struct gs_entry){.key = part_of(made, device), .bytes = demand->bytes[device]});
     }
     if (demand->devices)
@@ -237,7 +236,8 @@ static void recall(CUgraphExec graph, uint64_t devices, struct demand *demand)
 {
     struct gs_entry part;
     *demand = (struct demand){.devices = devices};
-    FOR_EACH_DEVICE(device, devices) {
+    FOR_EACH_DEVICE(device, devices)
+    {
         if (gs_table_get(&parts, part_of(graph, device), &part))
             demand->bytes[device] = part.bytes;
     }
@@ -249,25 +249,23 @@ static bool forget_graph(CUgraphExec graph)
     struct gs_entry whole, part;
     if (!gs_table_take(&executables, (uint64_t)(uintptr_t)graph, &whole))
         return false;
-    FOR_EACH_DEVICE(device, whole.owner) {
-        gs_table_take(&parts, part_of(graph, device), &part);
-    }
+    FOR_EACH_DEVICE(device, whole.owner) { gs_table_take(&parts, part_of(graph, device), &part); }
     return true;
 }
 
-#define INSTANTIATE(symbol, call)                                                                                      \
-    do {                                                                                                               \
-        struct step step;                                                                                              \
-        if (gs_likely(!gs_graph_memory_exists()))                                                                      \
-            return DRIVER(symbol) call;                                                                                \
-        struct demand demand = demand_of(graph);                                                                       \
-        if (!begin(&step, &demand, false))                                                                             \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
-        int result = DRIVER(symbol) call;                                                                              \
-        finish(&step);                                                                                                 \
-        if (result == CUDA_SUCCESS)                                                                                    \
-            remember(*made, &demand);                                                                                  \
-        return result;                                                                                                 \
+#define INSTANTIATE(symbol, call)                                                                                              \
+    do {                                                                                                                       \
+        struct step step;                                                                                                      \
+        if (gs_likely(!gs_graph_memory_exists()))                                                                              \
+            return DRIVER(symbol) call;                                                                                        \
+        struct demand demand = demand_of(graph);                                                                               \
+        if (!begin(&step, &demand, false))                                                                                     \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+        int result = DRIVER(symbol) call;                                                                                      \
+        finish(&step);                                                                                                         \
+        if (result == CUDA_SUCCESS)                                                                                            \
+            remember(*made, &demand);                                                                                          \
+        return result;                                                                                                         \
     } while (0)
 
 int cuGraphInstantiate(CUgraphExec *made, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
@@ -313,48 +311,41 @@ int cuDeviceGraphMemTrim(CUdevice device)
 
 /* ---- uploading and launching ---- */
 
-#define RUN(symbol, call)                                                                                              \
-    do {                                                                                                               \
-        struct gs_entry entry;                                                                                         \
-        struct demand demand;                                                                                          \
-        struct step step;                                                                                              \
-        if (gs_likely(!gs_graph_memory_exists()) ||                                                                    \
-            !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))                                           \
-            return DRIVER(symbol) call;                                                                                \
-        recall(graph, entry.owner, &demand);                                                                           \
-        if (!begin(&step, &demand, entry.kind == LAUNCHED))                                                            \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
-        int result = DRIVER(symbol) call;                                                                              \
-        finish(&step);                                                                                                 \
-        if (result == CUDA_SUCCESS && entry.kind != LAUNCHED) {                                                        \
-            entry.kind = LAUNCHED;                                                                                     \
-            gs_table_put(&executables, &entry);                                                                        \
-        }                                                                                                              \
-        return result;                                                                                                 \
+#define RUN(symbol, call)                                                                                                      \
+    do {                                                                                                                       \
+        struct gs_entry entry;                                                                                                 \
+        struct demand demand;                                                                                                  \
+        struct step step;                                                                                                      \
+        if (gs_likely(!gs_graph_memory_exists()) || !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))           \
+            return DRIVER(symbol) call;                                                                                        \
+        recall(graph, entry.owner, &demand);                                                                                   \
+        if (!begin(&step, &demand, entry.kind == LAUNCHED))                                                                    \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+        int result = DRIVER(symbol) call;                                                                                      \
+        finish(&step);                                                                                                         \
+        if (result == CUDA_SUCCESS && entry.kind != LAUNCHED) {                                                                \
+            entry.kind = LAUNCHED;                                                                                             \
+            gs_table_put(&executables, &entry);                                                                                \
+        }                                                                                                                      \
+        return result;                                                                                                         \
     } while (0)
 
-static int upload(CUgraphExec graph, CUstream stream)
-{
-    RUN(cuGraphUpload, (graph, stream));
-}
+static int upload(CUgraphExec graph, CUstream stream) { RUN(cuGraphUpload, (graph, stream)); }
 
-static int upload_own(CUgraphExec graph, CUstream stream)
-{
-    RUN(cuGraphUpload_ptsz, (graph, stream));
-}
+static int upload_own(CUgraphExec graph, CUstream stream) { RUN(cuGraphUpload_ptsz, (graph, stream)); }
 
 int cuGraphUpload(CUgraphExec graph, CUstream stream) { return upload(graph, stream); }
 int cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) { return upload_own(graph, stream); }
 
-static int launch(CUgraphExec graph, CUstream stream)
-{
-    RUN(cuGraphLaunch, (graph, stream));
-}
+static int launch(CUgraphExec graph, CUstream stream) { RUN(cuGraphLaunch, (graph, stream)); }
 
-static int launch_own(CUgraphExec graph, CUstream stream)
-{
-    RUN(cuGraphLaunch_ptsz, (graph, stream));
-}
+static int launch_own(CUgraphExec graph, CUstream stream) { RUN(cuGraphLaunch_ptsz, (graph, stream)); }
 
-int cuGraphLaunch(CUgraphExec graph, CUstream stream) { THROTTLED(launch(graph, stream), stream, false, gs_work_key(graph, 0)); }
-int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream) { THROTTLED(launch_own(graph, stream), stream, true, gs_work_key(graph, 0)); }
+int cuGraphLaunch(CUgraphExec graph, CUstream stream)
+{
+    THROTTLED(launch(graph, stream), stream, false, gs_work_key(graph, 0));
+}
+int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
+{
+    THROTTLED(launch_own(graph, stream), stream, true, gs_work_key(graph, 0));
+}

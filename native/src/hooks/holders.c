@@ -76,10 +76,7 @@ static void unpin_range(struct range range)
     } while (range.count == AT_ONCE);
 }
 
-static void unpin(uint64_t holder)
-{
-    unpin_range((struct range){.holder = holder, .to = UINT64_MAX, .card = GPUSLICE_CARDS});
-}
+static void unpin(uint64_t holder) { unpin_range((struct range){.holder = holder, .to = UINT64_MAX, .card = GPUSLICE_CARDS}); }
 
 static bool lend(struct gs_entry *entry, void *holder)
 {
@@ -91,14 +88,14 @@ static bool lend(struct gs_entry *entry, void *holder)
 static void lend_members(uint64_t group) { gs_table_sift(&pins, lend, &group); }
 
 /* A call by which the driver may release memory, and what follows if it succeeds. */
-#define RELEASE(symbol, call, then)                                                                                    \
-    do {                                                                                                               \
-        gs_releasing_begins();                                                                                            \
-        int result = DRIVER(symbol) call;                                                                              \
-        if (result == CUDA_SUCCESS)                                                                                    \
-            then;                                                                                                      \
-        gs_releasing_ends();                                                                                              \
-        return result;                                                                                                 \
+#define RELEASE(symbol, call, then)                                                                                            \
+    do {                                                                                                                       \
+        gs_releasing_begins();                                                                                                 \
+        int result = DRIVER(symbol) call;                                                                                      \
+        if (result == CUDA_SUCCESS)                                                                                            \
+            then;                                                                                                              \
+        gs_releasing_ends();                                                                                                   \
+        return result;                                                                                                         \
     } while (0)
 
 /* ---- sparse arrays ---- */
@@ -217,8 +214,8 @@ int cuMulticastBindAddr(CUmemGenericAllocationHandle group, size_t group_offset,
     return result;
 }
 
-int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset,
-                           CUdeviceptr address, size_t bytes, unsigned long long flags)
+int cuMulticastBindAddr_v2(CUmemGenericAllocationHandle group, CUdevice device, size_t group_offset, CUdeviceptr address,
+                           size_t bytes, unsigned long long flags)
 {
     int result = DRIVER(cuMulticastBindAddr_v2)(group, device, group_offset, address, bytes, flags);
     if (result == CUDA_SUCCESS)
@@ -235,8 +232,7 @@ int cuMulticastUnbind(CUmemGenericAllocationHandle group, CUdevice device, size_
 static uint64_t holder_of(CUlogicalEndpointId endpoint) { return mixed(13, endpoint) | UINT64_C(1) << 63; }
 
 int cuLogicalEndpointBindMem(CUlogicalEndpointId endpoint, CUdevice device, uint64_t endpoint_offset,
-                             CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes,
-                             unsigned long long flags)
+                             CUmemGenericAllocationHandle handle, uint64_t offset, uint64_t bytes, unsigned long long flags)
 {
     int result = DRIVER(cuLogicalEndpointBindMem)(endpoint, device, endpoint_offset, handle, offset, bytes, flags);
     if (result == CUDA_SUCCESS)
@@ -255,8 +251,7 @@ int cuLogicalEndpointBindAddr(CUlogicalEndpointId endpoint, CUdevice device, uin
 
 int cuLogicalEndpointUnbind(CUlogicalEndpointId endpoint, CUdevice device, uint64_t offset, uint64_t bytes)
 {
-    RELEASE(cuLogicalEndpointUnbind, (endpoint, device, offset, bytes),
-            unbind(holder_of(endpoint), device, offset, bytes));
+    RELEASE(cuLogicalEndpointUnbind, (endpoint, device, offset, bytes), unbind(holder_of(endpoint), device, offset, bytes));
 }
 
 int cuLogicalEndpointDestroy(CUlogicalEndpointId endpoint)

@@ -93,10 +93,10 @@ int gs_code_came(int result)
 
 /* ---- calls that may load code before it is launched ---- */
 
-#define BRING(symbol, call)                                                                                            \
-    do {                                                                                                               \
-        gs_code_may_come();                                                                                            \
-        return gs_code_came(DRIVER(symbol) call);                                                                      \
+#define BRING(symbol, call)                                                                                                    \
+    do {                                                                                                                       \
+        gs_code_may_come();                                                                                                    \
+        return gs_code_came(DRIVER(symbol) call);                                                                              \
     } while (0)
 
 int cuLibraryGetModule(CUmodule *module, CUlibrary library) { BRING(cuLibraryGetModule, (module, library)); }

@@ -28,7 +28,7 @@ int gs_code_came(int result);
 void gs_first_launch(CUfunction function); /* code may be loaded, unless the function was launched before */
 
 /* Wraps the driver's call. */
-#define WATCHED(function, call)                                                                                        \
+#define WATCHED(function, call)                                                                                                \
     (gs_likely(!gs_may_be_first(function)) ? (call) : (gs_first_launch(function), gs_code_came(call)))
 
 #endif

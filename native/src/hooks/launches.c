@@ -26,9 +26,9 @@ static uint64_t key_of(CUfunction function, const CUlaunchConfig *config)
     return gs_work_key(function, config ? (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ : 0);
 }
 
-int cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                   CUstream stream, void **parameters, void **extra)
+int cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
+                   unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **parameters,
+                   void **extra)
 {
     THROTTLED(WATCHED(function, DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                                                        shared_bytes, stream, parameters, extra)),
@@ -59,17 +59,17 @@ int cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, voi
 }
 
 int cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                              unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                              unsigned int shared_bytes, CUstream stream, void **parameters)
+                              unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                              CUstream stream, void **parameters)
 {
-    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y,
-                                                                  block_z, shared_bytes, stream, parameters)),
+    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
+                                                                  shared_bytes, stream, parameters)),
               stream, false, gs_work_key(function, BLOCKS));
 }
 
 int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                                   unsigned int shared_bytes, CUstream stream, void **parameters)
+                                   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                                   CUstream stream, void **parameters)
 {
     THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y,
                                                                        block_z, shared_bytes, stream, parameters)),
@@ -95,7 +95,8 @@ int cuLaunch(CUfunction function) { THROTTLED(DRIVER(cuLaunch)(function), NULL, 
 
 int cuLaunchGrid(CUfunction function, int width, int height)
 {
-    THROTTLED(DRIVER(cuLaunchGrid)(function, width, height), NULL, false, gs_work_key(function, (uint64_t)width * (uint64_t)height));
+    THROTTLED(DRIVER(cuLaunchGrid)(function, width, height), NULL, false,
+              gs_work_key(function, (uint64_t)width * (uint64_t)height));
 }
 
 int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)

@@ -9,14 +9,14 @@ extern bool gs_launch_freely;
 
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key);
 
-#define THROTTLED(call, stream, own_stream, key)                                                                       \
-    do {                                                                                                               \
-        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) || gs_goes_untimed(key)))                   \
-            return call;                                                                                               \
-        struct gs_work work = gs_launch_begin(stream, own_stream, key);                                                  \
-        int result = call;                                                                                             \
-        gs_work_end(&work, result == CUDA_SUCCESS);                                                                    \
-        return result;                                                                                                 \
+#define THROTTLED(call, stream, own_stream, key)                                                                               \
+    do {                                                                                                                       \
+        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) || gs_goes_untimed(key)))                           \
+            return call;                                                                                                       \
+        struct gs_work work = gs_launch_begin(stream, own_stream, key);                                                        \
+        int result = call;                                                                                                     \
+        gs_work_end(&work, result == CUDA_SUCCESS);                                                                            \
+        return result;                                                                                                         \
     } while (0)
 
 #endif

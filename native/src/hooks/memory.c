@@ -103,8 +103,7 @@ int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t
     return result == CUDA_SUCCESS ? hold(&request, *address, *pitch * height, 0) : give_back(&request, result);
 }
 
-int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int width, unsigned int height,
-                    unsigned int element)
+int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
 {
     struct request request = reserve_here(pitched_bytes(width, height));
     if (request.refused)

@@ -36,10 +36,7 @@ static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t
 
 static uint32_t narrow(uint64_t bytes) { return bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX; }
 
-static struct gs_card *limited(struct gs_card *card)
-{
-    return card && card->limit_bytes != GS_NO_LIMIT ? card : NULL;
-}
+static struct gs_card *limited(struct gs_card *card) { return card && card->limit_bytes != GS_NO_LIMIT ? card : NULL; }
 
 /* A program may ask for one of the two alone. */
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
@@ -142,10 +139,10 @@ static int as_empty(int result, unsigned int *count, int none)
     return result;
 }
 
-#define LIST(symbol)                                                                                                   \
-    int symbol(nvmlDevice_t device, unsigned int *count, void *list)                                                   \
-    {                                                                                                                  \
-        return as_empty(DRIVER(symbol)(device, make_empty(count), list), count, NVML_SUCCESS);                         \
+#define LIST(symbol)                                                                                                           \
+    int symbol(nvmlDevice_t device, unsigned int *count, void *list)                                                           \
+    {                                                                                                                          \
+        return as_empty(DRIVER(symbol)(device, make_empty(count), list), count, NVML_SUCCESS);                                 \
     }
 
 LIST(nvmlDeviceGetComputeRunningProcesses)

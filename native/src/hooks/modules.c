@@ -18,7 +18,8 @@ static bool begin(struct load *load)
     *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return false;
-    gs_snapshot_card(load->card, &load->before, GS_MEMORY); /* used where NVML does not report this process, or stops doing so */
+    gs_snapshot_card(load->card, &load->before,
+                     GS_MEMORY); /* used where NVML does not report this process, or stops doing so */
     return true;
 }
 
@@ -60,20 +61,20 @@ static bool again(struct load *load, uint64_t key)
     return fits;
 }
 
-#define LOAD(symbol, call, key, undo)                                                                                  \
-    do {                                                                                                               \
-        struct load load;                                                                                              \
-        if (!begin(&load))                                                                                             \
-            return DRIVER(symbol) call;                                                                                \
-        for (;;) {                                                                                                     \
-            int result = DRIVER(symbol) call;                                                                          \
-            if (result != CUDA_SUCCESS || fits(&load, (uint64_t)(uintptr_t)(key)))                                     \
-                return result;                                                                                         \
-            uint64_t undone = (uint64_t)(uintptr_t)(key);                                                              \
-            undo;                                                                                                      \
-            if (!again(&load, undone))                                                                                 \
-                return CUDA_ERROR_OUT_OF_MEMORY;                                                                       \
-        }                                                                                                              \
+#define LOAD(symbol, call, key, undo)                                                                                          \
+    do {                                                                                                                       \
+        struct load load;                                                                                                      \
+        if (!begin(&load))                                                                                                     \
+            return DRIVER(symbol) call;                                                                                        \
+        for (;;) {                                                                                                             \
+            int result = DRIVER(symbol) call;                                                                                  \
+            if (result != CUDA_SUCCESS || fits(&load, (uint64_t)(uintptr_t)(key)))                                             \
+                return result;                                                                                                 \
+            uint64_t undone = (uint64_t)(uintptr_t)(key);                                                                      \
+            undo;                                                                                                              \
+            if (!again(&load, undone))                                                                                         \
+                return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
+        }                                                                                                                      \
     } while (0)
 
 int cuModuleLoad(CUmodule *module, const char *path)
@@ -96,8 +97,8 @@ int cuModuleLoadFatBinary(CUmodule *module, const void *image)
     LOAD(cuModuleLoadFatBinary, (module, image), *module, DRIVER(cuModuleUnload)(*module));
 }
 
-int cuLibraryLoadData(CUlibrary *library, const void *code, void *jit, void **jit_values, unsigned int jit_count,
-                      void *options, void **values, unsigned int count)
+int cuLibraryLoadData(CUlibrary *library, const void *code, void *jit, void **jit_values, unsigned int jit_count, void *options,
+                      void **values, unsigned int count)
 {
     LOAD(cuLibraryLoadData, (library, code, jit, jit_values, jit_count, options, values, count), *library,
          DRIVER(cuLibraryUnload)(*library));
@@ -114,7 +115,10 @@ int cuLibraryLoadFromFile(CUlibrary *library, const char *path, void *jit, void 
 
 enum { STACK, PRINTF_BUFFER, MALLOC_HEAP };
 
-static uint64_t key_of_limit(CUcontext context, int limit) { return (uint64_t)(uintptr_t)context * 16 + (uint64_t)limit * 2 + 1; }
+static uint64_t key_of_limit(CUcontext context, int limit)
+{
+    return (uint64_t)(uintptr_t)context * 16 + (uint64_t)limit * 2 + 1;
+}
 
 /* These two heaps have the size that the program sets, so that it is known in advance. */
 static bool can_fit(struct gs_card *card, int limit, uint64_t before, uint64_t value)
@@ -135,8 +139,7 @@ int cuCtxSetLimit(int limit, size_t value)
     bool known = DRIVER(cuCtxGetLimit)(&before, limit) == CUDA_SUCCESS;
     if (known && !can_fit(gs_current_place().card, limit, before, value))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    LOAD(cuCtxSetLimit, (limit, value), key_of_limit(load.context, limit),
-         if (known) DRIVER(cuCtxSetLimit)(limit, before));
+    LOAD(cuCtxSetLimit, (limit, value), key_of_limit(load.context, limit), if (known) DRIVER(cuCtxSetLimit)(limit, before));
 }
 
 static void unloaded(struct gs_card *card, uint64_t key)
@@ -145,13 +148,13 @@ static void unloaded(struct gs_card *card, uint64_t key)
         gs_drop_piece(card, key);
 }
 
-#define UNLOAD(symbol, handle)                                                                                         \
-    do {                                                                                                               \
-        struct gs_card *card = gs_current_place().card;                                                                \
-        int result = DRIVER(symbol)(handle);                                                                           \
-        if (card && result == CUDA_SUCCESS)                                                                            \
-            unloaded(card, (uint64_t)(uintptr_t)(handle));                                                             \
-        return result;                                                                                                 \
+#define UNLOAD(symbol, handle)                                                                                                 \
+    do {                                                                                                                       \
+        struct gs_card *card = gs_current_place().card;                                                                        \
+        int result = DRIVER(symbol)(handle);                                                                                   \
+        if (card && result == CUDA_SUCCESS)                                                                                    \
+            unloaded(card, (uint64_t)(uintptr_t)(handle));                                                                     \
+        return result;                                                                                                         \
     } while (0)
 
 int cuModuleUnload(CUmodule module) { UNLOAD(cuModuleUnload, module); }

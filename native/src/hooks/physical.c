@@ -38,11 +38,10 @@ static struct gs_card *card_of(const CUmemAllocationProp *properties)
 void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind)
 {
     uint64_t object = atomic_fetch_add(&last_object, 1) + 1;
-    gs_table_put(&objects, &(struct gs_entry){.key = object,
-                                            .bytes = bytes,
-                                            .owner = handle,
-                                            .kind = kind,
-                                            .card = card ? card->index : GPUSLICE_CARDS});
+    gs_table_put(
+        &objects,
+        &(struct gs_entry){
+            .key = object, .bytes = bytes, .owner = handle, .kind = kind, .card = card ? card->index : GPUSLICE_CARDS});
     gs_table_count(&references, object, 1);
     gs_table_put(&handles, &(struct gs_entry){.key = handle, .bytes = 1, .owner = object});
 }
@@ -137,8 +136,7 @@ int cuMemRelease(CUmemGenericAllocationHandle handle)
     return result;
 }
 
-int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-             unsigned long long flags)
+int cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
 {
     struct gs_entry entry;
     bool known = gs_table_get(&handles, handle, &entry);
@@ -279,8 +277,7 @@ void gs_physical_unlend(uint64_t object)
 
 enum { POSIX_FILE_DESCRIPTOR = 1 };
 
-int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type,
-                                 unsigned long long flags)
+int cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)
 {
     struct gs_entry entry;
     bool known = gs_table_get(&handles, handle, &entry);

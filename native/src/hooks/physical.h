@@ -6,7 +6,8 @@
 
 void gs_physical_made(CUmemGenericAllocationHandle handle, const struct gs_card *card, uint64_t bytes, uint32_t kind);
 uint64_t gs_physical_of_handle(CUmemGenericAllocationHandle handle); /* 0 for an unknown handle */
-uint64_t gs_physical_behind(CUdeviceptr address, CUdeviceptr *end);  /* mapped at this address, and the mapping's end; 0 if none */
+uint64_t gs_physical_behind(CUdeviceptr address,
+                            CUdeviceptr *end); /* mapped at this address, and the mapping's end; 0 if none */
 uint32_t gs_physical_card(uint64_t object);
 void gs_physical_hold(uint64_t object);
 void gs_physical_drop(uint64_t object);

@@ -75,7 +75,9 @@ struct gs_giver gs_giver_of(CUstream stream, bool own_stream)
 {
     uint64_t own = gs_own_stream(stream, own_stream);
     bool of_context = own || (uintptr_t)stream <= CU_STREAM_LEGACY;
-    return (struct gs_giver){.stream = own ? NULL : stream ? stream : (CUstream)(uintptr_t)CU_STREAM_LEGACY,
+    return (struct gs_giver){.stream = own      ? NULL
+                                       : stream ? stream
+                                                : (CUstream)(uintptr_t)CU_STREAM_LEGACY,
                              .context = of_context ? gs_current_place().context : NULL,
                              .own = own};
 }

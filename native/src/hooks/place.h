@@ -14,7 +14,7 @@ void gs_contexts_changed(void);
 
 /* Who wants to know of a current context on a card that had none, since it was created without a call that we intercept. */
 typedef void (*gs_on_context)(struct gs_card *card, CUdevice device, CUcontext context);
-#define GS_ON_CONTEXT(noticed)                                                                                         \
+#define GS_ON_CONTEXT(noticed)                                                                                                 \
     static const gs_on_context noticed##_on_context __attribute__((used, section("gs_on_context"))) = noticed
 
 #endif

@@ -100,8 +100,7 @@ static bool allocate(struct request *request, CUdeviceptr *address, int *result)
     enum gs_pool_room room = gs_pool_take(request->pool, request->bytes, &on);
     if (room != GS_POOL_IDLE)
         gs_measure_sometimes(card);
-    if ((room == GS_POOL_IDLE || reserve(request, gs_take_room_at_once)) &&
-        attempt(request, address, request->stream, result))
+    if ((room == GS_POOL_IDLE || reserve(request, gs_take_room_at_once)) && attempt(request, address, request->stream, result))
         return true;
     request->reserved = 0;
     if (room == GS_POOL_PENDING &&
@@ -140,13 +139,11 @@ static int allocate_async(CUdeviceptr *address, size_t bytes, CUmemoryPool given
     if (!request.pool && !gs_pool_of_device(&request.pool, request.place.device))
         return ask_driver(&request, address, stream);
     switch (gs_pool_owner(request.pool, &request.place.card)) {
-    case GS_POOL_OURS:
-        return allocate_counted(&request, address);
+    case GS_POOL_OURS: return allocate_counted(&request, address);
     case GS_POOL_UNKNOWN: /* more pools than we can track: nobody would count the memory of this one */
         gs_refuse(request.place.card);
         return CUDA_ERROR_OUT_OF_MEMORY;
-    default:
-        return ask_driver(&request, address, stream);
+    default: return ask_driver(&request, address, stream);
     }
 }
 
@@ -162,12 +159,14 @@ int cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
 
 int cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    return pool ? allocate_async(address, bytes, pool, stream, false) : DRIVER(cuMemAllocFromPoolAsync)(address, bytes, pool, stream);
+    return pool ? allocate_async(address, bytes, pool, stream, false)
+                : DRIVER(cuMemAllocFromPoolAsync)(address, bytes, pool, stream);
 }
 
 int cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    return pool ? allocate_async(address, bytes, pool, stream, true) : DRIVER(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream);
+    return pool ? allocate_async(address, bytes, pool, stream, true)
+                : DRIVER(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream);
 }
 
 /* ---- pools ---- */
@@ -203,10 +202,9 @@ int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *
     if (!card)
         return result;
     gs_pool_opened(pool, card);
-    gs_table_put(&gs_held, &(struct gs_entry){.key = *address,
-                                              .owner = (uint64_t)(uintptr_t)pool,
-                                              .kind = GS_STREAM_ORDERED,
-                                              .card = card->index});
+    gs_table_put(&gs_held,
+                 &(struct gs_entry){
+                     .key = *address, .owner = (uint64_t)(uintptr_t)pool, .kind = GS_STREAM_ORDERED, .card = card->index});
     return result;
 }
 
@@ -248,12 +246,12 @@ int cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 
 /* ---- synchronization, at which pools release memory ---- */
 
-#define WAIT(symbol, call)                                                                                             \
-    do {                                                                                                               \
-        int result = DRIVER(symbol) call;                                                                              \
-        gs_throttle_awaited();                                                                                         \
-        gs_pools_changed();                                                                                            \
-        return result;                                                                                                 \
+#define WAIT(symbol, call)                                                                                                     \
+    do {                                                                                                                       \
+        int result = DRIVER(symbol) call;                                                                                      \
+        gs_throttle_awaited();                                                                                                 \
+        gs_pools_changed();                                                                                                    \
+        return result;                                                                                                         \
     } while (0)
 
 int cuStreamSynchronize(CUstream stream) { WAIT(cuStreamSynchronize, (stream)); }

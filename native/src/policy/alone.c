@@ -3,7 +3,7 @@
 #include "policy/alone.h"
 
 #define ALONE_FOR_NS 4000000u
-#define UNTIMED_NS 2000000 /* as much as may be in flight beside an interactive container */
+#define UNTIMED_NS 2000000                 /* as much as may be in flight beside an interactive container */
 #define PUBLISHED_FOR_NS (GS_RESTS_NS / 2) /* how long a published launch shows others that this container is at work */
 
 bool gs_alone_may_begin(const struct gs_alone *alone, const struct gs_queue *queue, const struct gs_neighbourhood *beside,

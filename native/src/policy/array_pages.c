@@ -7,7 +7,7 @@
 #include "system/at_fork.h"
 #include "system/os.h"
 
-#define PAGE_STEPS 32u   /* 2 MiB */
+#define PAGE_STEPS 32u /* 2 MiB */
 #define MOST_PAGES 65536u
 
 struct page {

@@ -5,14 +5,14 @@
 
 #include <stddef.h>
 
-#define BATCH_NS 1000000u      /* longer work is timed by itself */
-#define DENSE_NS 20000u        /* launches at shorter intervals are timed together */
+#define BATCH_NS 1000000u       /* longer work is timed by itself */
+#define DENSE_NS 20000u         /* launches at shorter intervals are timed together */
 #define FIRST_GUESS_NS 1000000u /* for work of unknown duration */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 1000000u
-#define PROMPT_NS 50000u        /* a launch this soon after the last work follows it at once */
-#define SHORTEST_WAIT_NS 10000u /* if it is known when the card will be free */
-#define PAUSE_NS 250000u     /* a shorter gap does not end a run of work: host times are not that precise */
+#define PROMPT_NS 50000u          /* a launch this soon after the last work follows it at once */
+#define SHORTEST_WAIT_NS 10000u   /* if it is known when the card will be free */
+#define PAUSE_NS 250000u          /* a shorter gap does not end a run of work: host times are not that precise */
 #define WAITS_FOR_TURN_NS 200000u /* no driver takes this long to begin work that nothing precedes */
 #define MOST_WAITED 8u
 #define TURNS_KNOWN_FOR_NS UINT64_C(10000000000)
@@ -23,10 +23,10 @@
 #define LEAD_NS 8000000      /* longer turns lose less of the card to process switches */
 #define HAND_OVER_NS 100000u /* the next may launch this long before a turn's last work ends: the card must not idle */
 #define PATIENCE_NS INT64_C(3000000000) /* a container that is owed more waits for no neighbour that claims to work */
-#define SHORT_BESIDE 4 /* a launch adds nothing beside a kernel that still runs this many times as long */
+#define SHORT_BESIDE 4                  /* a launch adds nothing beside a kernel that still runs this many times as long */
 /* Work on one stream may wait on the card for work on another that is not launched yet. */
-#define UNKNOWN_WAIT_NS UINT64_C(20000000)  /* how long an unknown launch waits behind unknown ones on other streams */
-#define STALLED_NS UINT64_C(50000000)       /* nothing has finished for this long, nor for twice the expected time */
+#define UNKNOWN_WAIT_NS UINT64_C(20000000) /* how long an unknown launch waits behind unknown ones on other streams */
+#define STALLED_NS UINT64_C(50000000)      /* nothing has finished for this long, nor for twice the expected time */
 #define HELD_UP_NS UINT64_C(200000000)
 #define STALLED_ELSEWHERE_NS UINT64_C(2000000000) /* in another process of the container */
 
@@ -36,8 +36,8 @@ static uint16_t function_of(uint64_t key) { return (uint16_t)((uint32_t)key % GS
 static uint64_t greater(uint64_t one, uint64_t other) { return one > other ? one : other; }
 static uint64_t lesser(uint64_t one, uint64_t other) { return one < other ? one : other; }
 
-#define FOR_EACH_BATCH(queue, batch)                                                                                   \
-    for (struct gs_batch *batch = (struct gs_batch *)(queue)->batches; batch < (queue)->batches + GS_BATCHES; batch++) \
+#define FOR_EACH_BATCH(queue, batch)                                                                                           \
+    for (struct gs_batch *batch = (struct gs_batch *)(queue)->batches; batch < (queue)->batches + GS_BATCHES; batch++)         \
         if (batch->taken)
 
 /* ---- estimates ---- */
@@ -116,7 +116,11 @@ static struct gs_batch *new_batch(struct gs_queue *queue, const struct gs_events
     bool same = batch->stream.context == stream->context; /* a destroyed context takes its events along */
     void *start = same && batch->start ? batch->start : events->create(stream);
     void *end = same && batch->end ? batch->end : events->create(stream);
-    *batch = (struct gs_batch){.stream = *stream, .start = start, .end = end, .recorded_ns = now_ns, .number = ++queue->batches_ever,
+    *batch = (struct gs_batch){.stream = *stream,
+                               .start = start,
+                               .end = end,
+                               .recorded_ns = now_ns,
+                               .number = ++queue->batches_ever,
                                .behind = before ? 1 + (uint32_t)(before - queue->batches) : 0,
                                .ahead_ns = before ? before->ahead_ns + before->in_flight_ns : 0};
     if (!start || !end || !events->record(start, stream))
@@ -198,7 +202,8 @@ static void find_longest_stream(struct gs_queue *queue, uint64_t followed)
     queue->in_flight_ns = 0;
     if (!queue->count)
         return;
-    FOR_EACH_BATCH(queue, batch) {
+    FOR_EACH_BATCH(queue, batch)
+    {
         if (followed >> (batch - queue->batches) & 1)
             continue;
         batch->ahead_ns = 0;
@@ -216,11 +221,11 @@ static void take_out(struct gs_queue *queue, struct gs_batch *batch, uint64_t en
     queue->count--;
     queue->finished_ns = now_ns;
     FOR_EACH_BATCH(queue, next)
-        if (next->behind == number) {
-            next->behind = 0;
-            next->ready_ns = ended_ns;
-            next->others_ns = queue->others_ns;
-        }
+    if (next->behind == number) {
+        next->behind = 0;
+        next->ready_ns = ended_ns;
+        next->others_ns = queue->others_ns;
+    }
 }
 
 static uint64_t began_ns(const struct gs_batch *batch)
@@ -253,7 +258,10 @@ static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct 
 }
 
 /* Whether the card was recently seen to run one process at a time. */
-static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns) { return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS; }
+static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns)
+{
+    return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS;
+}
 
 static uint64_t ready_ns(const struct gs_batch *batch) { return greater(batch->recorded_ns, batch->ready_ns); }
 
@@ -299,8 +307,8 @@ static double part_of(const struct gs_batch *batch, uint64_t took_ns, double eve
 static bool is_only(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t at_ns)
 {
     FOR_EACH_BATCH(queue, other)
-        if (other != batch && other->recorded_ns <= at_ns)
-            return false;
+    if (other != batch && other->recorded_ns <= at_ns)
+        return false;
     return true;
 }
 
@@ -390,8 +398,10 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
         part.turn_ns = 0;
     for (bool again = queue->count > 0; again;) { /* if one has finished, the next on its stream may have, too */
         again = false;
-        FOR_EACH_BATCH(queue, batch) {
-            if (batch->recorded_ns > now_ns || batch->behind || batch->begun || (batch->open && !batch->fresh && !paused && now_ns - batch->last_ns < DENSE_NS))
+        FOR_EACH_BATCH(queue, batch)
+        {
+            if (batch->recorded_ns > now_ns || batch->behind || batch->begun ||
+                (batch->open && !batch->fresh && !paused && now_ns - batch->last_ns < DENSE_NS))
                 continue;
             if (batch->unfinished_ns == now_ns)
                 continue; /* already queried in this call */
@@ -405,7 +415,8 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     uint64_t last_end_ns = 0, followed = 0;
     for (uint32_t i = 0; i < count; i++)
         last_end_ns = greater(last_end_ns, intervals[i].to_ns);
-    FOR_EACH_BATCH(queue, batch) {
+    FOR_EACH_BATCH(queue, batch)
+    {
         followed |= batch->behind ? UINT64_C(1) << (batch->behind - 1) : 0;
         if (batch->recorded_ns > now_ns || batch->behind || !is_running(queue, batch, events, now_ns))
             continue;
@@ -429,8 +440,8 @@ static uint64_t uncharged_since_ns(const struct gs_queue *queue)
 {
     uint64_t began = UINT64_MAX;
     FOR_EACH_BATCH(queue, batch)
-        if (!batch->behind)
-            began = lesser(began, began_ns(batch));
+    if (!batch->behind)
+        began = lesser(began, began_ns(batch));
     return greater(began, queue->covered_ns);
 }
 
@@ -454,7 +465,8 @@ struct gs_run gs_queue_run(const struct gs_queue *queue, uint64_t now_ns)
  * ends. */
 void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events, void *handle)
 {
-    FOR_EACH_BATCH(queue, batch) {
+    FOR_EACH_BATCH(queue, batch)
+    {
         if (batch->stream.handle != handle || batch->stream.thread)
             continue;
         close_batch(batch, events);
@@ -465,7 +477,7 @@ void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events
 void gs_queue_context_ends(struct gs_queue *queue, void *context)
 {
     FOR_EACH_BATCH(queue, batch)
-        batch->ending |= batch->stream.context == context;
+    batch->ending |= batch->stream.context == context;
 }
 
 void gs_queue_context_ended(struct gs_queue *queue, void *context, bool gone, uint64_t now_ns)
@@ -493,7 +505,8 @@ static bool has_work(const struct gs_queue *queue, const struct gs_stream *strea
 static bool goes_along(const struct gs_queue *queue, const struct gs_stream *stream, uint64_t key)
 {
     uint64_t longest = 0, before = 0;
-    FOR_EACH_BATCH(queue, batch) {
+    FOR_EACH_BATCH(queue, batch)
+    {
         if (is_same(&batch->stream, stream))
             before += batch->in_flight_ns;
         else if (batch->running && !batch->unknown)
@@ -514,7 +527,7 @@ static bool is_awaited(const struct gs_queue *queue, struct gpuslice_card *card,
                (met->now_ns < finished || met->now_ns - finished > STALLED_ELSEWHERE_NS);
     }
     FOR_EACH_BATCH(queue, batch)
-        expected = greater(expected, batch->estimate_ns);
+    expected = greater(expected, batch->estimate_ns);
     uint64_t stalled = greater(STALLED_NS, 2 * expected);
     return met->waited_ns > stalled && met->now_ns - queue->finished_ns > stalled && !has_work(queue, stream);
 }
@@ -527,7 +540,8 @@ static bool is_held_up(const struct gs_queue *queue, const struct gs_contention 
     uint64_t since_ns = UINT64_MAX;
     if (!queue->count || !met->waited_ns)
         return false;
-    FOR_EACH_BATCH(queue, batch) {
+    FOR_EACH_BATCH(queue, batch)
+    {
         if (batch->running)
             return false;
         since_ns = lesser(since_ns, batch->recorded_ns);
@@ -631,9 +645,11 @@ void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, con
 
 bool gs_queue_has_ended(const struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns)
 {
-    FOR_EACH_BATCH(queue, batch) {
+    FOR_EACH_BATCH(queue, batch)
+    {
         uint64_t most = batch->estimate_ns + batch->estimate_ns / 4 + PROMPT_NS;
-        if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most || query(batch, events, batch->end) != GS_EVENT_PASSED)
+        if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most ||
+            query(batch, events, batch->end) != GS_EVENT_PASSED)
             return false;
     }
     return true;

@@ -57,33 +57,33 @@ struct gs_batch {
     uint64_t others_ns;     /* how long neighbours had worked in total when this batch could have begun */
     uint64_t unfinished_ns; /* when it was last seen unfinished */
     bool taken, open;
-    bool fresh;   /* `end` directly follows the last launch */
-    bool late;    /* `end` was recorded later, when the batch had to be closed */
-    bool running; /* `start` has passed */
-    bool unknown; /* its duration is unknown */
-    bool ending;  /* its context is being destroyed: its events may not be queried */
-    bool gone;    /* its context was destroyed: it ran until then */
+    bool fresh;    /* `end` directly follows the last launch */
+    bool late;     /* `end` was recorded later, when the batch had to be closed */
+    bool running;  /* `start` has passed */
+    bool unknown;  /* its duration is unknown */
+    bool ending;   /* its context is being destroyed: its events may not be queried */
+    bool gone;     /* its context was destroyed: it ran until then */
     bool unmarked; /* no event marks its end: it is assumed to take as long as expected */
 };
 
 /* Zeros are an empty queue. */
 struct gs_queue {
     uint64_t batches_ever;
-    uint64_t in_flight_ns; /* on the stream that has most */
-    uint64_t run_ns;       /* how long it has had work without a pause, up to covered_ns */
-    uint64_t covered_ns;   /* busy time up to here is charged; work on several streams at once counts once */
-    uint64_t turned_ns;    /* when work was last seen waiting for the card: processes take turns */
-    uint64_t finished_ns;  /* when work was last seen to have finished */
-    uint64_t awaited_ns;   /* when the program last returned from waiting for the card */
-    uint64_t pause_ns;     /* mean time from then, or from the end of all work, to the next launch */
-    uint64_t ended_ns;     /* when the program returned from waiting, while that is not accounted for; 0: it is */
-    bool next_cleared;     /* atomic: the next launch may go as soon as the program has waited for the work in flight */
-    uint32_t waited;       /* counts awaited work that began late up, other awaited work down */
-    uint32_t count;        /* of batches */
-    uint32_t unknown;      /* of these, of unknown duration */
+    uint64_t in_flight_ns;        /* on the stream that has most */
+    uint64_t run_ns;              /* how long it has had work without a pause, up to covered_ns */
+    uint64_t covered_ns;          /* busy time up to here is charged; work on several streams at once counts once */
+    uint64_t turned_ns;           /* when work was last seen waiting for the card: processes take turns */
+    uint64_t finished_ns;         /* when work was last seen to have finished */
+    uint64_t awaited_ns;          /* when the program last returned from waiting for the card */
+    uint64_t pause_ns;            /* mean time from then, or from the end of all work, to the next launch */
+    uint64_t ended_ns;            /* when the program returned from waiting, while that is not accounted for; 0: it is */
+    bool next_cleared;            /* atomic: the next launch may go as soon as the program has waited for the work in flight */
+    uint32_t waited;              /* counts awaited work that began late up, other awaited work down */
+    uint32_t count;               /* of batches */
+    uint32_t unknown;             /* of these, of unknown duration */
     uint32_t average_ns[GS_KEYS]; /* of a launch, by key; 0: unknown */
     uint32_t function_ns[GS_KEYS];
-    uint64_t others_ns;    /* how long neighbours have worked, in total */
+    uint64_t others_ns; /* how long neighbours have worked, in total */
     struct gs_batch batches[GS_BATCHES];
 };
 

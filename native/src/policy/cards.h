@@ -64,7 +64,7 @@ enum gs_kind {
     GS_SMALL_ARRAY, /* shares pages with others: bytes are its page << 8 | its steps in it */
     GS_IMPORT,
     GS_EXTERNAL,
-    GS_GROUP, /* a group of other objects, which it keeps alive */
+    GS_GROUP,            /* a group of other objects, which it keeps alive */
     GS_EXPORTED = 0x100, /* a flag, added to the kind */
     GS_MANAGED = 0x200,  /* likewise */
     GS_LENT = 0x400,     /* likewise: others may have opened this block of a pool, or the group that lends this memory */

@@ -22,16 +22,13 @@
 #define BILLED_PERCENT 95
 #define PAUSES_PERCENT 50 /* of its work, credited to a neighbour for the pauses in it */
 #define UNBILLED_NS 50000000
-#define LONGEST_LAG_NS 1000000000u /* how far a neighbour's own figures may lag behind its bill */
+#define LONGEST_LAG_NS 1000000000u           /* how far a neighbour's own figures may lag behind its bill */
 #define LONGEST_TURN_NS UINT64_C(4000000000) /* the longest turn of a neighbour that is believed before it is billed */
-#define HEAD_START_NS INT64_C(50000000) /* device time by which interactive containers may be ahead of others */
+#define HEAD_START_NS INT64_C(50000000)      /* device time by which interactive containers may be ahead of others */
 
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
 
-static int64_t clamp(int64_t value, int64_t least, int64_t most)
-{
-    return value < least ? least : value > most ? most : value;
-}
+static int64_t clamp(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
 
 static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 100 : (uint32_t)value; }
 
@@ -54,7 +51,10 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
         .busy_ns = atomic_load(&card->busy_ns) + work.uncharged_ns,
         .busy_at_ns = work.ns ? now_ns : work.ran.to_ns,
         .wants_until_ns = until,
-        .under_way = (work.unknown ? UNDER_WAY_UNKNOWN : waits && !work.ns ? 0 : UNDER_WAY) | work.ns << UNDER_WAY_BITS,
+        .under_way = (work.unknown        ? UNDER_WAY_UNKNOWN
+                      : waits && !work.ns ? 0
+                                          : UNDER_WAY) |
+                     work.ns << UNDER_WAY_BITS,
         .weight = share->weight,
         .interactive = share->interactive,
         .pause_ns = work.pause_ns,
@@ -67,7 +67,8 @@ struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs
 static void delay(struct gs_neighbour *other, uint64_t by_ns, uint64_t now_ns)
 {
     const struct gs_report *report = &other->report;
-    uint64_t ends = report->at_ns + report->work_ns + by_ns, until = report->unknown ? report->at_ns + LONGEST_UNKNOWN_NS : ends;
+    uint64_t ends = report->at_ns + report->work_ns + by_ns,
+             until = report->unknown ? report->at_ns + LONGEST_UNKNOWN_NS : ends;
     until = until < now_ns ? until : now_ns;
     other->busy_ns = report->busy_ns + (report->has_turn && until > report->at_ns ? until - report->at_ns : 0);
     other->wants = report->wants_until_ns + by_ns > now_ns;
@@ -83,7 +84,10 @@ struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns
         .weight = percent(claim->weight),
         .interactive = claim->interactive == 1,
         .pause_ns = claim->pause_ns < GS_LONGEST_PAUSE_NS ? claim->pause_ns : GS_LONGEST_PAUSE_NS,
-        .report = {.at_ns = at, .work_ns = work < until - at ? work : until - at, .busy_ns = claim->busy_ns, .wants_until_ns = until,
+        .report = {.at_ns = at,
+                   .work_ns = work < until - at ? work : until - at,
+                   .busy_ns = claim->busy_ns,
+                   .wants_until_ns = until,
                    .ran = {claim->ran_from_ns, claim->ran_to_ns < at ? claim->ran_to_ns : at},
                    .has_turn = until && claim->under_way,
                    .unknown = (claim->under_way & UNDER_WAY_KIND) == UNDER_WAY_UNKNOWN},

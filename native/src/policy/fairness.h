@@ -11,9 +11,9 @@
 /* A container that waits looks every few milliseconds, on a busy host somewhat later. One that has not looked for this
  * long was stopped. */
 #define GS_STOPPED_NS UINT64_C(200000000)
-#define GS_RESTS_NS UINT64_C(1000000000) /* who has not wanted the card for this long rests */
+#define GS_RESTS_NS UINT64_C(1000000000)      /* who has not wanted the card for this long rests */
 #define GS_LONGEST_PAUSE_NS UINT64_C(2000000) /* a longer gap between two launches is idle time, not a pause */
-#define GS_TURN_NS UINT64_C(2000000) /* a driver's default time slice; work that ends earlier gives up the rest */
+#define GS_TURN_NS UINT64_C(2000000)          /* a driver's default time slice; work that ends earlier gives up the rest */
 
 /* An interval in which work was on the card without a pause. */
 struct gs_run {
@@ -27,16 +27,16 @@ struct gs_neighbour {
     uint64_t busy_ns;    /* total, as far as is known now */
     uint32_t weight;
     bool interactive;
-    bool wants;       /* it wants the card now */
-    bool overdrawn;   /* it began its turn further ahead than a container that takes turns would */
-    uint64_t ends_ns; /* when its work on the card will have ended, as far as is known; 0: it has none */
+    bool wants;        /* it wants the card now */
+    bool overdrawn;    /* it began its turn further ahead than a container that takes turns would */
+    uint64_t ends_ns;  /* when its work on the card will have ended, as far as is known; 0: it has none */
     uint64_t pause_ns; /* mean time from then to its next launch */
     /* As published by it: it knows how much device time its own work needs, but not who else uses the card. */
     struct gs_report {
         uint64_t at_ns, work_ns, busy_ns, wants_until_ns;
         struct gs_run ran; /* its last run before that */
-        bool has_turn; /* it does not wait, and had work at least a moment ago */
-        bool unknown;  /* the duration of its work is unknown */
+        bool has_turn;     /* it does not wait, and had work at least a moment ago */
+        bool unknown;      /* the duration of its work is unknown */
     } report;
 };
 
@@ -63,12 +63,12 @@ struct gs_neighbourhood {
 
 /* Work in flight of all processes of a container. */
 struct gs_under_way {
-    uint64_t ns;      /* estimated */
-    uint64_t unknown; /* number of launches of unknown duration */
-    struct gs_run ran; /* this process's last run that has ended */
+    uint64_t ns;           /* estimated */
+    uint64_t unknown;      /* number of launches of unknown duration */
+    struct gs_run ran;     /* this process's last run that has ended */
     uint64_t uncharged_ns; /* how long this process has had work in flight that is not charged yet */
-    uint64_t pause_ns; /* this process's mean time from the end of all its work to its next launch */
-    bool awaited;      /* the program waits for the card now and then, and so publishes the end of its work, too */
+    uint64_t pause_ns;     /* this process's mean time from the end of all its work to its next launch */
+    bool awaited;          /* the program waits for the card now and then, and so publishes the end of its work, too */
 };
 
 /* What a container publishes: its work in flight, when that ends as far as is known, and whether the container

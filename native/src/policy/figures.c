@@ -14,7 +14,7 @@
 #define COARSE_NS UINT64_C(10000000)  /* by how much the times of changes may lag */
 #define HEAD_BYTES offsetof(struct gpuslice_figures, of)
 
-static char path[GS_PATH_ROOM]; /* "" before the start */
+static char path[GS_PATH_ROOM];            /* "" before the start */
 static struct gpuslice_figures buffers[2]; /* the last complete one, and the one that is read next */
 static uint32_t current;
 static uint64_t read_ns;

@@ -8,13 +8,9 @@
 #include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
-
 static struct gs_table pages;
 
-static void forget(void)
-{
-    gs_table_forget(&pages);
-}
+static void forget(void) { gs_table_forget(&pages); }
 GS_AT_FORK(forget);
 
 /* The driver allocates pages of 2 MiB. A large block has its own; small ones share a page, which the address shows: the
@@ -59,18 +55,13 @@ static uint64_t release(struct gs_entry *entry, const struct gs_giver *on)
     switch (entry->kind & 0xff) {
     case GS_LINEAR:
     case GS_ARRAY:
-    case GS_EXTERNAL:
-        bytes = entry->bytes;
-        break;
+    case GS_EXTERNAL: bytes = entry->bytes; break;
     case GS_SMALL_ARRAY:
-        bytes = gs_array_page_leave((struct gs_array_part){(uint32_t)(entry->bytes >> 8), entry->bytes & 0xff}) ? GS_PAGE_BYTES : 0;
+        bytes =
+            gs_array_page_leave((struct gs_array_part){(uint32_t)(entry->bytes >> 8), entry->bytes & 0xff}) ? GS_PAGE_BYTES : 0;
         break;
-    case GS_SMALL:
-        bytes = count_pages(entry->key, entry->bytes, -1);
-        break;
-    case GS_STREAM_ORDERED:
-        gs_pool_block_freed(entry, on);
-        break;
+    case GS_SMALL: bytes = count_pages(entry->key, entry->bytes, -1); break;
+    case GS_STREAM_ORDERED: gs_pool_block_freed(entry, on); break;
     case GS_IMPORT:
         gs_loan_ended(entry->card);
         bytes = entry->kind & GS_EXPORTED ? entry->bytes : 0;
@@ -99,18 +90,13 @@ static uint64_t most_of(const struct gs_entry *entry)
     switch (entry->kind & 0xff) {
     case GS_LINEAR:
     case GS_ARRAY:
-    case GS_EXTERNAL:
-        return entry->bytes;
-    case GS_SMALL_ARRAY:
-        return GS_PAGE_BYTES;
-    case GS_SMALL:
-        return gs_round_up(entry->bytes, GS_PAGE_BYTES) + GS_PAGE_BYTES;
-    case GS_IMPORT:
-        return entry->kind & GS_EXPORTED ? entry->bytes : 0;
+    case GS_EXTERNAL: return entry->bytes;
+    case GS_SMALL_ARRAY: return GS_PAGE_BYTES;
+    case GS_SMALL: return gs_round_up(entry->bytes, GS_PAGE_BYTES) + GS_PAGE_BYTES;
+    case GS_IMPORT: return entry->kind & GS_EXPORTED ? entry->bytes : 0;
     case GS_STREAM_ORDERED: /* a living pool itself reports what it keeps */
         return gs_pool_is_destroyed(entry->owner) || entry->kind & GS_LENT ? GS_MOST_BYTES : 0;
-    default:
-        return 0;
+    default: return 0;
     }
 }
 

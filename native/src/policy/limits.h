@@ -23,9 +23,9 @@
 
 struct gs_limit {
     char uuid[GPUSLICE_UUID_BYTES];
-    uint64_t memory_bytes; /* GS_NO_LIMIT for none */
+    uint64_t memory_bytes;    /* GS_NO_LIMIT for none */
     uint32_t compute_percent; /* 0 for none */
-    uint32_t cap_percent;   /* equal to compute_percent if the file has no cap */
+    uint32_t cap_percent;     /* equal to compute_percent if the file has no cap */
     bool interactive;
 };
 

@@ -15,8 +15,8 @@ struct pool {
     struct gs_card *card; /* NULL: managed memory without a location, which counts on the card that first requests it */
     uint64_t charged;
     uint64_t promised; /* reserved for growth in progress: growth up to this is paid for */
-    uint64_t unpaid;   /* growth beyond that, whoever noticed it, until it is decided whether it stays: nobody may count on it */
-    uint64_t used;     /* by blocks, and by calls that ask for one */
+    uint64_t unpaid; /* growth beyond that, whoever noticed it, until it is decided whether it stays: nobody may count on it */
+    uint64_t used;   /* by blocks, and by calls that ask for one */
     uint64_t threshold; /* what it keeps when the program synchronizes */
     struct gs_giver givers[GS_GIVERS];
     uint64_t largest;  /* growth at once: no chunk is larger, and a block that is open elsewhere keeps its whole chunk */

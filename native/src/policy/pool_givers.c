@@ -31,7 +31,9 @@ static bool is_capturing(const struct gs_giver *giver)
 static bool has_given(const struct gs_giver *giver)
 {
     int mode = gs_relax_capture();
-    int result = !giver->bytes ? CUDA_SUCCESS : giver->event ? DRIVER(cuEventQuery)(giver->event) : DRIVER(cuStreamQuery)(giver->stream);
+    int result = !giver->bytes  ? CUDA_SUCCESS
+                 : giver->event ? DRIVER(cuEventQuery)(giver->event)
+                                : DRIVER(cuStreamQuery)(giver->stream);
     gs_restore_capture(mode);
     return result != CUDA_ERROR_NOT_READY;
 }
@@ -45,7 +47,8 @@ void gs_giver_forget(struct gs_giver *giver)
 
 bool gs_giver_is_same(const struct gs_giver *one, const struct gs_giver *other)
 {
-    return one->stream == other->stream && one->own == other->own && one->context == other->context && (one->own || !one->event);
+    return one->stream == other->stream && one->own == other->own && one->context == other->context &&
+           (one->own || !one->event);
 }
 
 void gs_givers_add(struct gs_giver givers[GS_GIVERS], const struct gs_giver *on, uint64_t bytes, bool in_use)

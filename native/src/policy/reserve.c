@@ -11,8 +11,7 @@ bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
         return true;
     /* As the driver does before it gives up: reclaim memory that pools keep and nobody uses. */
     bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
-    return ((settled || trimmed) && gs_take_room(card, bytes, card->limit_bytes)) ||
-           gs_reserve_by_figures(card, bytes);
+    return ((settled || trimmed) && gs_take_room(card, bytes, card->limit_bytes)) || gs_reserve_by_figures(card, bytes);
 }
 
 bool gs_reserve(struct gs_card *card, uint64_t bytes)

@@ -25,18 +25,15 @@
 #define IDLE_NS 20000000 /* a longer time without work or waiting is idle */
 #define LEAST_WAIT_NS 50000u
 #define MOST_WAIT_NS 5000000u
-#define SAMPLE_US 166667u             /* NVML's sampling period on most cards */
-#define ASK_AGAIN_NS UINT64_C(20000000) /* if a sample is late, or its period longer */
-#define GAP_NS UINT64_C(250000000)    /* after this long without asking, a sample may have been missed */
+#define SAMPLE_US 166667u                /* NVML's sampling period on most cards */
+#define ASK_AGAIN_NS UINT64_C(20000000)  /* if a sample is late, or its period longer */
+#define GAP_NS UINT64_C(250000000)       /* after this long without asking, a sample may have been missed */
 #define KNOWN_FOR_NS UINT64_C(400000000) /* how long a sample says anything about the present */
-#define MOST_SAMPLED 110             /* percent, of all processes, each of them rounded: more is not device time */
+#define MOST_SAMPLED 110                 /* percent, of all processes, each of them rounded: more is not device time */
 /* The part of its due that a container gets whatever neighbours claim. */
 #define SURELY_DUE 0.9
 
-static int64_t clamp(int64_t value, int64_t least, int64_t most)
-{
-    return value < least ? least : value > most ? most : value;
-}
+static int64_t clamp(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
 
 static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 100 : (uint32_t)value; }
 
@@ -190,8 +187,7 @@ static int64_t least_own_ns(const struct gs_share_sample *sample, int64_t covere
 }
 
 /* Adds to the recent past, which is limited to the busy time that the share allows in a second. */
-static void remember(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, int64_t busy_ns,
-                     int64_t own_ns)
+static void remember(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, int64_t busy_ns, int64_t own_ns)
 {
     int64_t most = SECOND_NS * percent(share->weight) / 100;
     int64_t busy = clamp((int64_t)atomic_load(&card->recent_busy_ns), 0, MOST_DEBT_NS) + busy_ns;
@@ -284,8 +280,7 @@ static bool window_of(struct gs_share_past *past, const struct gs_share_moment *
 }
 
 void gs_share_learn(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
-                    struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns,
-                    enum gs_share_ask how)
+                    struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns, enum gs_share_ask how)
 {
     struct gs_share_moment now = {now_ns, atomic_load(&card->busy_ns), atomic_load(&card->billed_ns)};
     uint64_t from_us = atomic_load(&card->sampled_us), from_ns = until_ns - (sample->until_us - from_us) * 1000;

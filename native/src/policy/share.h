@@ -37,8 +37,8 @@ uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns);
 /* Which part of busy time was a process's own. On a card that others use too, busy time contains their turns; but a run
  * of work begins with a turn of its own, in which no other process has the card. */
 struct gs_own_part {
-    double part;      /* from 0 to 1 */
-    uint64_t turn_ns; /* the beginning of each run that is all its own; 0: `part` applies to all of it */
+    double part;        /* from 0 to 1 */
+    uint64_t turn_ns;   /* the beginning of each run that is all its own; 0: `part` applies to all of it */
     uint64_t others_ns; /* how long neighbours that publish it have worked, in total */
 };
 /* How long work kept a process busy, others' turns included, and how much of that is charged as its own. */
@@ -71,14 +71,13 @@ enum gs_share_ask gs_share_ask(struct gpuslice_card *card, uint64_t now_ns, uint
 struct gs_share_past {
     struct gs_share_moment {
         uint64_t at_ns, busy_ns, billed_ns;
-    } moments[GS_SHARE_MOMENTS]; /* a ring */
-    uint32_t count;              /* in total */
+    } moments[GS_SHARE_MOMENTS];    /* a ring */
+    uint32_t count;                 /* in total */
     struct gs_share_moment settled; /* the end of the last sample's window */
 };
 void gs_share_note(struct gs_share_past *past, struct gpuslice_card *card, uint64_t now_ns);
 /* `until_ns`: the sample's end, on the clock of `now_ns`. */
 void gs_share_learn(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
-                    struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns,
-                    enum gs_share_ask how);
+                    struct gs_share_past *past, const struct gs_share_sample *sample, uint64_t until_ns, enum gs_share_ask how);
 
 #endif

@@ -19,7 +19,7 @@
 #define TELL_NS 100000u
 #define SOON_TOLD_NS UINT64_C(2000000) /* the next launch publishes the end of shorter work, if it follows at once */
 #define SWEEP_EVERY_NS UINT64_C(100000000)
-#define LIST_EVERY_NS UINT64_C(20000000)  /* how often to look for new neighbours */
+#define LIST_EVERY_NS UINT64_C(20000000) /* how often to look for new neighbours */
 enum { CUDA_ERROR_NOT_READY = 600 };
 
 /* One card, as this process sees it. */
@@ -34,7 +34,7 @@ struct card_state {
     uint64_t worked_at_ns; /* when it last had work in flight */
     uint64_t told_end_ns;
     uint64_t swept_ns; /* when a waiting thread last looked for processes that have ended */
-    bool untold; /* its activity since the last look is not published yet */
+    bool untold;       /* its activity since the last look is not published yet */
     bool launched;
     struct gs_share_past past;
 };
@@ -99,15 +99,15 @@ static void *create_event(const struct gs_stream *stream)
 
 static bool record_event(void *event, const struct gs_stream *stream)
 {
-    return (stream->thread ? DRIVER(cuEventRecord_ptsz)(event, NULL)
-                           : DRIVER(cuEventRecord)(event, stream->handle)) == CUDA_SUCCESS;
+    return (stream->thread ? DRIVER(cuEventRecord_ptsz)(event, NULL) : DRIVER(cuEventRecord)(event, stream->handle)) ==
+           CUDA_SUCCESS;
 }
 
 static bool is_capturing(const struct gs_stream *stream)
 {
     int status = 0;
-    int result = stream->thread ? DRIVER(cuStreamIsCapturing_ptsz)(NULL, &status)
-                                : DRIVER(cuStreamIsCapturing)(stream->handle, &status);
+    int result =
+        stream->thread ? DRIVER(cuStreamIsCapturing_ptsz)(NULL, &status) : DRIVER(cuStreamIsCapturing)(stream->handle, &status);
     return result != CUDA_ERROR_NOT_FOUND && (result != CUDA_SUCCESS || status != 0);
 }
 
@@ -186,8 +186,11 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns, bool wait
     struct gs_neighbour others[GS_NEIGHBOURS];
     uint32_t count = gs_neighbours_read(&state->neighbours, now_ns, LIST_EVERY_NS, others);
     gs_neighbourhood_update(&state->beside, entry_of(state->card), now_ns, others, count, gs_queue_run(&state->queue, now_ns));
-    bool works = under_way_of(state->card).ns, held = waits && gs_share_headroom(entry_of(state->card), &state->share, now_ns, 0, true) > 0;
-    uint64_t since_ns = waits && works ? UINT64_MAX : held ? state->queue.covered_ns : now_ns; /* unknown while work is in flight */
+    bool works = under_way_of(state->card).ns,
+         held = waits && gs_share_headroom(entry_of(state->card), &state->share, now_ns, 0, true) > 0;
+    uint64_t since_ns = waits && works ? UINT64_MAX
+                        : held         ? state->queue.covered_ns
+                                       : now_ns; /* unknown while work is in flight */
     gs_neighbourhood_bill(&state->beside, entry_of(state->card), &state->share, now_ns, since_ns);
     if (!gs_all_rest(&state->beside, now_ns))
         __atomic_store_n(&gs_alone.until_ns, 0, __ATOMIC_RELAXED);

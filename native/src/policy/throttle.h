@@ -12,7 +12,7 @@ void gs_throttle_meet(struct gs_card *card);
 
 /* One piece of work, from gs_work_begin() to gs_work_end(). */
 struct gs_work {
-    struct gs_place place; /* a NULL card: not throttled */
+    struct gs_place place;  /* a NULL card: not throttled */
     struct gs_batch *batch; /* the batch that times it; NULL: it is not timed */
     struct gs_stream stream;
     uint64_t key;

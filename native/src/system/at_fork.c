@@ -19,8 +19,7 @@ void gs_watch_forks(void)
 {
     int (*glibc)(void *, void *, void (*)(void), void *) =
         (int (*)(void *, void *, void (*)(void), void *))gs_elf_function("__register_atfork");
-    int (*other)(void *, void *, void (*)(void)) =
-        (int (*)(void *, void *, void (*)(void)))gs_elf_function("pthread_atfork");
+    int (*other)(void *, void *, void (*)(void)) = (int (*)(void *, void *, void (*)(void)))gs_elf_function("pthread_atfork");
     if (glibc)
         glibc(NULL, NULL, forget_everything, NULL); /* NULL: not tied to a library that could be unloaded */
     else if (other)

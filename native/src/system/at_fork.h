@@ -5,8 +5,7 @@
 #define GPUSLICE_AT_FORK_H
 
 /* The order of the calls is not defined, so that no such function may depend on another file's state. */
-#define GS_AT_FORK(forget)                                                                                             \
-    static void (*const forget##_at_fork)(void) __attribute__((used, section("gs_at_fork"))) = forget
+#define GS_AT_FORK(forget) static void (*const forget##_at_fork)(void) __attribute__((used, section("gs_at_fork"))) = forget
 
 /* Installs the fork handler; to be called once. */
 void gs_watch_forks(void);

@@ -70,7 +70,8 @@ struct link_map *gs_elf_elsewhere(const void *address)
     struct link_map *object = NULL;
     if (gs_elf_each_object(is_holder, (void *)address))
         return NULL;
-    int (*find)(const void *, Dl_info *, void **, int) = (int (*)(const void *, Dl_info *, void **, int))gs_elf_function("dladdr1");
+    int (*find)(const void *, Dl_info *, void **, int) =
+        (int (*)(const void *, Dl_info *, void **, int))gs_elf_function("dladdr1");
     return find && find(address, &unused, (void **)&object, 2 /* RTLD_DL_LINKMAP */) ? object : NULL;
 }
 
@@ -118,10 +119,7 @@ static int compare_file_name(struct dl_phdr_info *object, size_t size, void *con
     return gs_text_starts(gs_text_file_name(object->dlpi_name), context);
 }
 
-bool gs_elf_is_loaded(const char *file_name)
-{
-    return gs_elf_each_object(compare_file_name, (void *)file_name) == 1;
-}
+bool gs_elf_is_loaded(const char *file_name) { return gs_elf_each_object(compare_file_name, (void *)file_name) == 1; }
 
 /* A copy of the library under another file name still has its SONAME. */
 static bool is_named(const struct dl_phdr_info *object, const char *file_name)

@@ -20,10 +20,7 @@
 enum { ADDR_NO_RANDOMIZE = 0x0040000 };                      /* from linux/personality.h */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 }; /* from linux/futex.h; not every libc has these headers */
 
-static int open_file(const char *path, int flags)
-{
-    return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666);
-}
+static int open_file(const char *path, int flags) { return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666); }
 
 static long read_all(int file, char *buffer, size_t room)
 {
@@ -319,9 +316,8 @@ struct gs_process gs_process(uint32_t pid)
     char state = behind[2];
     bool alive = state == 'Z' ? field(behind + 2, 20 - 3) > 1 : state != 'X' && state != 'x';
     uint64_t stack = field(behind + 2, 28 - 3);
-    return (struct gs_process){.alive = alive,
-                               .start_time = host_ticks(field(behind + 2, 22 - 3)),
-                               .start_stack = stack > 1 ? stack : 0};
+    return (struct gs_process){
+        .alive = alive, .start_time = host_ticks(field(behind + 2, 22 - 3)), .start_stack = stack > 1 ? stack : 0};
 }
 
 /* It is not under a debugger, for example, or where the machine has address randomization turned off. */

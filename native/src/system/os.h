@@ -27,7 +27,7 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *file);
 enum gs_file_state { GS_FILE_SAME, GS_FILE_SHORT, GS_FILE_ANOTHER };
 enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes);
 void gs_file_grow(const char *path, size_t bytes);
-bool gs_may_write(size_t bytes); /* so far into a file, by the limit of this process */
+bool gs_may_write(size_t bytes);    /* so far into a file, by the limit of this process */
 void *gs_map_private(size_t bytes); /* zeros */
 void gs_unmap(void *address, size_t bytes);
 
@@ -41,12 +41,12 @@ uint32_t gs_pid(void);
 char *gs_append_number(char *at, uint32_t number); /* in decimal; returns the end */
 
 struct gs_process {
-    bool alive; /* at least one of its threads is */
-    uint64_t start_time; /* field 22 of /proc/<pid>/stat, as the host sees it */
+    bool alive;           /* at least one of its threads is */
+    uint64_t start_time;  /* field 22 of /proc/<pid>/stat, as the host sees it */
     uint64_t start_stack; /* 0 if the kernel does not show it */
 };
 struct gs_process gs_process(uint32_t pid);
-bool gs_stack_is_random(void); /* whether the stack starts at another address after exec */
+bool gs_stack_is_random(void);   /* whether the stack starts at another address after exec */
 uint64_t gs_pid_namespace(void); /* its inode; 0 if unknown */
 
 /* A mutex within this process; never placed in the region. All zeros is unlocked.
@@ -58,7 +58,8 @@ uint64_t gs_pid_namespace(void); /* its inode; 0 if unknown */
 struct gs_lock {
     _Atomic uint32_t state; /* 0 free, 1 held, 2 held with threads waiting */
 };
-extern _Thread_local unsigned gs_locks __attribute__((tls_model("initial-exec"))); /* that this thread holds, creation locks apart */
+extern _Thread_local unsigned gs_locks
+    __attribute__((tls_model("initial-exec"))); /* that this thread holds, creation locks apart */
 void gs_lock_awaited(struct gs_lock *lock);
 void gs_lock_passed_on(struct gs_lock *lock);
 
