@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
+from monitoring.alert import Alert
 from monitoring.records import RECORDED
 
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
@@ -30,39 +30,6 @@ WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
 _OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
 OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, CERTIFICATE_EXPIRY, TOKENS_IN_CLEAR})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
-RUNBOOK = "docs/operate/alerts.md"
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """`summary` and `action` may name labels: {{ $labels.pod }}."""
-
-    name: str
-    expression: str
-    severity: str
-    summary: str
-    action: str
-    lasting: str = "0s"
-
-    def rule(self) -> dict[str, Any]:
-        return {
-            "alert": self.name,
-            "expr": self.expression,
-            "for": self.lasting,
-            "labels": {"severity": self.severity},
-            "annotations": {
-                "summary": self.summary,
-                "description": self.action,
-                "runbook_url": self.runbook,
-            },
-        }
-
-    @property
-    def runbook(self) -> str:
-        """Its section on the runbook page; the chart puts the address before it."""
-        return f"{RUNBOOK}#{self.name.lower()}"
-
-
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
 _POD = "{{ $labels.namespace }}/{{ $labels.pod }}"
@@ -371,8 +338,7 @@ ALERTS = (
         "GpuTokensInClear",
         f"{TOKENS_IN_CLEAR} > 0",
         "warning",
-        "Tokens or passwords are shown to {{ or $labels.node $labels.pod $labels.instance }} "
-        "over plain HTTP.",
+        "Clients show {{ or $labels.node $labels.pod $labels.instance }} tokens or passwords without TLS.",
         "Who can listen on the network can use them: give it a certificate (console.tlsSecret, "
         "extender.certificate.source, the exporter's web-config file).",
         "10m",

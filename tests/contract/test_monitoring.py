@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from monitoring.alert import RUNBOOK
 from monitoring.boards import dashboards
 from monitoring.build import ROOT, RULES, files
 from monitoring.cases import CASES, FURTHER
 from monitoring.panels import WIDTH, document
 from monitoring.records import RECORDED
-from monitoring.rules import ALERTS, OF_OTHERS, RUNBOOK, rule_groups
+from monitoring.rules import ALERTS, OF_OTHERS, rule_groups
 from monitoring.scaling import adapter_values, autoscaler, scaled_object
 from monitoring.selectors import MOST
 
