@@ -346,8 +346,7 @@ ALERTS = (
         "GpuTokensInClear",
         f"{TOKENS_IN_CLEAR} > 0",
         "warning",
-        "Tokens or passwords are shown to {{ or $labels.node $labels.pod $labels.instance }} "
-        "over plain HTTP.",
+        "Clients show {{ or $labels.node $labels.pod $labels.instance }} tokens or passwords without TLS.",
         "Who can listen on the network can use them: give it a certificate (console.tlsSecret, "
         "extender.certificate.source, the exporter's web-config file).",
         "10m",
