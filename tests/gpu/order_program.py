@@ -124,7 +124,7 @@ class Order:
         thread, began = threading.Thread(target=free), time.monotonic()
         thread.start()
         while thread.is_alive() and time.monotonic() - began < 10:
-            self.load()
+            self.do("cuModuleUnload", self.made("cuModuleLoadData", PTX.encode()))
             loaded += 1
         took = time.monotonic() - began
         thread.join()
