@@ -8,7 +8,7 @@
 {{- end }}
 
 {{- define "gpuslice.nodeAnnotationsOfAgent" -}}
-['gpuslice.io/gpus', 'gpuslice.io/tier', 'gpuslice.io/links', 'gpuslice.io/kubelet-away']
+['gpuslice.io/gpus', 'gpuslice.io/tier', 'gpuslice.io/links', 'gpuslice.io/kubelet-away', 'gpuslice.io/orphans']
 {{- end }}
 
 {{- define "gpuslice.hidingPath" -}}

@@ -90,7 +90,7 @@ group and (at creation alone) number of cards.
 """
 NODE_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        **dict.fromkeys((NODE_GPUS, NODE_TIER, NODE_LINKS, NODE_KUBELET_AWAY), (AGENT,)),
+        **dict.fromkeys((NODE_GPUS, NODE_TIER, NODE_LINKS, NODE_KUBELET_AWAY, NODE_ORPHANS), (AGENT,)),
         NODE_OUT_OF_USE: (EXTENDER,),
     }
 )
