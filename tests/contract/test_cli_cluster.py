@@ -201,6 +201,17 @@ async def test_kubectl_completes_node_names_and_flags(shell: Shell) -> None:
     assert "yaml" in (await shell("kubectl", "__complete", "inspect", "cgpu", "-o", "")).out.splitlines()
 
 
+async def test_kubectl_finds_every_command_as_its_own(shell: Shell) -> None:
+    await shell.has(v100_node())
+    install(shell.folder, "kubectl-gpuslice", "main")
+    install(shell.folder, "kubectl_complete-gpuslice", "complete_main")
+    assert (await shell("kubectl", "gpuslice", "inspect")).out == printed("inspect")
+    assert (await shell("kubectl", "gpuslice", "explain", "--help")).out.startswith(
+        "Usage: kubectl gpuslice explain"
+    )
+    assert "doctor" in (await shell("kubectl", "__complete", "gpuslice", "doc")).out
+
+
 @pytest.mark.parametrize(
     ("words", "proposals"),
     [

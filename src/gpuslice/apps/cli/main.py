@@ -250,8 +250,8 @@ def _end(sentence: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The program ``gpuslice``."""
-    run(command, "gpuslice", arguments)
+    """The program ``gpuslice``, which kubectl also finds as ``kubectl gpuslice``."""
+    run(command, "kubectl gpuslice" if _is_plugin() else "gpuslice", arguments)
 
 
 def main_by_name() -> None:
@@ -292,7 +292,12 @@ def inspect_main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def complete_main(arguments: Sequence[str] | None = None) -> None:
-    """The program ``kubectl_complete-inspect-cgpu``, which kubectl's completion calls for proposals."""
+    """The programs ``kubectl_complete-…``, which kubectl's completion calls for proposals."""
     from gpuslice.apps.cli.completion import kubectl_answer
 
-    click.echo(kubectl_answer(load(COMMANDS[0]), sys.argv[1:] if arguments is None else arguments))
+    of = command if _is_plugin() else load(COMMANDS[0])
+    click.echo(kubectl_answer(of, sys.argv[1:] if arguments is None else arguments))
+
+
+def _is_plugin() -> bool:
+    return os.path.basename(sys.argv[0]) in {"kubectl-gpuslice", "kubectl_complete-gpuslice"}
