@@ -86,6 +86,7 @@ class Client:
 @contextlib.asynccontextmanager
 async def serving(patience: Patience = PATIENT) -> AsyncIterator[Server]:
     routes = [post("/echo", echo), get("/echo", echo), post("/later", later), get("/in/{}", echo)]
+    routes.append(get("/empty", lambda _: HttpResponse(b"")))
     app = make_app(Probes("1", lambda: "", lambda _: [Piece(b"up 1\n", 1)]), routes)
     clients = Clients(app, LIMIT_BYTES, patience)
     server = await asyncio.get_running_loop().create_server(partial(Connection, clients), "127.0.0.1", 0)
@@ -200,6 +201,7 @@ async def test_a_client_that_waits_for_leave_to_send_the_body_gets_it() -> None:
     [
         (request(), True),
         (request(more="Connection: close\r\n"), False),
+        (request("/empty", "", method="GET", more="Connection: close\r\n"), False),
         ("GET /echo HTTP/1.0\r\n\r\n", False),
         ("GET /echo HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", True),
         (f"GET /echo HTTP/1.1\r\n{HEAD}Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n\r\n", False),
@@ -214,7 +216,8 @@ async def test_a_connection_stays_when_the_client_wants_it(sent: str, stays: boo
             line.send(request())
             assert (await line.reply()).status == 200
         else:
-            assert await line.ended()
+            async with asyncio.timeout(HANG_S):
+                assert await line.ended()
 
 
 async def test_head_is_answered_without_the_body() -> None:

@@ -224,7 +224,8 @@ class Connection(Client):
         if without_body:
             self._transport.write(head)
         else:
-            pieces = (head, answer.body, *answer.more)
+            # An empty last piece stays in the transport of 3.12 and 3.13, which then never closes.
+            pieces = tuple(piece for piece in (head, answer.body, *answer.more) if piece)
             if self._tls and len(head) + answer.length_bytes <= _RECORD_BYTES:
                 pieces = (b"".join(pieces),)  # each piece would be a TLS record, work for both sides
             self._transport.writelines(pieces)
