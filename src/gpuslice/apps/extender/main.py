@@ -45,6 +45,7 @@ from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving
 from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder
 from gpuslice.apps.extender.cluster_watch import ClusterWatch
+from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
 from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
 from gpuslice.apps.extender.metrics import Metrics, api_times
@@ -117,10 +118,10 @@ class Extender:
         self.decisions = Decisions(policy.name, settings.lease_identity or platform.node())
         self.waker = waker = Waker(client, leadership)
         self.stranded = StrandedPods(placer, waker, leadership)
-        self.groups = groups = PodGroups(client, placer, waker, leadership, self.events, clock=clock)
-        reserver = Reserver(ledger, waker.free_again)
+        gated = GatedGroups(client, placer, waker, leadership, self.events, clock=clock)
+        self.groups = groups = PodGroups(gated, placer)
         self.preemptor = preemptor = Preemptor(
-            client, ledger, reserver, leadership, self.events,
+            client, ledger, Reserver(ledger, waker.free_again), leadership, self.events,
             rejections=rejections, enabled=settings.preemption,
         )  # fmt: skip
         answered = preemptor.leave_to_scheduler

@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.apps.extender.gated_groups import GatedGroups
-from gpuslice.apps.extender.leadership import Leadership, loop_time
+from gpuslice.apps.extender.leadership import loop_time
 from gpuslice.apps.extender.node_query import NodeQuery, Positions
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.pod_records import PodEvents
-from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
 
@@ -36,17 +33,8 @@ NO_ROW = -2  # the row of no node, and not that of an unknown one either
 class PodGroups:
     """All groups of one cluster, while this replica leads."""
 
-    def __init__(
-        self,
-        client: KubeClient,
-        placer: Placer,
-        waker: Waker,
-        leadership: Leadership,
-        events: PodEvents,
-        *,
-        clock: Callable[[], float] = loop_time,
-    ) -> None:
-        self.gated = GatedGroups(client, placer, waker, leadership, events, clock=clock)
+    def __init__(self, gated: GatedGroups, placer: Placer) -> None:
+        self.gated = gated
         self.tried = TriedGroups(placer.ledger)
         self._placer = placer
         self._ledger = placer.ledger
