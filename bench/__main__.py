@@ -26,7 +26,10 @@ RUNS: dict[str, list[str]] = {
     "interposer": ["interposer.py"],
     "start of the command line": ["start.py"],
 }
-END_TO_END = {"end to end, 5,000 nodes": ["end_to_end.py", "--rounds", "1"]}
+END_TO_END = {
+    "end to end, 5,000 nodes": ["end_to_end.py", "--rounds", "1"],
+    "a full cluster of 60 nodes": ["full_cluster.py"],
+}
 
 
 def main() -> int:

@@ -67,6 +67,15 @@ def where(scheduler: str, ours: str) -> Figures:
     return found
 
 
+def totals(text: str, family: str, label: str) -> Figures:
+    """The sum of a counter's or gauge's rows for each value of one label."""
+    found = dict[str, float]()
+    for names, value in re.findall(rf"^{re.escape(family)}\{{([^}}]*)\}} (\S+)$", text, re.MULTILINE):
+        of = dict(re.findall(r'(\w+)="([^"]*)"', names))[label]
+        found[of] = found.get(of, 0.0) + float(value)
+    return found
+
+
 def _mean_ms(text: str, family: str, label: str) -> float:
     count = _sum(text, f"{family}_count", label)
     return round(_sum(text, f"{family}_sum", label) * 1e3 / count, 3) if count else 0.0

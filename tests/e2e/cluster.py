@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,10 @@ class BindingLog:
         """Units per card, of bound pods."""
         return {card: units for card, units in self._sums.items() if units}
 
+    def units_of(self, node: str) -> int:
+        """Of each of its cards."""
+        return self.card_units
+
     def _bind(self, uid: str, node: str) -> None:
         before = self._nodes.setdefault(uid, node)
         if before != node:
@@ -235,8 +240,8 @@ class BindingLog:
         for card, units in cards.items():
             self._sums[card] += units
             self.most = max(self.most, self._sums[card])
-            if self._sums[card] > self.card_units:
-                self.wrong.append(f"card {card}: {self._sums[card]} of {self.card_units} units")
+            if self._sums[card] > (most := self.units_of(card[0])):
+                self.wrong.append(f"card {card}: {self._sums[card]} of {most} units")
 
     def _release(self, uid: str) -> None:
         for card, units in self._held.pop(uid, {}).items():
@@ -322,12 +327,17 @@ class Cluster:
                 self.log.apply(line.type, line.object)
 
 
-@contextlib.asynccontextmanager
-async def cluster(plane: ControlPlane, card_units: int) -> AsyncIterator[Cluster]:
+def cluster(plane: ControlPlane, card_units: int) -> AbstractAsyncContextManager[Cluster]:
     """An API server's pods, followed from now on."""
+    return logged(plane, BindingLog(card_units))
+
+
+@contextlib.asynccontextmanager
+async def logged(plane: ControlPlane, log: BindingLog) -> AsyncIterator[Cluster]:
+    """The same with a log of one's own."""
     connection = connect({}, kubeconfig=str(plane.kubeconfig))
     async with HttpTransport(connection, timeout_s=60, connections=AT_ONCE + 4) as transport:
-        made = Cluster(transport, KubeClient(transport), BindingLog(card_units))
+        made = Cluster(transport, KubeClient(transport), log)
         listing = await made.client.list(SLIM_PODS, "default")
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(made.follow(listing.metadata.resource_version))
