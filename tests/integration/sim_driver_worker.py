@@ -34,6 +34,13 @@ def as_argument(value: Any, buffers: list[Any], alive: list[Any]) -> Any:
         ]
         alive.extend(inner)
         return (ctypes.c_void_p * len(inner))(*(ctypes.addressof(each) for each in inner))
+    if "fields" in value:  # a structure of addresses and 64-bit numbers
+        texts = [ctypes.create_string_buffer(one.encode()) for one in value["fields"] if isinstance(one, str)]
+        alive.extend(texts)
+        places = iter(ctypes.addressof(each) for each in texts)
+        numbers = (next(places) if isinstance(one, str) else one for one in value["fields"])
+        buffers.append(ctypes.create_string_buffer(b"".join(each.to_bytes(8, "little") for each in numbers)))
+        return buffers[-1]
     data = bytes.fromhex(value["in"]) if "in" in value else bytes(value["out"])
     buffers.append(ctypes.create_string_buffer(data, len(data)))
     return buffers[-1]

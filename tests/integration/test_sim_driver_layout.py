@@ -20,6 +20,7 @@ STRUCTURES = {
     "sim_record": gpu_layout.Record,
     "sim_event": gpu_layout.Event,
     "sim_ghost": gpu_layout.Ghost,
+    "sim_limit": gpu_layout.Limit,
     "sim_sample": gpu_layout.Sample,
     "sim_queue": gpu_layout.Queue,
     "sim_item": gpu_layout.Item,

@@ -160,7 +160,7 @@ def test_what_is_not_there_is_told_with_a_status(tmp_path: Path) -> None:
         assert process.call("cuGetProcAddress", "cuNoSuchThing", out(), 12000, 0).result == 500
         assert process.call("cuGetProcAddress_v2", "cuInit", out(), 14000, 0, None).result == 1
         assert process.ask({"has": "cuNoSuchThing"}) == {"has": False}
-        assert process.ask({"has": "nvmlDeviceSetMemoryLimits_v1"}) == {"has": False}
+        assert process.ask({"has": "nvmlDeviceSetMemoryLimits_v2"}) == {"has": False}
 
 
 def test_both_libraries_export_nothing_but_their_interface() -> None:

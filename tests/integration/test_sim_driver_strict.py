@@ -255,6 +255,7 @@ INSIDE = {
     "570": "its own",
     "580": "its own",
     "610": "its own",
+    "615": "its own",
 }
 
 

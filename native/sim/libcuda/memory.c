@@ -115,15 +115,19 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 
 EXPORT CUresult cuMemFree(unsigned address) { return cuMemFree_v2(address); }
 
+static uint64_t least(uint64_t one, uint64_t other) { return one < other ? one : other; }
+
 EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     struct context *context;
     TRY(context_current(&context));
     sim_reap_sometimes();
+    uint32_t card = context->device->card;
+    struct sim_allowance allowed = sim_allowance(sim_cgroups_here(), card);
     if (free_bytes)
-        *free_bytes = sim_free_bytes(context->device->card);
+        *free_bytes = least(sim_free_bytes(card), allowed.shown == SIM_NO_LIMIT ? SIM_NO_LIMIT : allowed.left);
     if (total_bytes)
-        *total_bytes = sim_usable_bytes(context->device->card);
+        *total_bytes = least(sim_usable_bytes(card), allowed.shown);
     return CUDA_SUCCESS;
 }
 

@@ -33,6 +33,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v
     memory->reserved = place.card->reserved_bytes;
     memory->free = sim_free_bytes(place.index);
     memory->used = memory->total - memory->reserved - memory->free;
+    struct sim_allowance allowed = sim_allowance(sim_cgroups_here(), place.index);
+    if (allowed.shown < memory->total) { /* of a process in a cgroup with a limit the reserve is none of its business */
+        memory->total = allowed.shown;
+        memory->reserved = 0;
+        memory->used = allowed.shown - (allowed.left < allowed.shown ? allowed.left : allowed.shown);
+        memory->free = allowed.left < memory->free ? allowed.left : memory->free;
+    }
     return NVML_SUCCESS;
 }
 

@@ -19,6 +19,7 @@ enum {
     NVML_ERROR_TIMEOUT = 10,
     NVML_ERROR_FUNCTION_NOT_FOUND = 13,
     NVML_ERROR_GPU_IS_LOST = 15,
+    NVML_ERROR_OPERATING_SYSTEM = 17,
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18,
     NVML_ERROR_MEMORY = 20,
     NVML_ERROR_NO_DATA = 21,
@@ -124,6 +125,16 @@ typedef struct {
     unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, optical_flows, gpu_slices, compute_slices;
     unsigned long long memory_mib;
 } nvmlDeviceAttributes_t;
+
+typedef struct {
+    const char *name_space; /* a cgroup's folder */
+    unsigned long long soft, hard;
+} nvmlSetMemoryLimits_v1_t;
+
+typedef struct {
+    const char *name_space;
+    unsigned long long soft, hard, used;
+} nvmlGetMemoryLimits_v1_t;
 
 typedef struct {
     unsigned version;

@@ -16,6 +16,7 @@ int main(void)
     SIZE(sim_record);
     SIZE(sim_event);
     SIZE(sim_ghost);
+    SIZE(sim_limit);
     SIZE(sim_sample);
     SIZE(sim_queue);
     SIZE(sim_item);
@@ -30,6 +31,9 @@ int main(void)
     FIELD(sim_state, event_count);
     FIELD(sim_state, events);
     FIELD(sim_state, ghosts);
+    FIELD(sim_state, accounting);
+    FIELD(sim_state, cgroup_root);
+    FIELD(sim_state, limits);
     FIELD(sim_state, cards);
     FIELD(sim_state, processes);
     FIELD(sim_state, records);
@@ -49,6 +53,7 @@ int main(void)
     FIELD(sim_card, sample_count);
     FIELD(sim_card, samples);
     FIELD(sim_process, start_time);
+    FIELD(sim_process, cgroups);
     FIELD(sim_process, context_count);
     FIELD(sim_process, used_bytes);
     FIELD(sim_process, done_ns);
@@ -58,5 +63,7 @@ int main(void)
     FIELD(sim_record, next_free);
     FIELD(sim_event, card);
     FIELD(sim_ghost, name);
+    FIELD(sim_limit, hard);
+    FIELD(sim_limit, path);
     return 0;
 }

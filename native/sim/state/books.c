@@ -89,13 +89,23 @@ static uint32_t write_record(const struct sim_record *fields)
     return index;
 }
 
-/* Room for the bytes, if need be after taking back what dead processes held. */
-static bool has_room(uint32_t card, uint64_t bytes)
+/* What a process could still get. Managed memory is the system's, for the accounts by cgroup. */
+static uint64_t room_of(uint32_t process, uint32_t card, enum sim_kind kind)
 {
-    if (bytes <= sim_free_bytes(card))
+    uint64_t room = sim_free_bytes(card);
+    if (kind == SIM_MANAGED || process >= SIM_PROCESSES)
+        return room;
+    uint64_t left = sim_allowance(sim_state()->processes[process].cgroups, card).left;
+    return left < room ? left : room;
+}
+
+/* Room for the bytes, if need be after taking back what dead processes held. */
+static bool has_room(uint32_t process, uint32_t card, enum sim_kind kind, uint64_t bytes)
+{
+    if (bytes <= room_of(process, card, kind))
         return true;
     sim_reap();
-    return bytes <= sim_free_bytes(card);
+    return bytes <= room_of(process, card, kind);
 }
 
 uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t address)
@@ -105,7 +115,7 @@ uint32_t sim_charge(uint32_t card, enum sim_kind kind, uint64_t bytes, uint64_t 
     if (self == SIM_PROCESSES)
         return 0;
     sim_lock();
-    if (has_room(card, bytes))
+    if (has_room(self, card, kind, bytes))
         index = write_record(&(struct sim_record){
             .card = (uint16_t)card, .kind = (uint16_t)kind, .process = self, .bytes = bytes, .address = address});
     sim_unlock();
@@ -119,8 +129,8 @@ uint64_t sim_charge_up_to(uint32_t card, enum sim_kind kind, uint64_t bytes, uin
     if (self == SIM_PROCESSES)
         return 0;
     sim_lock();
-    if (!has_room(card, bytes))
-        bytes = sim_free_bytes(card) / sim_state()->granularity_bytes * sim_state()->granularity_bytes;
+    if (!has_room(self, card, kind, bytes))
+        bytes = room_of(self, card, kind) / sim_state()->granularity_bytes * sim_state()->granularity_bytes;
     *record = write_record(&(struct sim_record){
         .card = (uint16_t)card, .kind = (uint16_t)kind, .process = self, .bytes = bytes, .address = address});
     sim_unlock();
@@ -230,7 +240,7 @@ bool sim_grow(uint32_t index, uint64_t bytes)
 {
     sim_lock();
     struct sim_record *record = &sim_state()->records[index];
-    bool fits = has_room(record->card, bytes);
+    bool fits = has_room(record->process, record->card, (enum sim_kind)record->kind, bytes);
     if (fits) {
         subtract_sums(record);
         record->bytes += bytes;
@@ -267,7 +277,7 @@ bool sim_unpark(uint32_t process)
         if (state->records[index].live == PARKED && state->records[index].process == process)
             needed[state->records[index].card] += state->records[index].bytes;
     for (uint32_t card = 0; card < state->card_count; card++)
-        if (needed[card] && !has_room(card, needed[card]))
+        if (needed[card] && !has_room(process, card, SIM_PLAIN, needed[card]))
             return false;
     for (uint32_t index = 1; index < state->record_high; index++) {
         struct sim_record *record = &state->records[index];

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 12u
+#define SIM_LAYOUT_VERSION 13u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -27,9 +27,13 @@
 #define SIM_QUEUE_ITEMS 1024u
 #define SIM_WHOLE_CARD 1024u /* the width of work that fills a card */
 #define SIM_STRIPES 16u
+#define SIM_CGROUPS 12u /* a process is in one, and in those above it */
+#define SIM_LIMITS 512u /* of cgroups on cards */
+#define SIM_PATH 384u
 #define SIM_SAMPLE_PERIOD_NS UINT64_C(166666667) /* a sixth of a second, as the driver samples */
 #define SIM_ABSENT UINT32_MAX                    /* the card has no such gauge */
 #define SIM_ABSENT64 UINT64_MAX
+#define SIM_NO_LIMIT UINT64_MAX /* NVML_DEVICE_MEMORY_LIMIT_MAX */
 
 /* What took the memory. */
 enum sim_kind {
@@ -151,8 +155,9 @@ struct sim_process {
     _Atomic uint32_t live; /* 1 while a process holds this slot, published last */
     int32_t pid;           /* in its own namespace */
     uint64_t start_time;
-    uint64_t pid_namespace; /* its number in /proc/self/ns/pid */
-    uint32_t contained;     /* 1: it had NVIDIA_VISIBLE_DEVICES, so it stands for a container */
+    uint64_t pid_namespace;        /* its number in /proc/self/ns/pid */
+    uint64_t cgroups[SIM_CGROUPS]; /* its own first, then those above it, 0 for no more */
+    uint32_t contained;            /* 1: it had NVIDIA_VISIBLE_DEVICES, so it stands for a container */
     uint32_t context_count[SIM_CARDS];
     uint32_t checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card */
     uint64_t used_bytes[SIM_CARDS][SIM_KINDS];
@@ -185,6 +190,18 @@ struct sim_event {
     uint32_t padding;
 };
 
+/* How the driver accounts memory by cgroup (RmMemacctMode): in a table of its own, or by the kernel's dmem controller. */
+enum sim_accounting { SIM_ACCOUNTING_OFF, SIM_ACCOUNTING_MISC, SIM_ACCOUNTING_DMEM };
+
+/* What a cgroup may hold of a card. dmem adds soft limits to those of the cgroups above. */
+struct sim_limit {
+    uint32_t live;
+    uint32_t card;
+    uint64_t cgroup; /* as sim_process has it */
+    uint64_t soft, hard;
+    char path[SIM_PATH]; /* as it was set: a cgroup that is gone has no limits */
+};
+
 /* A process that exists only on paper, for pictures of a busy card. */
 struct sim_ghost {
     uint32_t live;
@@ -203,8 +220,8 @@ struct sim_state {
     uint32_t cuda_version;    /* 10010 for 10.1 */
     uint32_t process_high;    /* slots ever used: [0, process_high) */
     uint32_t driver_unloaded; /* 1: there is no kernel module just now */
-    uint32_t padding;
-    char driver_version[32]; /* of the kernel module */
+    uint32_t accounting;      /* enum sim_accounting, chosen when the module was loaded */
+    char driver_version[32];  /* of the kernel module */
     char nvml_version[32];
     uint64_t created_ns;        /* monotonic */
     uint64_t granularity_bytes; /* physical memory is handed out in these */
@@ -221,9 +238,13 @@ struct sim_state {
     uint32_t record_free;       /* head of the free list, 0 for none */
     uint32_t ghost_high;        /* ghosts ever made: [0, ghost_high) */
     uint32_t queue_high;        /* queues ever used: [0, queue_high) */
+    uint32_t limit_high;        /* limits ever used: [0, limit_high) */
+    uint32_t padding;
+    char cgroup_root[SIM_PATH]; /* a folder that stands for /sys/fs/cgroup, see limits.c; "" for the kernel's own */
     _Atomic uint64_t event_count;
     struct sim_event events[SIM_EVENTS];
     struct sim_ghost ghosts[SIM_GHOSTS];
+    struct sim_limit limits[SIM_LIMITS];
     struct sim_card cards[SIM_CARDS];
     struct sim_process processes[SIM_PROCESSES];
     struct sim_record records[SIM_RECORDS];

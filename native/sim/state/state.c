@@ -344,6 +344,7 @@ static void fill_slot(struct sim_process *process)
     process->start_time = sim_start_time(process->pid);
     process->pid_namespace = namespace_here();
     process->contained = getenv("NVIDIA_VISIBLE_DEVICES") != NULL;
+    sim_cgroups_of(process->pid, process->cgroups);
     atomic_store_explicit(&process->live, 1, memory_order_release);
 }
 

@@ -62,6 +62,21 @@ bool sim_park(uint32_t process);
 bool sim_unpark(uint32_t process);
 void sim_recover(void); /* under the lock: every sum again from the records */
 
+/* Limits of cgroups. A cgroup's number is that of its folder, so it is the same seen from any namespace. */
+bool sim_cgroup_at(const char *path, uint64_t chain[SIM_CGROUPS]); /* it and those above it; false: it is no cgroup */
+bool sim_cgroup_has_dmem(const char *path);                        /* the one above passes the controller on */
+void sim_cgroups_of(int32_t pid, uint64_t chain[SIM_CGROUPS]);     /* of a process of this machine; all 0: of none */
+const uint64_t *sim_cgroups_here(void);                            /* this process's, looked up once */
+struct sim_limit *sim_limit_of(uint64_t cgroup, uint32_t card);    /* NULL for none */
+struct sim_limit *sim_limit_for(uint64_t cgroup, uint32_t card, const char *path); /* made if need be; NULL: no room */
+void sim_drop_limits_of_the_gone(void);
+uint64_t sim_cgroup_bytes(uint64_t cgroup, uint32_t card); /* what processes in it hold, managed memory left out */
+/* Of a card, what cgroups leave to a process of these: the hard limit that it is shown, and what it could still get. */
+struct sim_allowance {
+    uint64_t shown, left;
+};
+struct sim_allowance sim_allowance(const uint64_t chain[SIM_CGROUPS], uint32_t card);
+
 /* Engine. A mark stands for a piece of work of this process; 0 for nothing, which is finished. */
 void sim_engine_advance(uint32_t card, uint64_t now_ns); /* under the lock */
 void sim_engine_forget(uint32_t process);                /* under the lock: its queues end with it */

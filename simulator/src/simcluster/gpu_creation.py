@@ -23,12 +23,15 @@ DRIVERS: Final[Mapping[str, tuple[str, str]]] = {
     "570": ("570.124.06", "12.8"),
     "580": ("580.65.06", "13.0"),
     "610": ("610.00", "13.5"),
+    "615": ("615.71.05", "13.4"),
 }
 """Releases that differ in what NVML tells a container, with the CUDA that came with them.
 
 Of 610 no release was seen: the number stands for the branch, the CUDA for the newest headers known here.
 """
 
+LIMITS_SINCE: Final = 615
+"""The first branch that enforces limits of cgroups."""
 CONTEXT_MS: Final = 200.0
 """A context on a card of a data centre: published figures go from 80 ms (GPU-Virt-Bench) to half a second."""
 MODULE_MS: Final = 5.0
@@ -60,6 +63,8 @@ def create(
     kernel_us: float = 0,
     context_ms: float = 0.4,
     module_ms: float = 0,
+    accounting: str = "misc",
+    cgroup_root: Path | str = "",
 ) -> Path:
     """Writes a new machine with these cards and returns its path.
 
@@ -68,6 +73,8 @@ def create(
     the path.
     `kernel_us`, `context_ms` and `module_ms` are how long a kernel takes by default, a context to be made and
     code to be loaded; what a card takes is CONTEXT_MS and MODULE_MS, too long for most tests.
+    `accounting`: how a driver from 615 on accounts memory by cgroup, "misc", "dmem" or "off".
+    `cgroup_root`: a folder that stands for /sys/fs/cgroup (`cgroups`); the kernel's own if empty.
     Raises KeyError for an unknown profile or branch, ValueError for too many cards or an unknown MIG device
     or gauge.
     """
@@ -80,6 +87,9 @@ def create(
     state = layout.State.from_buffer(mmap.mmap(-1, ctypes.sizeof(layout.State)))
     _fill_machine(state, driver_version or first.driver_version, cuda_version or first.cuda_version)
     state.pool_chunk_bytes = pool_chunk_mib * MIB
+    if int((driver_version or first.driver_version).partition(".")[0]) >= LIMITS_SINCE:
+        state.accounting = layout.ACCOUNTING.index(accounting)
+    state.cgroup_root = os.fsencode(cgroup_root)
     _fill_cards(state, specs, seed or str(where.absolute()))
     for card in state.cards[: state.card_count]:
         card.kernel_ns = round(kernel_us * 1e3)

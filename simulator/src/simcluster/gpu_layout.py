@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 12
+LAYOUT_VERSION: Final = 13
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -19,6 +19,11 @@ CONNECTIONS: Final = 32
 QUEUES: Final = 4096
 QUEUE_ITEMS: Final = 1024
 STRIPES: Final = 16
+CGROUPS: Final = 12
+LIMITS: Final = 512
+PATH: Final = 384
+ACCOUNTING: Final = ("off", "misc", "dmem")
+"""How the driver accounts memory by cgroup, by number."""
 SAMPLE_PERIOD_NS: Final = 166_666_667
 ABSENT: Final = 0xFFFFFFFF
 """A gauge that the card does not have."""
@@ -120,6 +125,7 @@ class Process(ctypes.Structure):
         ("pid", i32),
         ("start_time", u64),
         ("pid_namespace", u64),
+        ("cgroups", u64 * CGROUPS),
         ("contained", u32),
         ("context_count", u32 * CARDS),
         ("checkpoint", u32),
@@ -160,19 +166,25 @@ class Ghost(ctypes.Structure):
     ]
 
 
+class Limit(ctypes.Structure):
+    _fields_ = [*_fields(u32, "live card"), *_fields(u64, "cgroup soft hard"), ("path", char * PATH)]
+
+
 class State(ctypes.Structure):
     _fields_ = [
         ("magic", u64),
         ("layout_bytes", u64),
-        *_fields(u32, "layout_version card_count cuda_version process_high driver_unloaded padding"),
+        *_fields(u32, "layout_version card_count cuda_version process_high driver_unloaded accounting"),
         ("driver_version", char * 32),
         ("nvml_version", char * 32),
         *_fields(u64, "created_ns granularity_bytes pool_chunk_bytes"),
         *_fields(u64, "lock sequence recoveries reaped pid_namespace attached exported exports"),
-        *_fields(u32, "record_high record_free ghost_high queue_high"),
+        *_fields(u32, "record_high record_free ghost_high queue_high limit_high padding"),
+        ("cgroup_root", char * PATH),
         ("event_count", u64),
         ("events", Event * EVENTS),
         ("ghosts", Ghost * GHOSTS),
+        ("limits", Limit * LIMITS),
         ("cards", Card * CARDS),
         ("processes", Process * PROCESSES),
         ("records", Record * RECORDS),
