@@ -11,10 +11,12 @@ import ctypes
 import threading
 from collections.abc import AsyncGenerator, Callable
 from itertools import combinations
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
 
+from gpuslice.adapters.gpu.memory_limits import MemoryLimits, read_limits, write_limits
 from gpuslice.adapters.gpu.processes import ProcessReader
 from gpuslice.adapters.gpu.readings import optional, text
 from gpuslice.adapters.gpu.source import (
@@ -63,6 +65,18 @@ class NvmlSource:
         finally:
             with contextlib.suppress(GpuUnavailableError):
                 await self._waiting.call(_translated(lambda: self._driver.unsubscribe(events)), 3.0)
+
+    async def memory_limits(self, uuid: str, cgroup: Path) -> MemoryLimits:
+        """As `MemoryLimiter`."""
+        return await self._questions.call(
+            _translated(lambda: self._driver.ask(lambda: read_limits(uuid, cgroup))), self._timeout_s
+        )
+
+    async def set_memory_limits(self, uuid: str, cgroup: Path, limits: MemoryLimits) -> None:
+        """As `MemoryLimiter`."""
+        await self._questions.call(
+            _translated(lambda: self._driver.ask(lambda: write_limits(uuid, cgroup, limits))), self._timeout_s
+        )
 
     async def close(self) -> None:
         with contextlib.suppress(GpuUnavailableError):
@@ -163,6 +177,10 @@ class _Driver:
                 memory = self._processes[uuid].memory()
                 found += [ProcessReading(pid, uuid, used) for pid, used in memory.items()]
         return tuple(found)
+
+    def ask(self, question: Callable[[], T]) -> T:
+        self._nvml.open()
+        return question()
 
     def subscribe(self) -> Any:
         """An event set with every card in it that can report Xid errors."""
