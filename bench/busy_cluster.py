@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.builders import api_container, api_node, api_pod, make_node, make_placement, make_request
-from tests.e2e.cluster import BindingLog, Cluster, Object
+from tests.e2e.cluster import BindingLog, Card, Cluster, Object
 
 from gpuslice.adapters.kube.errors import NotFoundError
 from gpuslice.adapters.kube.resources import DICT, Resource
@@ -33,6 +34,8 @@ WAITING = (("low", 12), ("low", 6), ("middle", 96))  # in pieces, in smaller pie
 WHOLE_CARD, NO_NODE_HAS = "nvidia.com/gpu", 100
 PRIORITIES = Resource("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", DICT, namespaced=False)
 KUBELETS = 8  # at work at a time
+LARGEST = max(units for _, units in NODES)
+GATE, PROMISED_FOR_S = "bench.gpuslice.io/room", 2.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Want:
     def limits(self, *, whole: bool) -> dict[str, str]:
         if not whole:
             return {GPU_MEM: str(self.units)}
-        return {WHOLE_CARD: str(NO_NODE_HAS if self.units > max(units for _, units in NODES) else 1)}
+        return {WHOLE_CARD: str(NO_NODE_HAS if self.units > LARGEST else 1)}
 
 
 @dataclass(frozen=True)
@@ -108,10 +111,11 @@ class Diary(BindingLog):
 class BusyCluster:
     """Fills the cluster, and plays users, their controllers, kubelets and agents."""
 
-    def __init__(self, made: Cluster, diary: Diary, *, whole: bool, seed: int) -> None:
+    def __init__(self, made: Cluster, diary: Diary, *, whole: bool, gated: bool, seed: int) -> None:
         self.diary, self.writes = diary, Counter[str]()  # requests of ours, which are not the control plane's
         self.wants: dict[str, Want] = {}
         self._made, self._whole, self._dice = made, whole, random.Random(seed)
+        self._gated, self._behind_gates = gated, dict[str, Want]()
 
     async def fill(self, nodes: int) -> None:
         held = list(filled(nodes, self._dice))
@@ -167,8 +171,12 @@ class BusyCluster:
         name = f"{want.priority}-{len(self.wants):05}"
         self.wants[name] = want
         self.diary.asked_at[name] = time.perf_counter()
+        gates = [{"name": GATE}] if self._gated and (want.priority == "low" or want.units > LARGEST) else None
         self.writes["POST pods"] += 1
-        await self._made.client.create(SLIM_PODS, self._pod(name, want), "default")
+        await self._made.client.create(SLIM_PODS, self._pod(name, want, schedulingGates=gates), "default")
+        if gates:
+            self._behind_gates[name] = want
+            self.diary.on_bound.set()
 
     async def come_and_go(self, rate: float, seconds: float) -> None:
         """At this rate a pod that runs ends, and another asks for as much; it may be more important."""
@@ -189,12 +197,50 @@ class BusyCluster:
         with contextlib.suppress(NotFoundError):
             await self._made.remove_pod(name)
 
+    def units_in_use(self) -> int:
+        return sum(self.wants[name].units for name in self.diary.running)
+
     async def nodes(self) -> None:
         """Kubelets and agents; who is evicted is replaced by its controller."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(KUBELETS):
                 tasks.create_task(self._start())
                 tasks.create_task(self._end())
+
+    async def gates(self) -> None:
+        """Opens the gates of pods for which some card has room, the first come first.
+
+        Pods that may preempt have none: kube-scheduler is to choose victims for them. Those that no card
+        holds stay behind theirs.
+        """
+        promised: dict[str, tuple[Card, int, float]] = {}
+        while True:
+            self.diary.on_bound.clear()
+            await self.diary.on_bound.wait()
+            now, sums = time.perf_counter(), self.diary.sums
+            promised = {
+                name: kept
+                for name, kept in promised.items()
+                if name not in self.diary.running and kept[2] > now - PROMISED_FOR_S
+            }
+            free = {card: self.diary.units_of(card[0]) - sums.get(card, 0) for card in self._cards}
+            for card, units, _ in promised.values():
+                free[card] -= units
+            for name, want in list(self._behind_gates.items()):
+                best = min(
+                    (card for card in free if free[card] >= want.units), key=free.__getitem__, default=None
+                )
+                if best is not None:
+                    free[best] -= want.units
+                    promised[name] = best, want.units, now
+                    del self._behind_gates[name]
+                    opened = {"spec": {"schedulingGates": None}}
+                    await self._made.client.merge_patch(SLIM_PODS, name, opened, "default")
+
+    @functools.cached_property
+    def _cards(self) -> list[Card]:
+        kinds = {name: NODES[int(name[-4:]) % len(NODES)] for name in self.diary.units_on}
+        return [(name, str(card)) for name, (cards, _) in kinds.items() for card in range(cards)]
 
     async def _start(self) -> None:
         client = self._made.client

@@ -13,6 +13,15 @@ high priority; who is evicted is created again. Each way has a control plane of 
     empty      the same with an extender that is asked of every pod and decides nothing (`empty_extender.py`)
     gpuslice   parts of cards, the chart's configuration, the extender as the chart starts it
 
+The same with one thing changed, where `--ways` names it:
+
+    unsummed   kube-scheduler does not look at the node's sum before it asks the extender
+    backoff    it waits for 5 to 60 s before it tries a pod again, instead of 1 to 10
+    no_pop     since 1.33 it tries pods before that time has passed if it has nothing else to do; not so here
+               (`SchedulerPopFromBackoffQ=false`). no_pop_backoff: both
+    gates      pods of low priority, and those that no card holds, are behind a scheduling gate, which is
+               opened for those for which a card has room
+
 `--flags=…` are for the extender of `gpuslice`. Per bound pod, while pods come and go:
 
     attempts       of kube-scheduler by result; `woken`: what made it try waiting pods again, by event
@@ -22,6 +31,7 @@ high priority; who is evicted is created again. Each way has a control plane of 
 
 In all:
 
+    in_use         units that pods hold when the last has come, in % of those that they held at first
     wait_ms        creation → bound, p50 and p99 by priority, of those that `came` meanwhile
     unbound        of these, a quarter of a minute later at the latest
     evictions      `in_vain`: of pods for which the pod that preempted them was not bound to that node
@@ -76,14 +86,24 @@ class Way:
     whole: bool = False
     extender: str = "ours"  # or empty, or none
     changes: Mapping[str, Any] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()  # of kube-scheduler
+    sums: bool = True
+    gated: bool = False
 
 
+BACKOFF = {"podInitialBackoffSeconds": 5, "podMaxBackoffSeconds": 60}
+NO_POP = ("--feature-gates=SchedulerPopFromBackoffQ=false",)
 WAYS = {
     each.name: each
     for each in (
         Way("whole", whole=True, extender="none"),
         Way("empty", whole=True, extender="empty"),
         Way("gpuslice"),
+        Way("unsummed", sums=False),
+        Way("backoff", changes=BACKOFF),
+        Way("no_pop", flags=NO_POP),
+        Way("no_pop_backoff", changes=BACKOFF, flags=NO_POP),
+        Way("gates", gated=True),
     )
 }
 
@@ -120,18 +140,19 @@ async def measure(size: Size, way: Way, flags: tuple[str, ...] = ()) -> dict[str
     ):
         diary = Diary(0)
         async with logged(plane, diary) as made, asyncio.TaskGroup() as tasks:
-            busy = BusyCluster(made, diary, whole=way.whole, seed=size.seed)
+            busy = BusyCluster(made, diary, whole=way.whole, gated=way.gated, seed=size.seed)
             await busy.fill(size.nodes)
             ours, scheduler = await asyncio.to_thread(_started, stack, plane, way, flags)
-            nodes = tasks.create_task(busy.nodes())
+            played = [tasks.create_task(each) for each in (busy.nodes(), busy.gates())]
             await busy.wait_in_line(size.waiting)
             await _settled(scheduler, size.waiting)
             watched = Watched(plane, scheduler, ours, diary)
             quiet = watched.counts()
             await asyncio.sleep(IDLE_S)
-            before, own = watched.counts(), Counter(busy.writes)
+            before, own, units = watched.counts(), Counter(busy.writes), busy.units_in_use()
             await busy.come_and_go(size.rate, size.seconds)
             after, own = watched.counts(), busy.writes - own
+            in_use = round(100 * busy.units_in_use() / units, 1)
             important = [name for name, want in busy.wants.items() if want.priority == "high"]
             with contextlib.suppress(TimeoutError):
                 await made.until(
@@ -142,9 +163,16 @@ async def measure(size: Size, way: Way, flags: tuple[str, ...] = ()) -> dict[str
                 name: round((s - quiet.cpu_s[name]) * 1e3 / IDLE_S, 1) for name, s in before.cpu_s.items()
             }
             found = per_pod(before, after, own) | waits(busy, size.waiting) | await evictions(made, diary)
-            nodes.cancel()
+            for each in played:
+                each.cancel()
             await asyncio.to_thread(stack.close)
-    return {"way": way.name, "idle_cpu_ms_per_s": idle, **found, "violations": diary.wrong}
+    return {
+        "way": way.name,
+        "idle_cpu_ms_per_s": idle,
+        **found,
+        "in_use": in_use,
+        "violations": diary.wrong,
+    }
 
 
 def _started(
@@ -156,10 +184,10 @@ def _started(
     elif way.extender == "empty":
         ours = stack.enter_context(empty_extender(plane, 0.0))
     configuration: Object = {**shipped_configuration(ours.url if ours else ""), **way.changes}
-    if way.whole:
-        for section in configuration["extenders"]:
-            section["managedResources"] = [{"name": WHOLE_CARD, "ignoredByScheduler": False}]
-    context = control_plane.scheduler(plane, **scheduler_arguments(configuration))
+    for section in configuration["extenders"]:
+        names = [WHOLE_CARD] if way.whole else [each["name"] for each in section["managedResources"]]
+        section["managedResources"] = [{"name": name, "ignoredByScheduler": not way.sums} for name in names]
+    context = control_plane.scheduler(plane, flags=way.flags, **scheduler_arguments(configuration))
     return ours, stack.enter_context(context)
 
 
@@ -169,7 +197,7 @@ async def _settled(scheduler: Scheduler, waiting: int) -> None:
         while True:
             text = control_plane.fetch(f"{scheduler.url}/metrics").decode()
             pending = totals(text, "scheduler_pending_pods", "queue")
-            if pending.get("unschedulable", 0) + pending.get("backoff", 0) >= waiting:
+            if sum(pending.get(each, 0) for each in ("unschedulable", "backoff", "gated")) >= waiting:
                 return
             await asyncio.sleep(0.5)
 
