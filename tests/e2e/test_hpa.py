@@ -1,44 +1,52 @@
-"""A Deployment is scaled by what its pods hold of their cards: real Prometheus, API server and controllers.
+"""A Deployment is scaled by what its pods hold of their cards and compute on them, and by nothing else.
 
-Between them stands an adapter of this test, as small as the interface of custom metrics allows; what it asks
-Prometheus are the rules that are shipped for Prometheus Adapter. The pods' kubelet and exporter are played.
+Prometheus, Prometheus Adapter, KEDA, API server and controllers are real, and what we ship is used unchanged.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-import os
 import shutil
-import ssl
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 import pytest
-import trustme
-import yaml
 from monitoring.build import ROOT
 
-from gpuslice_demo.ports import free_port
-from tests.e2e import control_plane
+from gpuslice_demo import guard
+from gpuslice_demo.install import manifests
+from gpuslice_demo.nodes import NodePlan
+from gpuslice_demo.places import Places, find_places
+from gpuslice_demo.watching import exporter_manifest
+from simcluster.workload.images import Image
+from tests.e2e import control_plane, scalers
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.kueue import Kubectl
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api, until
-from tests.tools import TOOLS
+from tests.e2e.test_story import RealWorld
 
-PROMETHEUS = shutil.which("prometheus", path=f"{TOOLS}:{os.environ['PATH']}") or ""
-pytestmark = [*ON_A_CONTROL_PLANE, pytest.mark.skipif(not PROMETHEUS, reason="Prometheus is not on PATH")]
+pytestmark = ON_A_CONTROL_PLANE
+WITH_ADAPTER, WITH_KEDA = (
+    pytest.mark.skipif(bool(scalers.missing(files)), reason=scalers.missing(files))
+    for files in (scalers.ADAPTER, scalers.KEDA)
+)
 
 GIB = 1 << 30
 METRIC = "pod_gpu_memory_used_bytes"
-GROUP = "/apis/custom.metrics.k8s.io/v1beta2"
 PODS = "namespaces/default/pods"
 HPAS = "/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers"
 DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
+CONTROLLERS = ("deployment-controller", "replicaset-controller", "horizontal-pod-autoscaler-controller")
+EACH_SECOND = ("--horizontal-pod-autoscaler-sync-period=1s",)
+EXAMPLES = ROOT / "examples" / "scaling"
 
 
 class Infer:
@@ -72,141 +80,26 @@ class Infer:
         return "\n".join([f"# TYPE {family} gauge", *lines[self.unseen :], ""])
 
 
-class Adapter:
-    """custom.metrics.k8s.io for metrics of pods, by the rules that are shipped."""
-
-    def __init__(self, prometheus: str, infer: Infer) -> None:
-        values = yaml.safe_load((ROOT / "monitoring/adapter/prometheus-adapter-values.yaml").read_text())
-        self._rules = {rule["name"]["as"]: rule["metricsQuery"] for rule in values["rules"]["custom"]}
-        self._prometheus, self._infer = prometheus, infer
-
-    def answer(self, path: str) -> str | None:
-        url = urlsplit(path)
-        if url.path == GROUP:
-            shape = {"singularName": "", "namespaced": True, "kind": "MetricValueList", "verbs": ["get"]}
-            resources = [{"name": f"pods/{name}", **shape} for name in self._rules]
-            return json.dumps(
-                {
-                    "kind": "APIResourceList",
-                    "apiVersion": "v1",
-                    "groupVersion": GROUP.removeprefix("/apis/"),
-                    "resources": resources,
-                }
-            )
-        namespace, pods, who, metric = ["", "", *url.path.split("/")][-4:]
-        if pods != "pods" or who not in ("*", "%2A") or metric not in self._rules:
-            return None
-        (selector,) = parse_qs(url.query)["labelSelector"]
-        return json.dumps(self._values(namespace, metric, selector))
-
-    def _values(self, namespace: str, metric: str, selector: str) -> dict[str, Any]:
-        matchers = f'namespace="{namespace}",pod=~"{"|".join(self._infer.pods(selector))}"'
-        asked = self._rules[metric].replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", matchers)
-        with urllib.request.urlopen(f"{self._prometheus}/api/v1/query?query={quote(asked)}") as response:
-            found = json.load(response)["data"]["result"]
-        items = [
-            {
-                "describedObject": {"kind": "Pod", "namespace": namespace, "name": each["metric"]["pod"]},
-                "metric": {"name": metric},
-                "timestamp": "2026-01-01T00:00:00Z",
-                "value": str(int(float(each["value"][1]))),
-            }
-            for each in found
-        ]
-        return {
-            "kind": "MetricValueList",
-            "apiVersion": GROUP.removeprefix("/apis/"),
-            "metadata": {},
-            "items": items,
-        }
-
-
-@contextmanager
-def served(answer: Callable[[str], str | None], context: ssl.SSLContext | None = None) -> Iterator[int]:
-    """The port where GET of a path gets this text; None is a 404."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            text = answer(self.path)
-            body = (text or "").encode()
-            self.send_response(404 if text is None else 200)
-            self.send_header("Content-Type", "application/json" if body[:1] == b"{" else "text/plain")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if context is not None:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@contextmanager
-def prometheus(folder: Path, target: int) -> Iterator[str]:
-    port = free_port()
-    scrape = {"job_name": "exporter", "honor_labels": True, "scrape_interval": "1s"}
-    scrape["static_configs"] = [{"targets": [f"127.0.0.1:{target}"]}]
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
-    command = [PROMETHEUS, f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/tsdb"]
-    command += [f"--web.listen-address=127.0.0.1:{port}"]
-    with control_plane.process("prometheus", folder, command):
-        yield f"http://127.0.0.1:{port}"
-
-
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[tuple[Api, Infer]]:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    trustme.CA().issue_cert("localhost").configure_cert(context)
     with ExitStack() as stack:
-        plane = stack.enter_context(control_plane.api_server(tmp_path))
+        flags = scalers.aggregation_flags(tmp_path)
+        plane = stack.enter_context(control_plane.api_server(tmp_path, flags=flags))
         api, theirs = Api(plane), Api(plane)
         stack.callback(api.close)
         stack.callback(theirs.close)
         infer = Infer(theirs)
-        exporter = stack.enter_context(served(lambda path: infer.page() if path == "/metrics" else None))
-        url = stack.enter_context(prometheus(tmp_path, exporter))
-        port = stack.enter_context(served(Adapter(url, infer).answer, context))
-        _announced(api, port)
-        flags = ("--horizontal-pod-autoscaler-sync-period=1s",)
-        controllers = (
-            "deployment-controller",
-            "replicaset-controller",
-            "horizontal-pod-autoscaler-controller",
+        exporter = stack.enter_context(
+            scalers.served(lambda path: infer.page() if path == "/metrics" else None)
         )
-        stack.enter_context(control_plane.controller_manager(plane, *controllers, flags=flags))
+        scraped = {"job_name": "exporter", "static_configs": [{"targets": [f"127.0.0.1:{exporter}"]}]}
+        stack.enter_context(scalers.prometheus(tmp_path, scraped))
+        stack.enter_context(scalers.prometheus_adapter(plane, api))
+        stack.enter_context(control_plane.controller_manager(plane, *CONTROLLERS, flags=EACH_SECOND))
         yield api, infer
 
 
-def _announced(api: Api, port: int) -> None:
-    """The adapter as an API service, which the API server finds by an external name."""
-    spec = {"type": "ExternalName", "externalName": "localhost", "ports": [{"port": port}]}
-    api.create("namespaces/kube-system/services", {"metadata": {"name": "adapter"}, "spec": spec})
-    service = {
-        "apiVersion": "apiregistration.k8s.io/v1",
-        "kind": "APIService",
-        "metadata": {"name": "v1beta2.custom.metrics.k8s.io"},
-        "spec": {
-            "group": "custom.metrics.k8s.io",
-            "version": "v1beta2",
-            "groupPriorityMinimum": 100,
-            "versionPriority": 100,
-            "insecureSkipTLSVerify": True,
-            "service": {"name": "adapter", "namespace": "kube-system", "port": port},
-        },
-    }
-    api.create("/apis/apiregistration.k8s.io/v1/apiservices", service)
-
-
+@WITH_ADAPTER
 def test_replicas_follow_the_memory_that_their_pods_hold(here: tuple[Api, Infer]) -> None:
     api, infer = here
     labels = {"app": "infer"}
@@ -258,3 +151,141 @@ def test_replicas_follow_the_memory_that_their_pods_hold(here: tuple[Api, Infer]
     assert replicas() == 3
     infer.unseen = 0
     until(lambda: replicas() == 1, f"3 GiB are one; {says()}", 120)
+
+
+# -- what is shipped, with real exporters -------------------------------------------------------------------
+
+BUSY = "busy"  # a file in the world's folder; from then on each replica keeps its card busy
+QUIET_LEVEL, BUSY_LEVEL, TARGET = 55, 90, 60
+MORE_THAN_IT_IS = TARGET * 1.1  # percent; the autoscaler would add a replica
+
+
+class ScaledWorld(RealWorld):
+    """One node with its agent and exporter, and Kubernetes' own controllers."""
+
+    async def _start_controllers(self) -> None:
+        names = (*CONTROLLERS, "daemonset-controller", "node-lifecycle-controller")
+        await asyncio.to_thread(
+            self._sync.enter_context, control_plane.controller_manager(self._plane, *names, flags=EACH_SECOND)
+        )
+
+    def _api_flags(self) -> tuple[str, ...]:
+        return scalers.aggregation_flags(self.places.folder)
+
+    def _images(self) -> dict[str, Image]:
+        """The example's server, which computes for this percentage of the time."""
+        load = f"{Path(sys.executable).parent}/gpuslice load -t 1002 -d 3600 --level"
+        busy = self.places.folder / BUSY
+        script = (
+            f"{load} {QUIET_LEVEL} & until [ -e {busy} ]; do sleep 1; done; kill $!; exec {load} {BUSY_LEVEL}"
+        )
+        server = Image(entrypoint=("sh", "-c", script, "vllm"))
+        return {**super()._images(), "vllm/vllm-openai:v0.11.0": server}
+
+    @property
+    def plane(self) -> ControlPlane:
+        return self._plane
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    found = find_places()
+    yield found
+    guard.end(found.mark.encode())
+    shutil.rmtree(found.root, ignore_errors=True)
+
+
+class Watched:
+    """What the autoscaler has measured and done so far."""
+
+    def __init__(self, plane: ControlPlane, prometheus: str, name: str) -> None:
+        self._api, self._prometheus, self._name = Api(plane), prometheus, name
+        self.most = 0.0
+
+    def close(self) -> None:
+        self._api.close()
+
+    def replicas(self) -> int:
+        return int(self._api.get(f"{DEPLOYMENTS}/infer")["spec"]["replicas"])
+
+    def measured(self) -> float:
+        """Percent; 0 while it knows none."""
+        status = self._api.get(f"{HPAS}/{self._name}").get("status", {})
+        for source in (
+            each.get("pods") or each.get("external") for each in status.get("currentMetrics") or ()
+        ):
+            if source:  # else it has no value yet
+                text = str(source["current"].get("averageValue") or source["current"].get("value"))
+                found = int(text[:-1]) / 1000 if text.endswith("m") else float(text)
+                self.most = max(self.most, found)
+                return found
+        return 0.0
+
+    def exporters(self) -> int:
+        """Those whose series are among the last minute's, over which the shipped queries average."""
+        self.measured()
+        asked = "count(count by (instance) (count_over_time(gpuslice_container_sm_utilization_ratio[1m])))"
+        with urllib.request.urlopen(f"{self._prometheus}/api/v1/query?query={quote(asked)}") as response:
+            found = json.load(response)["data"]["result"]
+        return int(found[0]["value"][1]) if found else 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("scaler", "example", "autoscaler"),
+    [
+        pytest.param(scalers.prometheus_adapter, "hpa.yaml", "infer", id="adapter", marks=WITH_ADAPTER),
+        pytest.param(scalers.keda, "keda.yaml", "keda-hpa-infer", id="keda", marks=WITH_KEDA),
+    ],
+)
+async def test_replicas_follow_what_they_compute_and_not_that_an_exporter_is_replaced(
+    scaler: Callable[[ControlPlane, Api], AbstractContextManager[None]],
+    example: str,
+    autoscaler: str,
+    places: Places,
+) -> None:
+    node = NodePlan("n1", "192.168.2.1", ("V100-SXM2-16GB",), {"cgpu": "true"})
+    async with ScaledWorld(places.below("s"), [node]) as world:
+        with ExitStack() as stack:
+            try:
+                await asyncio.to_thread(_scale, stack, world, scaler, example, autoscaler)
+            finally:
+                await asyncio.to_thread(stack.close)
+
+
+def _scale(
+    stack: ExitStack,
+    world: ScaledWorld,
+    scaler: Callable[[ControlPlane, Api], AbstractContextManager[None]],
+    example: str,
+    autoscaler: str,
+) -> None:
+    plane, kubectl = world.plane, Kubectl(world.plane)
+    kubectl("apply", "-f", "-", given=manifests(world.places, world.extender_port))
+    kubectl("apply", "-f", "-", given=exporter_manifest(world.places, world.exporter_port))
+    kubectl("apply", "-f", str(EXAMPLES / "infer.yaml"))
+    kubectl("wait", "deployment/infer", "--for=condition=Available", "--timeout=120s")
+    scraped = stack.enter_context(scalers.exporters(plane))
+    prometheus = stack.enter_context(scalers.prometheus(plane.folder, scraped))
+    api = stack.enter_context(contextlib.closing(Api(plane)))
+    stack.enter_context(scaler(plane, api))
+    kubectl("wait", "apiservice", "--all", "--for=condition=Available", "--timeout=120s")
+    kubectl("apply", "-f", str(EXAMPLES / example))
+    kubectl("wait", f"hpa/{autoscaler}", "--for=create", "--timeout=120s")
+    watched = stack.enter_context(contextlib.closing(Watched(plane, prometheus, autoscaler)))
+    until(
+        lambda: watched.measured() > QUIET_LEVEL * 0.9,
+        f"it sees what one replica computes: {watched.most}",
+        240,
+    )
+
+    for _ in range(2):
+        kubectl("delete", "pod", "-n", "kube-system", "-l", "component=gpuslice-exporter")
+        kubectl("rollout", "status", "-n", "kube-system", "daemonset/gpuslice-exporter", "--timeout=120s")
+    until(lambda: watched.exporters() > 1, "Prometheus has series of both", 60)
+    until(lambda: watched.exporters() == 1, "and then those of the last alone", 180)
+    assert watched.most < MORE_THAN_IT_IS
+    assert watched.replicas() == 1
+
+    (world.places.folder / BUSY).touch()
+    until(lambda: watched.replicas() > 1, f"a busy replica gets help: {watched.most}", 240)

@@ -43,7 +43,7 @@ class RealWorld(World):
         folder.mkdir()
         self._sync = contextlib.ExitStack()
         self._stack.callback(self._sync.close)
-        plane = control_plane.api_server(folder, flags=self._flags())
+        plane = control_plane.api_server(folder, flags=self._api_flags())
         self._plane = await asyncio.to_thread(self._sync.enter_context, plane)
         shutil.copy(self._plane.kubeconfig, self.places.kubeconfig)
         connection = connect(os.environ, kubeconfig=str(self.places.kubeconfig))
@@ -55,6 +55,9 @@ class RealWorld(World):
             self._plane, extenders, flags=self._flags(), percentageOfNodesToScore=100
         )
         await asyncio.to_thread(self._sync.enter_context, context)
+
+    def _api_flags(self) -> tuple[str, ...]:
+        return self._flags()
 
     @staticmethod
     def _flags() -> tuple[str, ...]:

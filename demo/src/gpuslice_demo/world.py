@@ -30,7 +30,7 @@ from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.scheduler import configuration
 from simcluster.scheduler.loop import Scheduler
-from simcluster.workload.images import ImageRegistry
+from simcluster.workload.images import Image, ImageRegistry
 
 T = TypeVar("T")
 
@@ -67,9 +67,9 @@ class World:
         try:
             self._failed = asyncio.get_running_loop().create_future()
             self._client = KubeClient(await self._enter(await self._api_server()))
-            self._run(Controllers(self._client).run(), "controllers")
+            await self._start_controllers()
             await self._start_scheduler()
-            registry = ImageRegistry(self.places.driver, product_image())
+            registry = ImageRegistry(self.places.driver, self._images())
             for number, plan in enumerate(self._plans):
                 settings = self._settings(plan, self.places.folder / f"n{number}")
                 if plan.exclusive:
@@ -131,6 +131,13 @@ class World:
         server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
         self.places.kubeconfig.write_text(server.kubeconfig())
         return HttpTransport(Connection(server.url), connections=CONNECTIONS)
+
+    async def _start_controllers(self) -> None:
+        self._run(Controllers(self._client).run(), "controllers")
+
+    def _images(self) -> dict[str, Image]:
+        """Those that only this cluster's registry has."""
+        return product_image()
 
     async def _start_scheduler(self) -> None:
         """kube-scheduler with the extender in its configuration."""
