@@ -27,7 +27,8 @@ struct share {
 /* The total is at most the card's, and the free memory at most what is free on the card. */
 static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t card_free)
 {
-    struct share share = {.total = card->limit_bytes < card_total ? card->limit_bytes : card_total};
+    uint64_t limit_bytes = card->limit_bytes;
+    struct share share = {.total = limit_bytes < card_total ? limit_bytes : card_total};
     share.used = gs_used_snapshot(card);
     share.free = share.used < share.total ? share.total - share.used : 0;
     share.free = share.free < card_free ? share.free : card_free;
@@ -36,7 +37,11 @@ static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t
 
 static uint32_t narrow(uint64_t bytes) { return bytes < UINT32_MAX ? (uint32_t)bytes : UINT32_MAX; }
 
-static struct gs_card *limited(struct gs_card *card) { return card && card->limit_bytes != GS_NO_LIMIT ? card : NULL; }
+static struct gs_card *limited(struct gs_card *card)
+{
+    gs_cards_look(gs_coarse_ns());
+    return card && card->limit_bytes != GS_NO_LIMIT ? card : NULL;
+}
 
 /* A program may ask for one of the two alone. */
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)

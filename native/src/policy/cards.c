@@ -7,6 +7,7 @@
 #include "system/at_fork.h"
 
 #define DEVICES 128
+#define LOOK_EVERY_NS UINT64_C(100000000)
 
 struct gs_accounts gs_accounts;
 struct gs_table gs_held;
@@ -17,8 +18,16 @@ static struct gs_card foreign_card = {.index = GPUSLICE_CARDS};
 static uint32_t card_count;
 static struct gs_card *device_cards[DEVICES];
 
+static struct {
+    char path[GS_PATH_ROOM]; /* "" before the start */
+    struct gs_limits limits;
+    _Atomic uint64_t looked_ns;
+    struct gs_lock lock;
+} followed;
+
 static void forget(void)
 {
+    followed.lock = (struct gs_lock){0};
     gs_accounts_forget(&gs_accounts);
     gs_table_forget(&gs_held);
 }
@@ -35,6 +44,39 @@ void gs_cards_make(const struct gs_limits *limits)
         memcpy(card->uuid, limit->uuid, sizeof card->uuid);
         gs_accounts_show_limit(&gs_accounts, card->index, limit->memory_bytes, limit->compute_percent);
     }
+}
+
+void gs_cards_follow(const char *limits_path)
+{
+    size_t length = strlen(limits_path);
+    atomic_store(&followed.looked_ns, gs_coarse_ns());
+    if (length < sizeof followed.path)
+        memmove(followed.path, limits_path, length + 1); /* memcpy() has newer versions than the oldest glibc */
+}
+
+static void read_again(void)
+{
+    if (!*followed.path || gs_limits_read(followed.path, &followed.limits) != GS_LIMITS_READ)
+        return; /* what was allowed last stays allowed */
+    for (uint32_t i = 0; i < followed.limits.count; i++) {
+        const struct gs_limit *limit = &followed.limits.cards[i];
+        struct gs_card *card = gs_card_of_uuid(limit->uuid);
+        if (card == &foreign_card || card->limit_bytes == limit->memory_bytes)
+            continue;
+        card->limit_bytes = limit->memory_bytes;
+        gs_accounts_show_limit(&gs_accounts, card->index, limit->memory_bytes, limit->compute_percent);
+    }
+}
+
+/* The agent replaces the file, so that each reading is of one piece. */
+void gs_cards_look(uint64_t now)
+{
+    uint64_t last = atomic_load_explicit(&followed.looked_ns, memory_order_relaxed);
+    if (now - last < LOOK_EVERY_NS || !atomic_compare_exchange_strong(&followed.looked_ns, &last, now))
+        return;
+    gs_lock(&followed.lock);
+    read_again();
+    gs_unlock(&followed.lock);
 }
 
 /* The 16 bytes that a uuid spells, whatever its prefix. */

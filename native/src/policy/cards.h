@@ -14,14 +14,17 @@
 #define GS_PAGE_BYTES (UINT64_C(2) << 20) /* the driver allocates physical memory in these */
 
 struct gs_card {
-    uint32_t index;        /* in the region; GPUSLICE_CARDS for a card that is not ours */
-    uint64_t limit_bytes;  /* GS_NO_LIMIT for none; 0 for a card that is not ours */
-    struct gs_share share; /* of compute; weight 0: not limited */
+    uint32_t index;               /* in the region; GPUSLICE_CARDS for a card that is not ours */
+    _Atomic uint64_t limit_bytes; /* GS_NO_LIMIT for none; 0 for a card that is not ours; changes while we run */
+    struct gs_share share;        /* of compute; weight 0: not limited */
     char uuid[GPUSLICE_UUID_BYTES];
 };
 
 extern struct gs_accounts gs_accounts;
 void gs_cards_make(const struct gs_limits *limits);
+/* From that file, later: its memory limits are in force a moment after they have changed there. */
+void gs_cards_follow(const char *limits_path);
+void gs_cards_look(uint64_t now); /* cheap enough for each allocation; `now` by the coarse clock */
 
 /* NULL if the driver does not identify the card: then let the driver answer the call. */
 struct gs_card *gs_card_of_device(CUdevice device);

@@ -120,7 +120,7 @@ bool gs_limits_parse(const char *text, size_t bytes, struct gs_limits *limits)
 
 enum gs_limits_state gs_limits_read(const char *path, struct gs_limits *limits)
 {
-    static char text[GS_LIMITS_FILE_BYTES]; /* filled by one thread, once */
+    static char text[GS_LIMITS_FILE_BYTES]; /* filled by one thread at a time */
     memset(limits, 0, sizeof *limits);
     long bytes = gs_read_file(path, text, sizeof text);
     if (bytes == GS_NO_FILE)

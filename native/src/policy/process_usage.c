@@ -261,6 +261,7 @@ static void measure_if_due(struct gs_card *card, uint64_t now)
 void gs_measure_sometimes(struct gs_card *card)
 {
     uint64_t now = gs_accounts_look(&gs_accounts);
+    gs_cards_look(now);
     measure_if_due(card, now);
     for (uint32_t i = 0; i < gs_card_count(); i++)
         if (gs_card_at(i) != card)

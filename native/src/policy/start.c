@@ -53,6 +53,13 @@ static enum gs_limits_state read_limits_at(const char *prefix, struct gs_limits 
     return join(path, prefix, "/etc/gpuslice/limits") ? gs_limits_read(path, limits) : GS_LIMITS_CORRUPT;
 }
 
+static void follow_limits_at(const char *prefix)
+{
+    char path[PATH_ROOM];
+    if (join(path, prefix, "/etc/gpuslice/limits"))
+        gs_cards_follow(path);
+}
+
 static void open_accounts_at(const char *prefix)
 {
     char path[PATH_ROOM];
@@ -78,6 +85,7 @@ static bool activate(void)
         return false;
     open_accounts_at(prefix);
     gs_cards_make(&limits);
+    follow_limits_at(prefix);
     gs_figures_start(prefix);
     gs_throttle_start(prefix);
     gs_watch_forks();
