@@ -7,6 +7,7 @@ whenever the test says so, before, amid and after the second's take-over.
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.binder import LONGEST_REQUEST_S
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
-from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_GRANTED, ANN_INDEX, ANN_POD_UNITS, ANN_REQUEST
 from simcluster.cluster.faults import Fault
 from tests.integration.extender_rig import Api
 from tests.integration.virtual import HeldTransport, Message, Network, Process, VirtualLoop
@@ -82,8 +83,9 @@ class Succession:
         for pod in self.api.pods():
             if pod["spec"].get("nodeName"):
                 annotations = pod["metadata"]["annotations"]
-                card = annotations[ANN_INDEX]
-                sums[card] = sums.get(card, 0) + int(annotations[ANN_POD_UNITS])
+                card, granted = annotations[ANN_INDEX], json.loads(annotations.get(ANN_GRANTED, "{}"))
+                units = int(annotations[ANN_POD_UNITS])
+                sums[card] = sums.get(card, 0) + granted.get("main", units)
         return sums
 
     def close(self) -> None:
@@ -148,6 +150,54 @@ def test_what_the_first_leader_sent_does_nothing_once_the_second_answers(
     assert all(units <= 15 for units in world.held().values())
     assert len(world.held()) == 3
     world.until_ready(world.second)
+    assert list(world.second.extender.ledger.overcommitted()) == []
+    assert world.held() == {
+        str(card): 15 - left for card, left in enumerate(world.second.extender.ledger.snapshot()["n1"].left)
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_grant_that_the_first_leader_sent_late_takes_no_card_from_whom_the_second_bound(
+    succession: Succession, seed: int
+) -> None:
+    dice = random.Random(seed)
+    world, network = succession, succession.network
+    running = world.pods[::3]  # of 9 units each
+    for pod in running:
+        world.first.bind(pod)
+    world.loop.settle()
+    network.calm()
+    for pod in running:
+        wish = {ANN_ASSIGNED: "true", ANN_REQUEST: str(dice.choice((12, 15)))}
+        path = f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}"
+        world.api.patch(path, {"metadata": {"annotations": wish}})
+    held_back: list[Message] = []
+    while not held_back:
+        for stream in network.streams:
+            while stream.pending:
+                network.deliver_line(stream)
+        held_back = [each for each in world.sent_by(world.first) if "/pods/" in each.request.path]
+        for message in [each for each in network.messages if each not in held_back]:
+            network.deliver(message)
+        world.loop.advance(0.1)
+    world.first.process.kill()
+    network.forget(world.first.process)
+    network.messages = [each for each in network.messages if each.sender is world.second.process]
+
+    late_s = [dice.uniform(0, 60) for _ in held_back]  # when each of them arrives after all
+    small = [world.api.add_pod(f"late-{number}", "4") for number in range(6)]
+    began_s = world.loop.time()
+    for _ in range(400):
+        network.calm()
+        world.loop.advance(0.25)
+        for at_s, message in zip(late_s, held_back, strict=True):
+            if began_s + at_s <= world.loop.time() < began_s + at_s + 0.25:
+                world.api.cluster.handle(message.request)
+        if small and not world.second.extender.not_ready():  # into the room that the grants are to take
+            world.second.bind(small.pop())
+            world.loop.settle()
+    network.calm()
+    assert all(units <= 15 for units in world.held().values()), world.held()
     assert list(world.second.extender.ledger.overcommitted()) == []
     assert world.held() == {
         str(card): 15 - left for card, left in enumerate(world.second.extender.ledger.snapshot()["n1"].left)

@@ -29,6 +29,7 @@ from gpuslice.core.contract import (
     ANN_ASSUME_TIME,
     ANN_CARD_UNITS,
     ANN_CORE,
+    ANN_GRANTED,
     ANN_INDEX,
     ANN_MEANT,
     ANN_POD_UNITS,
@@ -49,6 +50,7 @@ from gpuslice.core.model import (
     Request,
     Tier,
 )
+from gpuslice.core.resize import encode_granted, with_amounts
 from gpuslice.core.units import MOST_UNITS
 from tests.builders import make_card, make_node, make_placement, make_request
 
@@ -72,12 +74,15 @@ def test_a_placement_is_written_in_both_protocols() -> None:
 def test_what_a_pod_is_given_fits_beside_its_own(containers: int, cards: int, compute: bool) -> None:
     """With cards of the longest names, each container's tier, a trace and the cards it is moved to."""
     percent = 5 if compute and cards == 1 else 0
-    asking = tuple(ContainerRequest("c" * 63, index, 20_000 * cards, percent) for index in range(containers))
+    names = [f"{index:063}" for index in range(containers)]
+    asking = tuple(ContainerRequest(name, index, 20_000 * cards, percent) for index, name in enumerate(names))
     request = Request(20_000 * containers * cards, cards, percent * containers, asking, containers)
     node = Node("n1", tuple(Card(index, f"GPU-{index:036}", 81920, MOST_UNITS) for index in range(cards)))
     where = Placement("n1", tuple(CardSlice(index, 20_000 * containers, percent) for index in range(cards)))
     given = placement_annotations(where, request, node, 10**18)
-    tiers = {f"{index:063}": Tier.WATCHDOG for index in range(containers)}
+    tiers = dict.fromkeys(names, Tier.WATCHDOG)
+    grown = with_amounts(request, dict.fromkeys(names, MOST_UNITS))
+    given[ANN_GRANTED] = str(encode_granted(grown))
     given |= {ANN_MEANT: given[ANN_INDEX], ANN_TIERS: str(encode_tiers(tiers)), ANN_TRACEPARENT: "0" * 55}
     size = sum(len(name) + len(value) for name, value in given.items())
     fits = {"a": "x" * (LARGEST_BYTES - size - 1)}

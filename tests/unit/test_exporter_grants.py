@@ -31,8 +31,9 @@ from gpuslice.apps.exporter.device_grants import (
 from gpuslice.apps.exporter.node_pods import KnownPod, LogFolders, NodePods, known_pod
 from gpuslice.apps.exporter.owners import CHECK_EVERY, Owners
 from gpuslice.core.attribution import ContainerKey, Stranger
-from gpuslice.core.contract import CLAIM_DRIVER
+from gpuslice.core.contract import ANN_GRANTED, CLAIM_DRIVER
 from gpuslice.core.device_assignment import DeviceAssignment
+from tests.builders import api_pod
 
 MIB = 1 << 20
 UID = "0e1c2d3f-0000-4000-8000-00000000000a"
@@ -76,6 +77,15 @@ def test_each_sharing_scheme_has_its_own_device_ids(
     resource: str, identifier: str, expected: DeviceGrant
 ) -> None:
     assert grants_of({resource: [assignment(identifier)]}).of(CARD) == {APP: expected}
+
+
+def test_what_a_running_pod_was_granted_counts_beside_its_device_ids() -> None:
+    document = api_pod("app-0", "4", node="n1", annotations={ANN_GRANTED: '{"main":10}'})
+    pods = NodePods()
+    pods.put(known_pod(msgspec.convert(document, objects.Pod)))
+    held = assignment(*(f"GPU-{card}-_-{unit}" for card in "ab" for unit in (0, 1)))
+    found = grants_of({"aliyun.com/gpu-mem": [held]}, added=pods.added())
+    assert [found.by_device[f"GPU-{card}"][APP].units for card in "ab"] == [5, 5]
 
 
 def test_mig_devices_of_one_instance_share_its_memory() -> None:

@@ -26,6 +26,7 @@ from gpuslice.core.contract import (
     ANN_CARD_UNITS,
     ANN_INDEX,
     ANN_POD_UNITS,
+    ANN_REQUEST,
     ANN_VISIBLE,
     CARDS_NAMES,
     ENV_CARD_UNITS,
@@ -49,6 +50,7 @@ from gpuslice.core.model import Request
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import min_tier, names_in
+from gpuslice.core.resize import wanted
 
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -171,6 +173,7 @@ def validate(pod: PodForm, rules: AdmissionRules, user: User = NOBODY) -> Verdic
         if pod.request is not None:
             _check_environment(pod, rules)
             check_room(pod.annotations, pod.request)
+            wanted(pod.annotations, pod.request)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     for each in pod.containers:
@@ -196,6 +199,8 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
             min_tier(new.labels)
         if any(old.labels.get(each) != new.labels.get(each) for each in (LABEL_GROUP_NAME, LABEL_GROUP_MIN)):
             pod_group(new.labels)
+        if old.annotations.get(ANN_REQUEST) != new.annotations.get(ANN_REQUEST) and new.request is not None:
+            wanted(new.annotations, new.request)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     return Verdict(pod=new)

@@ -137,8 +137,8 @@ def check_room(annotations: Mapping[str, str], request: Request) -> None:
     """Raises `InvalidRequestError` if a pod's own annotations leave no room for those that it is to get."""
     own = [text for pair in annotations.items() if pair[0] not in POD_ANNOTATION_WRITERS for text in pair]
     containers, cards = len(request.containers), request.card_count
-    # a card's uuid and index, a container's name with its tier, and its amounts on each card
-    needed = 1024 + 96 * cards + containers * (128 + 20 * cards)
+    # a card's uuid and index, a container's name with its tier and its grant, and its amounts on each card
+    needed = 1024 + 96 * cards + containers * (208 + 20 * cards)
     if sum(map(len, own)) > (LARGEST_BYTES - needed) // 4:  # else they are few, whatever they are
         size = sum(len(text.encode()) for text in own)
         if size > LARGEST_BYTES - needed:

@@ -47,9 +47,11 @@ ANN_ALLOCATION = "scheduler.framework.gpushare.allocation"  # {"<container>": {"
 ANN_CORE = "gpushare.alibabacloud.com/core-percentage"  # {"<container>": {"<card>": percent}}
 ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices where those are not known
 ANN_LATENCY_CLASS = "gpuslice.io/latency-class"  # of a pod: interactive; anything else is batch
+ANN_REQUEST = "gpuslice.io/memory-request"  # of a pod, by its author, while it runs: units it wants
 ANN_BINDS = "gpuslice.io/binds"  # of the extender's journal, a Lease: uids of pods that are being bound
 ANN_TIERS = "gpuslice.io/tiers"  # of a pod, by the agent: {"<container>": tier} where it is not the node's
 ANN_TRACEPARENT = "gpuslice.io/traceparent"  # W3C trace context of the bind, where traces are collected
+ANN_GRANTED = "gpuslice.io/memory-granted"  # {"<container>": units}, where it is not what the spec says
 ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that was taken off its card
 
 # -- node annotations and labels ---------------------------------------------------------------------
@@ -79,6 +81,7 @@ POD_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys((ANN_INDEX, ANN_POD_UNITS, ANN_CARD_UNITS, ANN_ASSUME_TIME), (EXTENDER, AGENT)),
         **dict.fromkeys((ANN_ASSIGNED, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE, ANN_MEANT), (EXTENDER, AGENT)),
+        ANN_GRANTED: (EXTENDER, AGENT),
         ANN_TIERS: (AGENT,),
         ANN_TRACEPARENT: (EXTENDER,),
     }

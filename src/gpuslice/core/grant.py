@@ -20,7 +20,7 @@ from gpuslice.core.contract import (
     card_of_device_id,
 )
 from gpuslice.core.errors import GpusliceError
-from gpuslice.core.model import Card, CardSlice, Node, Placement
+from gpuslice.core.model import Card, CardSlice, ContainerRequest, Node, Placement
 from gpuslice.core.units import limit_mib
 
 
@@ -65,18 +65,29 @@ def container_grant(
     pod_units: int | None = None,
     compute_percent: int = 0,
     isolation: bool = True,
+    added: int = 0,
 ) -> Grant:
     """What a container with these device ids gets on `node`.
 
-    `pod_units` is what the whole pod holds, if known; otherwise the container's own amount is used. Raises
-    `GrantError` if there are no ids or one names a card that the node does not have.
+    `pod_units` is what the whole pod holds, if known; otherwise the container's own amount is used. `added`:
+    units beyond the ids, evenly on the same cards. Raises `GrantError` if there are no ids or one names a
+    card that the node does not have.
     """
     units = units_per_card(device_ids)
     if not units:
         raise GrantError(f"node {node.name}: no device ids to grant, there must be at least one")
+    units = {uuid: count + added // len(units) for uuid, count in units.items()}
     return grant_of_units(
         units, node, pod_units=pod_units, compute_percent=compute_percent, isolation=isolation
     )
+
+
+def grant_to(container: ContainerRequest | None, device_ids: Iterable[str], node: Node) -> Grant:
+    """The same for a container whose request is known: what was added to it, and its share of compute."""
+    if container is None:
+        return container_grant(device_ids, node)
+    percent, added = container.compute_percent, container.added
+    return container_grant(device_ids, node, compute_percent=percent, added=added)
 
 
 def grant_of_units(

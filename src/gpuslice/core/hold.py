@@ -29,6 +29,7 @@ class HoldKind(StrEnum):
     """
 
     BOUND = "bound"  # it is on the node, until it is finished or gone
+    GROWING = "growing"  # bound, and being granted more: until another version of the pod is seen
     ASSUMED = "assumed"  # its binding is in flight, and holds until the API server shows it or refuses
     NOMINATED = "nominated"  # before kube-scheduler asks: no promise, the first to come takes the cards
     GROUP = "group"  # for a member of a pod group, until the others have theirs too
@@ -65,7 +66,7 @@ class Hold:
 
     @property
     def is_bound(self) -> bool:
-        return self.kind is HoldKind.BOUND
+        return self.kind in (HoldKind.BOUND, HoldKind.GROWING)
 
     @property
     def unplaced_units(self) -> int:
@@ -96,6 +97,8 @@ def hold_of(pod: Pod, before: Hold | None) -> Hold | None:
     """What `pod` holds by its own annotations; before it is bound only what was decided here counts."""
     if not pod.node:
         return replace(before, pod=pod) if before is not None and not before.is_bound else None
+    if before is not None and before.kind is HoldKind.GROWING and 0 < pod.version <= before.pod.version:
+        return before  # the grant is conditional on this version, and on its way
     return Hold(pod, pod.placement) if pod.placement is not None or pod.request is not None else None
 
 

@@ -190,6 +190,16 @@ class NodeHolds:
         fits = why_not(self.open_to(self.kept_from(uid, priority)), request) is Fit.YES
         return Fit.YES if fits else Fit.HELD
 
+    def beside(self, pod: Pod) -> tuple[tuple[str, int], ...]:
+        """The other pods on its cards, by name, with the units that they hold there."""
+        cards = {part.card for part in pod.placement.slices} if pod.placement is not None else set()
+        found = []
+        for each in self.by_uid.values():
+            if each.placement is not None and each.pod.uid != pod.uid:
+                units = sum(part.units for part in each.placement.slices if part.card in cards)
+                found += [(each.pod.key, units)] if units else []
+        return tuple(sorted(found))
+
     def comes_free(self, placement: Placement) -> bool:
         """Whether a pod that is leaving is still on one of these cards."""
         cards = {part.card for part in placement.slices}

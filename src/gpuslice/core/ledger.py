@@ -78,9 +78,7 @@ class Ledger:
         self.nominated: dict[str, str] = {}  # uid → node, by the status of waiting pods
         self.holds = Holds()
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
-        self._without_cards: dict[
-            str, Shape
-        ] = {}  # by uid, pods on nodes with cards that the listener knows of
+        self._without_cards: dict[str, Shape] = {}  # by uid, on nodes with cards, that the listener knows of
         self.gone: OrderedDict[str, None] = OrderedDict()  # uids of deleted and finished pods, the newest
         self._stale: dict[str, None] = {}  # nodes whose row is out of date, in order of change
 
@@ -200,6 +198,12 @@ class Ledger:
         hold = self.holds.of(uid)
         if hold is not None and not hold.is_bound:
             self._drop(uid)
+
+    def grow(self, pod: Pod, kind: HoldKind = HoldKind.GROWING) -> None:
+        """Hold for a bound pod what `pod` says while that is being written; as BOUND what is known again."""
+        if pod.uid in self.pods:
+            self._drop(pod.uid)
+            self._hold(Hold(pod, pod.placement, kind))
 
     def assumed(self) -> list[Hold]:
         """Placements that the API server has not shown as bound yet, oldest first."""

@@ -116,13 +116,22 @@ class ContainerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """What one container asks for. `index` is its position in its own list of the pod spec."""
+    """What one container asks for. `index` is its position in its own list of the pod spec.
+
+    `added`: the part of `units` that its pod's spec does not say, granted while it runs (`core.resize`).
+    """
 
     name: str
     index: int
     units: int
     compute_percent: int = 0
     kind: ContainerKind = ContainerKind.APP
+    added: int = 0
+
+    @property
+    def devices(self) -> int:
+        """How many device ids kubelet gives it."""
+        return self.units - self.added
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +187,7 @@ class Pod:
     `placement` is what its annotations say, None if they say nothing; `problem` is why they cannot be read.
     `finished`: phase Succeeded or Failed, so its containers are gone. `terminating` pods still hold memory.
     `request` is None for a pod that asks for nothing of ours, and for one whose request is wrong (`problem`).
+    `wanted`: what its author wants it to hold instead, if it was ever changed while it runs (`core.resize`).
     """
 
     uid: str
@@ -186,6 +196,7 @@ class Pod:
     node: str = ""
     request: Request | None = None
     placement: Placement | None = None
+    wanted: Request | None = None
     assigned: bool = False
     assume_time_ns: int = 0
     finished: bool = False
@@ -204,6 +215,11 @@ class Pod:
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    def container(self, name: str) -> ContainerRequest | None:
+        """Of those that ask for a part of a card."""
+        asking = self.request.containers if self.request is not None else ()
+        return next((each for each in asking if each.name == name), None)
 
     @property
     def resource_version(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from gpuslice.core.contract import NAME_SETS, ResourceNames
 from gpuslice.core.hami import CORES, MEMORY, MEMORY_PERCENT
 from gpuslice.core.lookalikes import resource_hint
+from gpuslice.core.model import Refusal
 from gpuslice.core.quantity import whole_number
 
 Object = Mapping[str, Any]
@@ -33,6 +34,22 @@ def quota_hints(quota: Object, offered: Collection[ResourceNames], others: Colle
             yield f"limits {key}, under which nothing is counted: limit {_REQUESTS}{right}"
         elif not right and (hint := resource_hint(name)):
             yield f"limits {key}, under which nothing is counted: {hint}"
+
+
+def why_over_quota(quotas: Iterable[Object], name: str, added: int, asked: int) -> Refusal | None:
+    """Why a namespace's quotas leave no room for `asked` more units of `name`; None if they do.
+
+    `added`: what its pods hold beyond their specs, which the API server does not count.
+    """
+    for quota in quotas:
+        status, key = quota.get("status") or {}, _REQUESTS + name
+        hard = whole_number((status.get("hard") or {}).get(key))
+        used = (whole_number((status.get("used") or {}).get(key)) or 0) + added
+        if hard is not None and used + asked > hard:
+            found = (quota.get("metadata") or {}).get("name", "")
+            detail = f"asked for {asked} more, {used} of {hard} {key} are used"
+            return Refusal(f"The namespace's quota {found} is exceeded", detail=detail)
+    return None
 
 
 def range_hints(limits: Object, offered: Collection[ResourceNames]) -> Iterator[str]:

@@ -20,6 +20,8 @@ from gpuslice.core.card_links import CardLinks, decode_links
 from gpuslice.core.contract import (
     AMOUNT_NAMES,
     ANN_ASSIGNED,
+    ANN_GRANTED,
+    ANN_REQUEST,
     CARDS_NAMES,
     LABEL_MIN_TIER,
     LABEL_PLACEMENT,
@@ -47,6 +49,7 @@ from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Orphan, Pod, R
 from gpuslice.core.pod_group import PodGroup
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, held_request, pod_request
+from gpuslice.core.resize import granted, wanted
 from gpuslice.core.units import MOST_UNITS
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
@@ -145,10 +148,11 @@ def pod_of(
             check_room(annotations, requests.request)
         except InvalidRequestError as error:
             requests = requests._replace(request=None, problem=str(error))
-    placement, misread = None, ""
-    if requests.request is not None or requests.problem:
+    request, wish, misread = _resized(requests.request if node else None, annotations)
+    placement, request = None, request or requests.request
+    if request is not None or requests.problem:
         try:
-            placement = decode_placement(annotations, node, requests.request)
+            placement = decode_placement(annotations, node, request)
         except ContractError as error:
             misread = str(error)
     return Pod(
@@ -156,8 +160,9 @@ def pod_of(
         namespace=namespace,
         name=name,
         node=node,
-        request=requests.request,
+        request=request,
         placement=placement,
+        wanted=wish,
         assigned=annotations.get(ANN_ASSIGNED) == "true",
         assume_time_ns=decode_assume_time(annotations),
         finished=phase in FINISHED_PHASES,
@@ -173,6 +178,19 @@ def pod_of(
         host=requests.host,
         version=version_number(version),
     )
+
+
+def _resized(
+    request: Request | None, annotations: Mapping[str, str]
+) -> tuple[Request | None, Request | None, str]:
+    """What a bound pod holds whose spec says `request`, what is wanted instead, and why that is not known."""
+    if request is None or (ANN_GRANTED not in annotations and ANN_REQUEST not in annotations):
+        return request, None, ""
+    held = granted(annotations, request)
+    try:
+        return held, wanted(annotations, request), ""
+    except InvalidRequestError as error:
+        return held, None, str(error)
 
 
 def node_of(

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer, no_room_beside
 from gpuslice.apps.agent.owner import Owner
@@ -24,7 +24,7 @@ from gpuslice.apps.agent.pending import (
     propose,
     recipient_of,
 )
-from gpuslice.apps.agent.pods import NodePod
+from gpuslice.apps.agent.pods import Holder, NodePod
 from gpuslice.apps.agent.repair import (
     ActualPlacement,
     Repair,
@@ -34,25 +34,17 @@ from gpuslice.apps.agent.repair import (
     target_repairs,
 )
 from gpuslice.apps.agent.repair_order import RepairOrder, withdrawal
+from gpuslice.apps.agent.set_aside import SetAside
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME
 from gpuslice.core.device_assignment import DeviceAssignment, holder_of, still_true
-from gpuslice.core.grant import CardLimit, GrantError, container_grant, placement_of_devices
+from gpuslice.core.grant import CardLimit, GrantError, grant_to, placement_of_devices
 from gpuslice.core.mode import Rules
-from gpuslice.core.model import Card, ContainerKind, ContainerRequest, Node, Placement, Pod, Refusal
+from gpuslice.core.model import Card, ContainerKind, Node, Placement, Pod, Refusal
 
 LISTED_AFTER_S = 60.0
 """How long kubelet may take from Allocate to listing the devices; after that it has rejected the pod."""
 UNLISTED_AFTER_S = 10.0
 """How long kubelet may list a pod that is gone from the API server; later another pod has its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The container that device ids belong to. `exact`: kubelet lists it with exactly these ids."""
-
-    pod: NodePod
-    container: ContainerRequest | None
-    exact: bool
 
 
 class AllocationState:
@@ -87,6 +79,7 @@ class AllocationState:
         self._gone_s: dict[str, float] = {}  # uid → since when an owner is gone
         self._granted: dict[frozenset[str], GrantRecord] = {}
         self._forgotten = ForgottenContainers()
+        self.aside = SetAside(self)
 
     # -- what becomes known ---------------------------------------------------------------------------
 
@@ -220,6 +213,7 @@ class AllocationState:
         """Ids for the container that kubelet probably asks for; none that a forgotten one still uses."""
         unlisted = (*self.maybe_forgotten(), *self.orphans)
         in_use = {one: each.uid for each in unlisted for one in each.assignment.ids}
+        in_use |= {one: uid for uid, own in self.aside.ids().items() for one in own}
         return propose(available, must_include, size, self.acceptable(), self.node, in_use=in_use)
 
     def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
@@ -241,12 +235,12 @@ class AllocationState:
             pod, name = (self._pods.get(grant.uid), grant.container) if grant else (None, "")
         if pod is None:
             return None
-        containers = pod.view.request.containers if pod.view.request else ()
         if match is None or match.exact:
-            container = next((each for each in containers if each.name == name), None)
+            container = pod.view.container(name)
         else:  # an init container, whose ids the app containers reuse: its amount identifies it
+            containers = pod.view.request.containers if pod.view.request else ()
             inits = (each for each in containers if each.kind is ContainerKind.INIT)
-            container = next((each for each in inits if each.units == len(ids)), None)
+            container = next((each for each in inits if each.devices == len(ids)), None)
         return Holder(pod, container, exact=match is not None and match.exact)
 
     def owner(self, ids: frozenset[str]) -> Owner:
@@ -312,7 +306,8 @@ class AllocationState:
     def crowded(self, ids: frozenset[str], uid: str) -> Refusal | None:
         """Why pod `uid` may not use `ids`: together with forgotten containers it is too much for a card."""
         others = [each for each in (*self.forgotten(), *self.orphans) if each.uid != uid]
-        return no_room_beside(others, ids, self.held_ids(), self.node)
+        full = no_room_beside(others, ids, self.held_ids(), self.node)
+        return full or self.aside.no_room_beside(ids, uid)
 
     def _may_not_start(self, pod: NodePod, settled: Set[str]) -> bool:
         """Whether the pod waits and its devices are on a card without room next to forgotten ones."""
@@ -361,6 +356,11 @@ class AllocationState:
         held = [each.ids for each in self.assignments or ()]
         return frozenset[str]().union(*held, *(grant.ids for grant in self.tentative))
 
+    def ids_in_use(self) -> frozenset[str]:
+        """Every id that somebody may have, listed or not."""
+        unlisted = (each.assignment.ids for each in (*self.maybe_forgotten(), *self.orphans))
+        return self.held_ids().union(*unlisted, *self._granted)
+
     def ids_of_living(self) -> frozenset[str]:
         """The ids that kubelet lists for pods that have not ended."""
         holders = set(self.holders())
@@ -375,17 +375,16 @@ class AllocationState:
 
     def limits(self, uid: str, container: str) -> dict[str, CardLimit] | None:
         """By card uuid, the limits by the ids that kubelet lists; None if it lists none, or not ours."""
-        if (ids := self.listed_ids(uid, container)) is not None:
+        pod, ids = self.living(uid), self.listed_ids(uid, container)
+        if pod is not None and ids is not None:
             with contextlib.suppress(GrantError):
-                return {limit.card.uuid: limit for limit in container_grant(ids, self.node).limits}
+                limits = grant_to(pod.container(container), ids, self.node).limits
+                return {limit.card.uuid: limit for limit in limits}
         return None
 
     def holders(self) -> list[str]:
         """Pods of this node that hold slices of its cards."""
         return sorted(pod.view.key for pod in self._pods.values() if pod.holds_slices)
-
-    def holders_of_whole_cards(self) -> list[str]:
-        return sorted(pod.view.key for pod in self._pods.values() if pod.whole and not pod.view.finished)
 
     def pod(self, uid: str) -> NodePod | None:
         return self._pods.get(uid)
@@ -405,7 +404,8 @@ class AllocationState:
         return [
             each
             for each in found
-            if all(
+            if self.aside.is_in_force(each.pod)
+            and all(
                 self._owners.get(one.ids, each.pod.view.uid) == each.pod.view.uid
                 for one in self._assignments_of(each.pod)
             )

@@ -69,6 +69,7 @@ class DeviceList:
         self._cards: tuple[Card, ...] = ()
         self._unhealthy: frozenset[str] = frozenset()  # uuids
         self._only: frozenset[str] | None = None  # the only ids given out; None: all of healthy cards
+        self._aside: frozenset[str] = frozenset()  # ids given to nobody, as last told
         self._version = 0
         self._changed = asyncio.Condition()
 
@@ -76,7 +77,7 @@ class DeviceList:
 
     async def update(self, cards: tuple[Card, ...], unhealthy: Collection[str]) -> None:
         """The cards now, and the uuids of those not to be given out."""
-        await self._set(cards, frozenset(unhealthy), self._only)
+        await self._set(cards, frozenset(unhealthy), self._only, self._aside)
 
     async def refresh(self) -> None:
         """If cards are no longer shared, offer nothing but what is held.
@@ -85,13 +86,20 @@ class DeviceList:
         """
         unlisted = (each.assignment.ids for each in self._state.maybe_forgotten())
         only = None if self._state.rules.shared else self._state.ids_of_living().union(*unlisted)
-        await self._set(self._cards, self._unhealthy, only)
+        await self._set(self._cards, self._unhealthy, only, self._set_aside())
+
+    def _set_aside(self) -> frozenset[str]:
+        return frozenset[str]().union(*self._state.aside.ids().values())
 
     async def _set(
-        self, cards: tuple[Card, ...], unhealthy: frozenset[str], only: frozenset[str] | None
+        self,
+        cards: tuple[Card, ...],
+        unhealthy: frozenset[str],
+        only: frozenset[str] | None,
+        aside: frozenset[str],
     ) -> None:
-        if (cards, unhealthy, only) != (self._cards, self._unhealthy, self._only):
-            self._cards, self._unhealthy, self._only = cards, unhealthy, only
+        if (cards, unhealthy, only, aside) != (self._cards, self._unhealthy, self._only, self._aside):
+            self._cards, self._unhealthy, self._only, self._aside = cards, unhealthy, only, aside
             async with self._changed:
                 self._version += 1
                 self._changed.notify_all()
@@ -118,11 +126,11 @@ class DeviceList:
         node, not of each card, and offer us only those of another card than the pod was placed on.
         """
         while True:
-            version, devices = self._version, []
+            version, devices, aside = self._version, [], self._set_aside()
             for card in self._cards:
                 for identifier in (device_id(card.uuid, unit) for unit in range(card.units)):
                     given_out = self._only is None or identifier in self._only
-                    healthy = given_out and card.uuid not in self._unhealthy
+                    healthy = given_out and card.uuid not in self._unhealthy and identifier not in aside
                     health = HEALTHY if healthy else UNHEALTHY
                     devices.append(dp.Device(ID=identifier, health=health))
             yield dp.ListAndWatchResponse(devices=devices)
@@ -132,8 +140,9 @@ class DeviceList:
 
     def counts(self) -> dict[str, int]:
         """How many devices there are of each health."""
-        given_out = {card.uuid: card.units for card in self._cards}
+        given_out = Counter({card.uuid: card.units for card in self._cards})
         if self._only is not None:
             given_out = Counter(map(card_of_device_id, self._only))
+        given_out = given_out - Counter(map(card_of_device_id, self._aside))
         good = sum(units for uuid, units in given_out.items() if uuid not in self._unhealthy)
         return {HEALTHY: good, UNHEALTHY: sum(card.units for card in self._cards) - good}

@@ -227,6 +227,15 @@ class Folders:
         self._own(folder, msgspec.structs.replace(owner, boot=self.boot, **given))
         for uuid in cards:
             self.make_claim(uuid, name)
+        self._write_limits(folder, limits)
+
+    def change_limits(self, name: str, limits: Sequence[limits_file.LimitsEntry]) -> None:
+        """Of a container that runs: each of its processes follows within a second."""
+        folder, text = self._folder(name), limits_file.format_limits(limits)
+        self._own(folder, msgspec.structs.replace(self.owner(name), limits=text))
+        self._write_limits(folder, limits)
+
+    def _write_limits(self, folder: Path, limits: Sequence[limits_file.LimitsEntry]) -> None:
         limits_file.write_limits(folder / "etc" / "limits", limits)
         self.shared.new(folder / "etc" / "limits")
 

@@ -50,6 +50,7 @@ from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
 from gpuslice.apps.agent.reconciler import AssignmentSource, Reconciler
 from gpuslice.apps.agent.refused_memory import RefusedMemory
 from gpuslice.apps.agent.region_file_system import RegionFileSystemError
+from gpuslice.apps.agent.resizer import Resizer
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import AgentStatus, Counters
 from gpuslice.apps.agent.sweeper import Sweeper
@@ -123,6 +124,9 @@ class Agent:
         self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
         self.watchdog = Watchdog(
             source, state, folders, writer, counters=self.counters, settings=settings, proc=proc)  # fmt: skip
+        self.resizer = Resizer(
+            state, folders, writer, used_bytes=self.watchdog.used_bytes, wake=self.reconciler.wake
+        )
         self.refused_memory = RefusedMemory(state, folders, writer)
         self.orphans = Orphans(state, self.reconciler, folders, self.node, writer, every_s=every_s, proc=proc)
         self._source = source
@@ -198,6 +202,7 @@ class Agent:
             "sweeper": self.sweep(),
             "shared files": self.folders.shared.run(),
             "files": _after(self.files.run, active),
+            "resize": _after(self.resizer.run, self._pods.synced, active),
             "refused memory": _after(self.refused_memory.run, active),
             "device plugin": serve_kubelet(),
             # of plugin and claims, one waits until nobody holds a part of a card by the other
@@ -286,7 +291,8 @@ class Agent:
 
     def _in_use_whole(self) -> str:
         """Which cards somebody has as a whole, so that no parts of them can be given out."""
-        if holders := self.state.holders_of_whole_cards():
+        pods = self.state.pods()
+        if holders := sorted(pod.view.key for pod in pods if pod.whole and not pod.view.finished):
             return (
                 f"{len(holders)} pods hold whole cards of this node ({', '.join(holders[:5])}); "
                 f"its cards are shared once they have ended"

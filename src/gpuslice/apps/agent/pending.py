@@ -40,7 +40,7 @@ class PendingContainer:
 
     @property
     def units(self) -> int:
-        return self.container.units
+        return self.container.devices
 
     @property
     def first(self) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from grpclib import GRPCError, Status
@@ -20,11 +20,12 @@ from gpuslice.adapters.kubelet.podresources import PodResourcesError
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import DevicePluginService
 from gpuslice.adapters.region.limits import LimitsEntry, LimitsError
-from gpuslice.apps.agent.allocation_state import AllocationState, Holder
+from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.apps.agent.folders import Folders, HostMount, entries
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.pending import Proposal, Recipient
+from gpuslice.apps.agent.pods import Holder
 from gpuslice.apps.agent.reconciler import Reconciler
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import Counters
@@ -36,7 +37,7 @@ from gpuslice.core.contract import (
     ENV_VISIBLE,
     LABEL_MIN_TIER,
 )
-from gpuslice.core.grant import GrantError, container_grant
+from gpuslice.core.grant import GrantError, container_grant, grant_to
 from gpuslice.core.model import Refusal, Tier
 
 T = TypeVar("T")
@@ -286,8 +287,9 @@ class GpuMemoryPlugin(DevicePluginService):
     def _limits(self, ids: frozenset[str], holder: Holder | None) -> list[LimitsEntry]:
         """What the container may have. Raises `GrantError`."""
         container, rules = holder.container if holder else None, self._state.rules
-        percent = container.compute_percent if container else 0
-        grant = container_grant(ids, self._state.node, compute_percent=percent)
+        if holder and container and not self._state.aside.is_in_force(holder.pod):
+            container = replace(container, units=container.devices, added=0)
+        grant = grant_to(container, ids, self._state.node)
         name = container.name if container else ""
         exempt = holder and self._options.allow_cgpu_disable and name in holder.pod.unlimited
         return entries(

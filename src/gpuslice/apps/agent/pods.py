@@ -23,7 +23,7 @@ from gpuslice.core.contract import (
     EXCLUSIVE_GPU,
 )
 from gpuslice.core.mode import Rules
-from gpuslice.core.model import Placement, Pod, Tier
+from gpuslice.core.model import ContainerRequest, Placement, Pod, Tier
 from gpuslice.core.quantity import whole_number
 
 
@@ -107,6 +107,15 @@ class NodePod:
     def meant(self) -> Placement | None:
         """Where its annotations say that it is or should be."""
         return self.view.placement or self.meant_for
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The container that device ids belong to. `exact`: kubelet lists it with exactly these ids."""
+
+    pod: NodePod
+    container: ContainerRequest | None
+    exact: bool
 
 
 def hiding_in(container: AgentContainer) -> str:

@@ -98,7 +98,7 @@ def _actual_placement(
     if not assignments or request is None or pod.view.finished:
         return None
     held = {each.container: each for each in assignments}
-    asked = {each.name: each.units for each in request.containers if each.kind is not ContainerKind.INIT}
+    asked = {each.name: each.devices for each in request.containers if each.kind is not ContainerKind.INIT}
     if len(held) != len(assignments) or {name: len(each.ids) for name, each in held.items()} != asked:
         return None  # two pods of one name, or a pod of that name that is gone
     index_of = {card.uuid: card.index for card in node.cards}
@@ -109,13 +109,15 @@ def _actual_placement(
         for container, units in held_at_peak(request):
             key = container_key(container, request.app_containers)
             if (assignment := held.get(container.name)) is not None:
-                counts = units_per_card(assignment.ids)
-                table[key] = {index_of[uuid]: count for uuid, count in sorted(counts.items())}
+                counts, added = units_per_card(assignment.ids), container.added
+                table[key] = {
+                    index_of[uuid]: count + added // len(counts) for uuid, count in sorted(counts.items())
+                }
                 held_on.update(table[key])
             else:
                 # an init container, which kubelet does not list: others of its pod have some of its devices;
                 # so may a grant to an earlier pod, perhaps on more cards
-                grants = (ids for ids in reversed(ours) if len(ids) == container.units and ids & mine)
+                grants = (ids for ids in reversed(ours) if len(ids) == container.devices and ids & mine)
                 grants = (ids for ids in grants if len(units_per_card(ids)) <= request.card_count)
                 left = next((ids - mine for ids in grants if len(ids - mine) == units), ())
                 left_on = Counter({index_of[uuid]: count for uuid, count in units_per_card(left).items()})

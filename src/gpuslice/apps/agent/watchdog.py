@@ -96,7 +96,12 @@ class Watchdog:
         self.tiers = ContainerTiers(state, folders, writer, allow_cgpu_disable=settings.allow_cgpu_disable)
         self._excesses: dict[Holder, Excess] = {}
         self._seen: frozenset[Holder] = frozenset()  # past their limit at the last check
+        self._used_bytes: dict[Holder, int] = {}  # at the last check
         self._problem = ""
+
+    def used_bytes(self, uid: str, container: str, card: str) -> int:
+        """What the driver last reported of a container on a card, 0 if nothing."""
+        return self._used_bytes.get(Holder(uid, container, card), 0)
 
     @property
     def containers_past_limit(self) -> int:
@@ -133,14 +138,16 @@ class Watchdog:
         for reading in await self._source.processes():
             if (found := self._container_of(reading.pid)) is not None:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
+        self._used_bytes = {
+            each: sum(one.memory_bytes or 0 for one in readings) for each, readings in held.items()
+        }
         excesses = {}
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
             limit_bytes = self._limit_bytes(holder)
             if (claimed := by_claims.get((holder.uid, holder.container))) is not None:
                 limit_bytes = claimed.get(holder.card, 0)
-            used_bytes = sum(each.memory_bytes or 0 for each in readings)
-            if limit_bytes is not None and used_bytes > limit_bytes * UNSEEN:
+            if limit_bytes is not None and self._used_bytes[holder] > limit_bytes * UNSEEN:
                 excess = self._excesses.pop(holder) if holder in self._excesses else Excess()
                 excesses[holder] = excess
                 if holder in self._seen:

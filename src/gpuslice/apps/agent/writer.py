@@ -16,8 +16,9 @@ from gpuslice.apps.agent.pods import NODE_PODS, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.upkeep import REASON as NOT_REPAIRED
 from gpuslice.core.annotations import encode_tiers
-from gpuslice.core.contract import ANN_TIERS, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
-from gpuslice.core.model import Pod, Tier
+from gpuslice.core.contract import ANN_GRANTED, ANN_TIERS, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
+from gpuslice.core.model import Pod, Request, Tier
+from gpuslice.core.resize import encode_granted
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,20 @@ class Writer:
         patch = {"metadata": {"annotations": {ANN_TIERS: encode_tiers(tiers)}}}
         with contextlib.suppress(NotFoundError):
             await self._client.merge_patch(NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid)
+
+    async def granted(self, pod: Pod, request: Request) -> NodePod | None:
+        """Record that a pod holds no more than `request`, on the condition that it has not changed since.
+
+        None if it is gone. Raises `ConflictError` if it has changed.
+        """
+        patch = {"metadata": {"annotations": {ANN_GRANTED: encode_granted(request)}}}
+        with contextlib.suppress(NotFoundError):
+            version = pod.resource_version
+            written = await self._client.merge_patch(
+                NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
+            )
+            return node_pod(written)
+        return None
 
     async def pod(self, pod: Pod) -> NodePod | None:
         """The pod as it is now; None if it is gone or another pod has its name."""

@@ -86,11 +86,7 @@ def read(flags: Flags, name: str | None, *, waiting: bool = False) -> Explanatio
 
     `waiting`: of several pods only those that do not run yet.
     """
-    kind, _, bare = ("namespace", "", "") if name is None else name.rpartition("/")
-    if name is not None and not (_NAME.fullmatch(bare) and (not kind or _NAME.fullmatch(kind))):
-        raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
-    kind = kind.partition(".")[0]  # as printed by `kubectl get -o name`: deployment.apps/NAME
-    kind = SHORT.get(kind, kind).removesuffix("s")
+    kind, bare = ("namespace", "") if name is None else kind_and_name(name)
     connection = connection_of(flags)
     client = SyncClient(SyncTransport(connection))
     if kind == "namespace":
@@ -100,16 +96,32 @@ def read(flags: Flags, name: str | None, *, waiting: bool = False) -> Explanatio
         return _of_node(client, bare)
     if kind in OWNERS:
         return _of_owner(client, OWNERS[kind], bare, connection.namespace)
-    namespace = connection.namespace if kind in {"", "pod"} else (name or "").rpartition("/")[0]
-    try:
-        found = client.get(PODS, bare, namespace)
-    except NotFoundError as error:
-        hint = _what_was_meant(client, kind, bare, namespace)
-        raise NoSuchPodError(f'there is no pod "{bare}" in namespace {namespace}; {hint}') from error
-    (one,) = _explained(client, [found])
+    (one,) = _explained(client, named_pods(client, connection.namespace, name or ""))
     if one.pod.request is not None:
         one = replace(one, decision=read_decision(client, one.pod.uid))
     return Explanations(bare, (one,), single=True)
+
+
+def kind_and_name(name: str) -> tuple[str, str]:
+    """Kind, or namespace, and name in NAME, NAMESPACE/NAME or KIND/NAME. Raises NoSuchPodError."""
+    kind, _, bare = name.rpartition("/")
+    if not (_NAME.fullmatch(bare) and (not kind or _NAME.fullmatch(kind))):
+        raise NoSuchPodError(f'POD is "{name}", must be the name of a pod, NAMESPACE/NAME, or KIND/NAME')
+    kind = kind.partition(".")[0]  # as printed by `kubectl get -o name`: deployment.apps/NAME
+    return SHORT.get(kind, kind).removesuffix("s"), bare
+
+
+def named_pods(client: SyncClient, namespace: str, name: str) -> list[objects.Pod]:
+    """The pods that are meant by POD, NAMESPACE/POD or KIND/NAME. Raises NoSuchPodError."""
+    kind, bare = kind_and_name(name)
+    if kind in OWNERS:
+        return _owned(client, OWNERS[kind], bare, namespace)[1]
+    space = namespace if kind in {"", "pod"} else name.rpartition("/")[0]
+    try:
+        return [client.get(PODS, bare, space)]
+    except NotFoundError as error:
+        hint = _what_was_meant(client, kind, bare, space)
+        raise NoSuchPodError(f'there is no pod "{bare}" in namespace {space}; {hint}') from error
 
 
 def _what_was_meant(client: SyncClient, kind: str, name: str, namespace: str) -> str:
@@ -173,9 +185,10 @@ def may_hold(pod: objects.Pod) -> bool:
     return view.request is not None or bool(view.problem) or bool(pod.claims)
 
 
-def _of_owner(
+def _owned(
     client: SyncClient, resource: Resource[dict[str, Any]], name: str, namespace: str
-) -> Explanations:
+) -> tuple[dict[str, Any], list[objects.Pod]]:
+    """An owner of pods, and the pods that its selector selects. Raises NoSuchPodError."""
     kind = resource.kind.lower()
     try:
         owner = client.get(resource, name, namespace)
@@ -184,7 +197,13 @@ def _of_owner(
         hint = nearest(name, names) or "-n names another namespace"
         raise NoSuchPodError(f'there is no {kind} "{name}" in namespace {namespace}; {hint}') from error
     selector = str(msgspec.convert(owner.get("spec", {}).get("selector") or {}, LabelSelector))
-    pods = client.list(PODS, namespace, labels=selector) if selector else []
+    return owner, client.list(PODS, namespace, labels=selector) if selector else []
+
+
+def _of_owner(
+    client: SyncClient, resource: Resource[dict[str, Any]], name: str, namespace: str
+) -> Explanations:
+    kind, (owner, pods) = resource.kind.lower(), _owned(client, resource, name, namespace)
     problems = [
         f"{each.get('reason', each['type'])}: {printable(each.get('message', ''))}"
         for each in owner.get("status", {}).get("conditions") or ()

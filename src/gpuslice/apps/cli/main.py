@@ -57,6 +57,7 @@ COMMANDS = (
     Entry("ps", "gpuslice.apps.cli.ps", "Show the programs that `run` started."),
     Entry("explain", "gpuslice.apps.cli.explain", "Say why a pod waits, or why it is on its card."),
     Entry("advise", "gpuslice.apps.cli.advise", "Find requests that are too large or too small."),
+    Entry("resize", "gpuslice.apps.cli.resize", "Give a pod that runs more or less memory of its card."),
     Entry("waste", "gpuslice.apps.cli.waste", "Find who holds memory of cards without using it."),
     Entry("doctor", "gpuslice.apps.cli.doctor", "Find problems in a cluster, and how to fix them."),
     Entry("migrate", "gpuslice.apps.cli.migrate", "Migrate from another system, or back to it."),

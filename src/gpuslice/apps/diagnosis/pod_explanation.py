@@ -43,8 +43,9 @@ from gpuslice.core.explanation import (
 )
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
-from gpuslice.core.model import Node, Pod, Tier
+from gpuslice.core.model import Node, Pod, Refusal, Tier
 from gpuslice.core.node_filters import Place, Volume
+from gpuslice.core.resize import grown, less, more
 from gpuslice.core.words import counted
 
 SHOWN_EVENTS = 5
@@ -249,6 +250,7 @@ def _on_its_node(
         hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
+        hints += _about_resize(view, ledger)
         hints += about_use(view, ledger, begun.usage)
         hints += taken_by_neighbours(view, ledger, usage_of)
         hints += about_size(view, ledger, begun.usage)
@@ -261,6 +263,20 @@ def _on_its_node(
         said = decode_tiers(pod.metadata.annotations or {})
         tiers = {each.name: said.get(each.name, node.tier) for each in view.request.containers}
     return replace(begun, node=node, neighbours=neighbours_of(view, ledger), hints=tuple(hints), tiers=tiers)
+
+
+def _about_resize(view: Pod, ledger: Ledger) -> Iterator[str]:
+    """What it waits for if its author wants another amount for it while it runs."""
+    larger, smaller, holds = more(view), less(view), ledger.holds.on(view.node)
+    if larger is not None and holds is not None and view.request is not None:
+        found = grown(view, larger, holds.state(), dict(holds.beside(view)))
+        why = str(found) if isinstance(found, Refusal) else "the extender grants that, within the quota"
+        yield f"It is to hold {larger.units} units instead of {view.request.units} (resize): {why}."
+    if smaller is not None and view.request is not None:
+        yield (
+            f"It is to hold {smaller.units} units instead of {view.request.units} (resize): its node's agent "
+            "takes the rest back once its containers use no more than that."
+        )
 
 
 def _out_of_use(view: Pod, node: Node) -> Iterator[str]:

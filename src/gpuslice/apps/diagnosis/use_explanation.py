@@ -16,15 +16,7 @@ from gpuslice.core.words import counted
 def neighbours_of(view: Pod, ledger: Ledger) -> tuple[tuple[str, int], ...]:
     """The other pods on its cards, by name, with the units that they hold there."""
     holds = ledger.holds.on(view.node) if view.node else None
-    if holds is None or view.placement is None:
-        return ()
-    cards = {part.card for part in view.placement.slices}
-    found = []
-    for each in holds.by_uid.values():
-        if each.placement is not None and each.pod.uid != view.uid:
-            units = sum(part.units for part in each.placement.slices if part.card in cards)
-            found += [(each.pod.key, units)] if units else []
-    return tuple(sorted(found))
+    return holds.beside(view) if holds is not None else ()
 
 
 def about_use(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Iterator[str]:

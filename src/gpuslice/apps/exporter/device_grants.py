@@ -165,10 +165,12 @@ def grants_of(
     claims: Iterable[Claimed] = (),
     devices: Mapping[tuple[str, str], str] = {},
     parts: Mapping[tuple[ContainerKey, str], tuple[int, Claimed]] = {},
+    added: Mapping[ContainerKey, int] = {},
 ) -> DeviceGrants:
     """kubelet's device assignments by resource, and claims, as grants. `devices`: (pool, device) → uuid.
 
-    `parts`: the units of a card that a container has from our own driver, see `claimed_parts`.
+    `parts`: the units of a card that a container has from our own driver, see `claimed_parts`. `added`: units
+    that it was granted beyond its ids, evenly on its cards.
     """
     grants: dict[str, dict[ContainerKey, DeviceGrant]] = defaultdict(dict)
     problems: list[str] = []
@@ -176,7 +178,7 @@ def grants_of(
         for assignment in assigned:
             key = ContainerKey(assignment.namespace, assignment.pod, assignment.container)
             try:
-                for name, grant in _grants_by_device(resource, assignment.ids):
+                for name, grant in _grants_by_device(resource, assignment.ids, added.get(key, 0)):
                     grants[name][key] = grant
             except GrantError as error:
                 problems.append(f"{resource} of {key.namespace}/{key.pod}: {error}")
@@ -227,11 +229,11 @@ def claimed_parts(
     return found
 
 
-def _grants_by_device(resource: str, ids: frozenset[str]) -> Iterable[tuple[str, DeviceGrant]]:
+def _grants_by_device(resource: str, ids: frozenset[str], added: int) -> Iterable[tuple[str, DeviceGrant]]:
     """(name of the card or MIG device, what part of it) for each that `ids` name."""
     if resource in MEMORY_NAMES:
-        for uuid, units in units_per_card(ids).items():
-            yield uuid, DeviceGrant(resource, ShareMode.SHARE, units)
+        for uuid, units in (cards := units_per_card(ids)).items():
+            yield uuid, DeviceGrant(resource, ShareMode.SHARE, units + added // len(cards))
         return
     for identifier in sorted(ids):
         name, replica = identifier, ""

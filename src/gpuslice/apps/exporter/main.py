@@ -146,9 +146,10 @@ class Exporter:
                 devices = dict(await slices.of(found.claims))
                 prepared = claim_records(root) if found.claims else {}
                 parts = claimed_parts(found.claims, prepared, state.pods)
-                if before is None or before[0] is not found or before[1:] != (devices, parts):
-                    before = found, devices, parts
-                    state.grants = grants_of(found.assignments, found.claims, devices, parts)
+                beside = devices, parts, state.pods.added()
+                if before is None or before[0] is not found or before[1:] != beside:
+                    before = found, *beside
+                    state.grants = grants_of(found.assignments, found.claims, *beside)
                 problem = state.grants.problems[0] if state.grants.problems else ""
             except PodResourcesError as error:
                 problem = str(error)

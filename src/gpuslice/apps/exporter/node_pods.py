@@ -20,9 +20,11 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS, Resource
+from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Reflector
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.core.attribution import ContainerKey
+from gpuslice.core.contract import ANN_GRANTED
 
 LOG_FOLDERS_EVERY_S = 5.0
 CONFIG_HASH = "kubernetes.io/config.hash"  # of a static pod: its cgroup is named after it
@@ -45,6 +47,8 @@ class KnownPod:
     """(container, claim) → the claim's requests that it uses; "" among them means all of the claim."""
     workload: tuple[str, str] = ("", "")
     """Kind and name of the outermost owner that is known, or of the pod itself."""
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Units by container that it was granted beyond its device ids while it runs."""
 
     def shown_labels(self, patterns: Sequence[re.Pattern[str]], prefix: str = "") -> dict[str, str]:
         """Its labels that any of `patterns` matches, all without patterns, under names that Prometheus takes.
@@ -110,6 +114,11 @@ class NodePods:
     def pod(self, namespace: str, name: str) -> KnownPod | None:
         return self._by_name.get((namespace, name))
 
+    def added(self) -> dict[ContainerKey, int]:
+        """Units beyond their device ids, of the containers that were granted some."""
+        pods = self._by_uid.values()
+        return {pod.key(name): units for pod in pods for name, units in pod.added.items()}
+
     def container_id(self, key: ContainerKey) -> str:
         """The id of the container that runs under this name; "" if unknown."""
         pod = self.pod(key.namespace, key.pod)
@@ -151,10 +160,12 @@ def known_pod(pod: objects.Pod) -> KnownPod:
     requests: dict[tuple[str, str], frozenset[str]] = {}
     for container, claim, request in pod.used_requests:
         requests[container, claim] = requests.get((container, claim), frozenset()) | {request}
+    held = pod_view(pod).request if ANN_GRANTED in (meta.annotations or {}) else None
     return KnownPod(
         namespace=meta.namespace,
         name=meta.name,
         uid=meta.uid,
+        added={each.name: each.added for each in (held.containers if held else ()) if each.added},
         names=tuple(each.name for each in containers),
         containers={  # "containerd://<id>" without the runtime
             each.container_id.rpartition("://")[2]: each.name for each in statuses if each.container_id

@@ -18,6 +18,7 @@ from gpuslice.adapters.kube.watch import AT_ONCE, Change, ChangeKind, Reflector
 from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
 from gpuslice.apps.extender.pod_groups import PodGroups
 from gpuslice.apps.extender.pod_records import PodEvents, PodTimes
+from gpuslice.apps.extender.resizer import Resizer
 from gpuslice.apps.extender.shortcuts import Shortcuts
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
@@ -44,6 +45,7 @@ class ClusterWatch:
         groups: PodGroups,
         times: PodTimes,
         rejections: KubeletRejections,
+        resizer: Resizer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = ledger
@@ -54,6 +56,7 @@ class ClusterWatch:
         self._groups = groups.gated
         self._times = times
         self._rejections = rejections
+        self._resizer = resizer
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._unreadable: set[str] = set()  # uids of pods whose owners have been told
         self.pods = Reflector(client, SLIM_PODS, self._pod_changed, each=followed_pod, clock=clock)
@@ -95,6 +98,7 @@ class ClusterWatch:
         for number, news in enumerate(listing.items or (), start=1):
             if news.view.uid not in self.ledger.gone:  # else the watch has said so since the list was made
                 self.ledger.apply_pod(news.view)
+                self._resizer.pod_changed(news.view)
                 self._groups.pod_changed(news.view, news.owner, succeeded=news.succeeded)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # nothing is decided yet, but the lease has to be renewed
@@ -114,6 +118,7 @@ class ClusterWatch:
         pod = news.view
         self._rejections.pod_changed(news)
         self.ledger.apply_pod(pod)
+        self._resizer.pod_changed(pod)
         self._groups.pod_changed(pod, news.owner, succeeded=news.succeeded)
         if pod.node:
             self._times.shown(pod.uid)

@@ -55,6 +55,7 @@ from gpuslice.apps.extender.pod_records import Decisions, PodEvents, PodTraces
 from gpuslice.apps.extender.preemption.evictor import Reserver
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
+from gpuslice.apps.extender.resizer import Resizer
 from gpuslice.apps.extender.routes import PREFIX, Routes
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
@@ -105,9 +106,9 @@ class Extender:
         self.ledger = ledger = Ledger()
         self.policy = policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
         self.leadership = leadership = Leadership()
-        lease, date = lease_of(settings), partial(_date, now_ns)
+        lease, own_pod = lease_of(settings), OwnPod(settings.lease_namespace, settings.lease_identity)
         if settings.leader_elect:
-            changed = self._lease_changed
+            changed, date = self._lease_changed, partial(_date, now_ns)
             leadership.elector = LeaseElector(client, lease, changed=changed, clock=clock, now=date)
         self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
         self.rejections = rejections = KubeletRejections(ledger, leadership, self.events, now_ns=now_ns)
@@ -124,8 +125,8 @@ class Extender:
             client, ledger, Reserver(ledger, waker.free_again), leadership, self.events,
             rejections=rejections, enabled=settings.preemption,
         )  # fmt: skip
-        answered = preemptor.leave_to_scheduler
-        self.evictions = PendingEvictions(client, ledger, preemptor.evictor.victims_for, answered)
+        victims = preemptor.evictor.victims_for
+        self.evictions = PendingEvictions(client, ledger, victims, preemptor.leave_to_scheduler)
         self.shortcuts = shortcuts = Shortcuts()
         if with_speedups:  # nothing else knows of them
             search = settings.nominate_from if settings.nominate else 0
@@ -133,23 +134,23 @@ class Extender:
                 client, placer, preemptor, self.evictions, leadership, search=search, limits=nomination_limits
             )
         ledger.listener, times = shortcuts.heard_by(policy), self.metrics.pods
+        self.resizer = resizer = Resizer(client, ledger, leadership, self.events, now_ns=now_ns)
         self.watch = ClusterWatch(
             client, ledger, shortcuts, waker, self.events,
-            groups=groups, times=times, rejections=rejections, clock=clock,
+            groups=groups, times=times, rejections=rejections, resizer=resizer, clock=clock,
         )  # fmt: skip
         self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
         self.binder = binder = Binder(
             client, placer, shortcuts, journal, leadership,
             traces=traces, timeout_s=settings.bind_timeout_s, now_ns=now_ns,
         )  # fmt: skip
-        records, explain = (self.events, times, traces, self.decisions), settings.explain_refusals
-        listeners = (*records, journal, self.stranded, preemptor, self.evictions)
+        records = self.events, times, traces, self.decisions
         self.cycle = SchedulingCycle(
-            placer, groups, self.evictions, binder, shortcuts, listeners=listeners, explain=explain
-        )
+            placer, groups, self.evictions, binder, shortcuts, explain=settings.explain_refusals,
+            listeners=(*records, journal, self.stranded, preemptor, self.evictions),
+        )  # fmt: skip
         self.process, self._reviews = ProcessMetrics(), PathReviews(client, clock)
-        pod = OwnPod(settings.lease_namespace, settings.lease_identity)
-        self.label = LeaderLabel(client, pod, leads=lambda: not self.not_ready())
+        self.label = LeaderLabel(client, own_pod, leads=lambda: not self.not_ready())
 
     def not_ready(self) -> str:
         """Why nothing may be decided yet, or "" if it may."""
@@ -243,6 +244,7 @@ class Extender:
             tasks.create_task(self._resolve(), name="resolve binds")
             tasks.create_task(self._prepare(), name="prepare answers")
             tasks.create_task(self.preemptor.run(), name="preempt")
+            tasks.create_task(self.resizer.run(), name="resize")
             for name, work in self.shortcuts.tasks().items():
                 tasks.create_task(work, name=name)
             tasks.create_task(self.waker.run(), name="wake")
@@ -269,6 +271,7 @@ class Extender:
                         await self.watch.reread_pods()
                     await self.binder.fence(left)
                     self.groups.started_leading()
+                    self.resizer.started_leading()
                 except KubeError as error:
                     _log.warning("takeover delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
