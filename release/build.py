@@ -59,7 +59,7 @@ class Release:
     def wheel(self, architecture: str) -> Path:
         """The wheel with the library of this architecture, made once."""
         if architecture not in self.wheels:
-            built = wheels.library(architecture)
+            built = wheels.built(architecture)
             self.wheels[architecture] = wheels.platform_wheel(self.pure, built, architecture, self.epoch)
         return self.wheels[architecture]
 
@@ -119,6 +119,9 @@ def make_image(release: Release) -> Made:
         library = root / "usr/share/gpuslice/lib/libgpuslice.so"
         library.parent.mkdir(parents=True)
         shutil.move(site / wheels.INSIDE, library)
+        shutil.copy(
+            wheels.built(architecture, "gpuslice-limits-hook"), library.with_name("gpuslice-limits-hook")
+        )
         layers = (*below.layers, oci.layer(oci.tree(root), release.epoch))
         images.append(oci.Image(architecture, layers, image_config(below.config)))
         bill = release.out / f"gpuslice-{__version__}-{architecture}.cdx.json"

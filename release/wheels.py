@@ -36,12 +36,12 @@ def compiler(architecture: str) -> str | None:
     return shutil.which(f"{architecture}-linux-gnu-gcc")
 
 
-def library(architecture: str) -> Path:
-    """libgpuslice.so for an architecture, built in a folder of its own."""
+def built(architecture: str, name: str = "libgpuslice.so") -> Path:
+    """The library, or the hook beside it, for an architecture, built in a folder of its own."""
     found = compiler(architecture)
     assert found is not None
     build = ROOT / "native" / "build" / f"release-{architecture}"
-    target = str(build / "lib" / "libgpuslice.so")
+    target = str(build / "lib" / name)
     command = [
         "make",
         "-C",

@@ -66,6 +66,22 @@ def test_an_agent_that_mounts_nothing_needs_no_privileges(helm: str) -> None:
     assert "privileged" not in context
 
 
+@pytest.mark.parametrize(("value", "by_driver"), [("auto", False), ("false", False), ("true", True)])
+def test_the_driver_sets_limits_for_a_privileged_agent_alone(helm: str, value: str, by_driver: bool) -> None:
+    plugin = (
+        f"devicePlugin.driverLimits={value},devicePlugin.regionFileSystem=false,devicePlugin.watchdog=off"
+    )
+    found = pods(render(helm, "--set", plugin))
+    for name in ("gpushare-device-plugin-ds", "device-plugin-recover-ds"):
+        (agent,) = (each for each in found[name]["containers"] if each["name"] == AGENT)
+        assert ("--no-driver-limits" in agent["args"]) is not by_driver
+        assert agent["securityContext"].get("privileged", False) is by_driver
+        assert found[name].get("hostPID", False) is by_driver
+        mounts = {each["name"]: each["mountPath"] for each in agent["volumeMounts"]}
+        assert mounts.get("cgroups") == ("/sys/fs/cgroup" if by_driver else None)
+        assert mounts.get("cdi") == ("/var/run/cdi" if by_driver else None)
+
+
 @pytest.mark.parametrize("action", ["off", "warn", "stop"])
 def test_the_watchdog_sees_the_hosts_processes(helm: str, action: str) -> None:
     values = f"devicePlugin.watchdog={action},devicePlugin.regionFileSystem=false"
@@ -132,6 +148,8 @@ def test_nodes_of_other_makes_are_provided_for(helm: str) -> None:
         "device-plugins": "/var/lib/kubelet/device-plugins",
         "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
         "host-files": "/var/lib/gpuslice",
+        "cdi": "/var/run/cdi",
+        "cgroups": "/sys/fs/cgroup",
     }
     assert {each["name"] for each in agent["containers"][0]["volumeMounts"]} == set(paths)
     for name, spec in found.items():

@@ -150,9 +150,10 @@ def test_the_library_asks_for_nothing_that_an_old_system_lacks(wheel: Path, tmp_
 def test_the_library_of_the_other_architecture_is_built_where_there_is_a_compiler(architecture: str) -> None:
     if wheels.compiler(architecture) is None:
         pytest.skip(f"{architecture}-linux-gnu-gcc is not here")
-    built = wheels.library(architecture).read_bytes()
     machine = {"x86_64": 62, "aarch64": 183}[architecture]
-    assert (built[:4], int.from_bytes(built[18:20], "little")) == (b"\x7fELF", machine)
+    for name in ("libgpuslice.so", "gpuslice-limits-hook"):
+        built = wheels.built(architecture, name).read_bytes()
+        assert (built[:4], int.from_bytes(built[18:20], "little")) == (b"\x7fELF", machine)
 
 
 def test_one_folder_serves_all_pythons_and_machines(tmp_path: Path) -> None:

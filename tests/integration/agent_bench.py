@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from gpuslice.adapters.gpu.memory_limits import MemoryLimiter
 from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.gpu.source import GpuSource
 from gpuslice.adapters.kube import objects, views
@@ -167,6 +168,8 @@ class Bench:
     ready: bool = True  # wait until kubelet follows the device list
     boot: str = "this"  # what tells one run of the machine from the next
     cluster: Cluster = field(default_factory=Cluster)
+    driver_version: str = "418.87"
+    limiter: MemoryLimiter | None = None
     headers: Mapping[str, str] = field(default_factory=dict)  # of each request of the agent
 
     def __post_init__(self) -> None:
@@ -189,7 +192,9 @@ class Bench:
             {"index": index, "uuid": uuid(index), "memory_mib": memory_mib, "model": "Tesla V100-SXM2-16GB"}
             for index, memory_mib in cards.items()
         ]
-        self.recording.write_text(json.dumps({"cards": entries, "driver_version": "418.87", **more}))
+        self.recording.write_text(
+            json.dumps({"cards": entries, "driver_version": self.driver_version, **more})
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Bench]:
@@ -235,7 +240,12 @@ class Bench:
     async def start_agent(self) -> None:
         source = self.source or RecordedSource(self.recording, poll_s=0.05)
         self.agent = Agent(
-            self.agent_settings(), self.agents_client, source, boot=self.boot, proc=self.folder / "proc"
+            self.agent_settings(),
+            self.agents_client,
+            source,
+            limiter=self.limiter,
+            boot=self.boot,
+            proc=self.folder / "proc",
         )
         self._stopped = asyncio.Event()
         self._agent_task = asyncio.create_task(self.agent.run(self._stopped.wait(), self._listening))

@@ -4,6 +4,7 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
 */}}
 {{- define "gpuslice.agent" -}}
 {{- $plugin := .root.Values.devicePlugin -}}
+{{- $byDriver := include "gpuslice.driverLimits" .root -}}
 - name: gpushare
   args:
     - agent
@@ -26,6 +27,15 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
     {{- if $plugin.regionFileSystem }}
     - --region-file-system
     {{- end }}
+    {{- if not $byDriver }}
+    - --no-driver-limits
+    {{- end }}
+    {{- if $plugin.driverSoftLimit }}
+    - --driver-soft-limit
+    {{- end }}
+    {{- if $plugin.libraryBesideDriver }}
+    - --library-beside-driver
+    {{- end }}
     {{- with .root.Values.cdiKind }}
     - --cdi-kind={{ . }}
     {{- end }}
@@ -40,17 +50,17 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     - {name: NVIDIA_VISIBLE_DEVICES, value: all}
-    - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+    - {name: NVIDIA_DRIVER_CAPABILITIES, value: {{ ternary "'utility,compute'" "utility" (ne $byDriver "") }}}
   # No ports are declared: on the host's network each would keep the next agent off the node.
   # Not ready: kubelet does not follow its list yet; /readyz says why. That is no reason to start it anew.
   {{- $ready := ternary "/healthz" "/readyz" (eq .serves "holders") }}
   {{- include "gpuslice.probes" (dict "port" $plugin.port "ready" $ready) | nindent 2 }}
   resources: {{- toYaml $plugin.resources | nindent 4 }}
   # Root, because kubelet's sockets and the host's folder belong to root. Privileged, because only such a pod may mount
-  # for others; else it has root's way past the modes of files alone, as tenants' files have any owner and mode.
+  # for others and have the driver set limits; else it has root's way past the modes of files alone, as tenants' files have any owner and mode.
   securityContext:
     runAsUser: 0
-    {{- if $plugin.regionFileSystem }}
+    {{- if or $plugin.regionFileSystem $byDriver }}
     privileged: true
     {{- else }}
     allowPrivilegeEscalation: false
@@ -72,11 +82,22 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
     # kubelet is told the path of a socket, so both see it at the same one.
     - {name: dra-plugins, mountPath: {{ $plugin.kubeletDir }}/plugins}
     - {name: dra-registry, mountPath: {{ $plugin.kubeletDir }}/plugins_registry}
+    {{- end }}
+    {{- if or .root.Values.dra.enabled $byDriver }}
     - {name: cdi, mountPath: /var/run/cdi}
+    {{- end }}
+    {{- if $byDriver }}
+    - {name: cgroups, mountPath: /sys/fs/cgroup}
     {{- end }}
     {{- if $plugin.fencingDir }}
     - {name: fencing, mountPath: /etc/nvidia-device-plugin, readOnly: true}
     {{- end }}
+{{- end }}
+
+{{- /* Whether the driver may enforce limits; "" if not. It needs a privileged agent. */}}
+{{- define "gpuslice.driverLimits" -}}
+{{- $wanted := toString .Values.devicePlugin.driverLimits -}}
+{{- if or (eq $wanted "true") (and (eq $wanted "auto") .Values.devicePlugin.regionFileSystem) }}true{{ end -}}
 {{- end }}
 
 {{- define "gpuslice.agentVolumes" -}}
@@ -89,7 +110,12 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
 {{- if .Values.dra.enabled }}
 - {name: dra-plugins, hostPath: {path: {{ .Values.devicePlugin.kubeletDir }}/plugins, type: DirectoryOrCreate}}
 - {name: dra-registry, hostPath: {path: {{ .Values.devicePlugin.kubeletDir }}/plugins_registry, type: DirectoryOrCreate}}
+{{- end }}
+{{- if or .Values.dra.enabled (include "gpuslice.driverLimits" .) }}
 - {name: cdi, hostPath: {path: {{ .Values.dra.cdiDir }}, type: DirectoryOrCreate}}
+{{- end }}
+{{- if include "gpuslice.driverLimits" . }}
+- {name: cgroups, hostPath: {path: /sys/fs/cgroup}}
 {{- end }}
 {{- with .Values.devicePlugin.fencingDir }}
 - {name: fencing, hostPath: {path: {{ . }}, type: DirectoryOrCreate}}

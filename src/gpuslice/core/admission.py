@@ -31,6 +31,8 @@ from gpuslice.core.contract import (
     CARDS_NAMES,
     ENV_CARD_UNITS,
     ENV_CONTAINER_UNITS,
+    ENV_DRIVER_LIMIT,
+    ENV_DRIVER_REQUEST,
     ENV_INDEX,
     ENV_NO_ISOLATION,
     ENV_POD_UNITS,
@@ -255,8 +257,16 @@ def _check_resources(pod: PodForm) -> None:
 
 # -- environment -----------------------------------------------------------------------------------------
 
-RESERVED = (ENV_VISIBLE, ENV_INDEX, ENV_POD_UNITS, ENV_CONTAINER_UNITS, ENV_CARD_UNITS)
-"""Variables that say which card a container has: only kubelet's device plugin sets them."""
+RESERVED = (
+    ENV_VISIBLE,
+    ENV_INDEX,
+    ENV_POD_UNITS,
+    ENV_CONTAINER_UNITS,
+    ENV_CARD_UNITS,
+    ENV_DRIVER_REQUEST,
+    ENV_DRIVER_LIMIT,
+)
+"""Variables that say which card a container has, and how much of it: only the node's agent sets them."""
 
 _FROM_ANNOTATION = {
     ENV_VISIBLE: ANN_VISIBLE,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gpuslice.core.card_links import Link
 from gpuslice.core.contract import CLAIM_COMPUTE, CLAIM_DRIVER, CLAIM_MEMORY, CLAIM_SLOTS, CLAIM_TAINT
 from gpuslice.core.errors import ContractError
-from gpuslice.core.model import Card
+from gpuslice.core.model import Card, Tier
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT
 from gpuslice.core.units import MIB, UNIT_MIB
@@ -155,7 +155,7 @@ class Pool:
     cards: tuple[Card, ...]
     unit: str = "GiB"
     divides_compute: bool = True
-    tier: str = "library"
+    by_driver: Set[str] = frozenset()  # uuids of cards whose driver enforces limits
     driver_version: str = ""
     slots: int = 48
     unhealthy: Mapping[int, str] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Pool:
             "uuid": {"string": card.uuid[:LONGEST_ATTRIBUTE]},
             "minor": {"int": card.index},
             "memoryMiB": {"int": card.memory_mib},
-            "tier": {"string": self.tier},
+            "tier": {"string": (Tier.DRIVER if card.uuid in self.by_driver else Tier.LIBRARY).word},
         }
         if card.model:
             found["model"] = {"string": card.model[:LONGEST_ATTRIBUTE]}

@@ -103,6 +103,7 @@ NODE_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 CLAIM_DRIVER = "gpu.gpuslice.io"  # of ResourceSlices and allocated claims
 CLAIM_CLASS = "gpuslice.io"  # the DeviceClass of shared cards
 CLAIM_CDI_KIND = "gpuslice.io/claim"  # what a prepared claim is to the container runtime
+LIMITS_CDI_KIND = "gpuslice.io/limits"  # a container whose limits the driver enforces
 CLAIM_MEMORY = "memory"  # capacities of a card in a ResourceSlice
 CLAIM_COMPUTE = "compute"
 CLAIM_SLOTS = "slots"
@@ -119,6 +120,8 @@ ENV_POD_UNITS = "ALIYUN_COM_GPU_MEM_POD"
 ENV_CONTAINER_UNITS = "ALIYUN_COM_GPU_MEM_CONTAINER"
 ENV_CARD_UNITS = "ALIYUN_COM_GPU_MEM_DEV"
 ENV_NO_ISOLATION = "CGPU_DISABLE"
+ENV_DRIVER_REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"  # MiB on each card, which the hook of NVIDIA's toolkit sets
+ENV_DRIVER_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
 
 # -- objects -----------------------------------------------------------------------------------------
 SYSTEM_NAMESPACE = "kube-system"

@@ -34,7 +34,9 @@ class Tier(IntEnum):
     NONE = 0
     WATCHDOG = 1  # the agent, which acts within seconds when the driver's figures exceed the limit
     LIBRARY = 2  # libgpuslice in every program that the loader starts, and the watchdog
-    DRIVER = 3  # the driver itself, which R615 and later can; no agent of ours makes it do so yet
+    DRIVER = (
+        3  # the driver itself (R615 and later), whatever runs in the container; see agent/driver_limits.py
+    )
 
     @property
     def word(self) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import replace
 
+from gpuslice.apps.agent.by_driver import ByDriver
 from gpuslice.apps.agent.forgotten import ForgottenContainers, RunningContainer, no_room_beside
 from gpuslice.apps.agent.owner import Owner
 from gpuslice.apps.agent.pending import (
@@ -70,6 +71,7 @@ class AllocationState:
         self.targets: dict[str, Placement] = {}
         self.orphans: tuple[RunningContainer, ...] = ()  # that kubelet does not list
         self.changed = asyncio.Event()
+        self.by_driver = ByDriver()
         self._unanswered: dict[str, Repair] = {}  # by pod uid, writes that may still take effect
         self._place_unplaced = place_unplaced
         self._clock = clock
@@ -218,10 +220,8 @@ class AllocationState:
 
     def recipient(self, ids: frozenset[str]) -> Recipient | Refusal:
         """For whom `ids` are. Raises `GrantError` for unknown ids. Nothing changes until `granted`."""
-        waiting, listed = self.acceptable(), self.assignments or ()
-        recipient = recipient_of(
-            ids, waiting, self.tentative, listed, self.node, unplaced=self.places_unplaced
-        )
+        waiting, listed, unplaced = self.acceptable(), self.assignments or (), self.places_unplaced
+        recipient = recipient_of(ids, waiting, self.tentative, listed, self.node, unplaced=unplaced)
         if isinstance(recipient, Refusal):
             return recipient
         return self.crowded(ids, recipient.uid) or recipient

@@ -1,7 +1,7 @@
-"""What enforces each container's limits: the library, if it is in every process that the driver reports.
+"""What enforces each container's limits: the driver, or the library in every process that the driver reports.
 
-A program into which the library was not loaded gets its memory all the same, and only the driver's figures
-show it. Then only the watchdog enforces the limit, and the pod is annotated with that.
+Where only the library does, a program into which it was not loaded gets its memory all the same, and only the
+driver's figures show it. Then only the watchdog enforces the limit, and the pod is annotated with that.
 """
 
 from __future__ import annotations
@@ -54,11 +54,19 @@ class ContainerTiers:
     def tiers(self) -> Iterator[tuple[NodePod, str, Tier]]:
         """Of each container that asks for a part of a card."""
         rules, allowed = self._state.rules, self._allow_cgpu_disable
+        bare = {(each.uid, each.container) for each in self._folders.records.values() if not each.preloaded}
         for pod in self._state.pods():
             for container in pod.view.request.containers if pod.view.request and pod.holds_slices else ():
                 tier = pod.tier(container.name, rules, allow_cgpu_disable=allowed)
-                loose = (pod.view.uid, container.name) in self._loose
-                yield pod, container.name, min(tier, Tier.WATCHDOG) if loose else tier
+                name = pod.view.uid, container.name
+                if tier is Tier.LIBRARY:
+                    if name in self._state.by_driver.containers:
+                        tier = Tier.DRIVER
+                    elif container.name not in pod.running:
+                        tier = self._state.by_driver.tier(rules, self._state.node.cards)  # as it will start
+                    elif name in self._loose or name in bare:
+                        tier = Tier.WATCHDOG
+                yield pod, container.name, tier
 
     async def judge(self, figures: Mapping[ContainerName, Sequence[Figure]]) -> None:
         """One check, with what the driver reports of each container's processes.
@@ -78,7 +86,7 @@ class ContainerTiers:
         kept = {place: seen_s for place, seen_s in self._loose.items() if now_s - seen_s < self.kept_s}
         new = loose.keys() - kept.keys()
         self._without, self._loose = frozenset(without), kept | dict.fromkeys(loose, now_s)
-        node_tier = Tier.LIBRARY if self._state.rules.isolation else Tier.NONE
+        node_tier = self._state.by_driver.tier(self._state.rules, self._state.node.cards)
         said: dict[str, tuple[NodePod, dict[str, Tier]]] = {}
         for pod, name, tier in self.tiers():
             _, tiers = said.setdefault(pod.view.uid, (pod, {}))

@@ -6,6 +6,7 @@ container that kubelet has forgotten is still using it, the next one with those 
 number appended (``-2`` …); the highest is the one that Allocate named last::
 
     <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
+    <root>/lib/gpuslice-limits-hook  what the container runtime starts where the driver enforces limits
     <root>/containers/<token>/ld.so.preload  one line that names it, mounted over /etc/ld.so.preload and Nix's
     <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
     <root>/containers/<token>/var/       region, empty at first: the only place where its processes write
@@ -73,7 +74,7 @@ class Folders:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._root = root
-        self._host_root = host_root or root
+        self.host_root = host_root or root
         self.boot = boot_id() if boot is None else boot
         self._now_ns = now_ns
         # the second is needed where an operator made `containers` a file system of its own
@@ -100,15 +101,15 @@ class Folders:
         `library`: the version that it has; ours if "".
         """
         library = f"lib/{library}" if library else self.library.folder
-        folder = self._host_root / "containers" / name
+        folder = self.host_root / "containers" / name
         mounts = [
             *(HostMount(path, str(folder / PRELOAD), read_only=True) for path in inside.PRELOAD_FILES),
-            HostMount(inside.LIBRARY_FOLDER, str(self._host_root / library), read_only=True),
+            HostMount(inside.LIBRARY_FOLDER, str(self.host_root / library), read_only=True),
             HostMount(inside.LIMITS_FOLDER, str(folder / "etc"), read_only=True),
             HostMount(inside.REGION_FOLDER, str(folder / "var"), read_only=False),
         ]
         for uuid in sorted(cards):
-            card, meeting = self._host_root / "cards" / uuid, f"{inside.NEIGHBOURS_FOLDER}/{uuid}"
+            card, meeting = self.host_root / "cards" / uuid, f"{inside.NEIGHBOURS_FOLDER}/{uuid}"
             mounts.append(HostMount(f"{meeting}/own/claim", str(card / name / "claim"), read_only=False))
             mounts.append(HostMount(f"{meeting}/all", str(card), read_only=True))
         return tuple(mounts)
@@ -145,25 +146,31 @@ class Folders:
             self._own(folder, self.records.get(name, owner))
 
     def grant(
-        self, ids: Iterable[str], occupied: Container[str] = (), *, limits_compute: bool = False
+        self,
+        ids: Iterable[str],
+        occupied: Container[str] = (),
+        *,
+        limits_compute: bool = False,
+        preloaded: bool = True,
+        hooked: bool = False,
     ) -> tuple[HostMount, ...]:
         """What Allocate answers: the mounts of a prepared folder, whose library is recorded."""
         self.library.check()
         ids = sorted(ids)
         name = self.prepare(ids, occupied)
         cards = {card_of_device_id(each) for each in ids} if limits_compute else set()
-        return self._granted(name, cards)
+        return self._granted(name, cards, preloaded=preloaded, hooked=hooked)
 
-    def _granted(self, name: str, cards: Collection[str]) -> tuple[HostMount, ...]:
+    def _granted(
+        self, name: str, cards: Collection[str], *, preloaded: bool = True, hooked: bool = False
+    ) -> tuple[HostMount, ...]:
         """The mounts of a folder, whose library is recorded. `cards`: where it communicates with others."""
         owner, folder = self.owner(name), self._folder(name)
-        self._own(
-            folder,
-            msgspec.structs.replace(owner, library=self.library.version, cards=sorted(cards)),
-        )
+        given = {"library": self.library.version, "preloaded": preloaded, "hooked": hooked}
+        self._own(folder, msgspec.structs.replace(owner, cards=sorted(cards), **given))
         for uuid in cards:
             self.make_claim(uuid, name)
-        return self.mounts(name, cards)
+        return self.mounts(name, cards) if preloaded else ()
 
     def make_claim(self, uuid: str, name: str) -> None:
         """A file: a folder is not mounted, so that a tenant can create nothing next to it."""
@@ -207,6 +214,8 @@ class Folders:
             limits=limits_file.format_limits(limits),
             library=known.library or self.library.version,
             cards=known.cards or cards,
+            preloaded=known.preloaded,
+            hooked=known.hooked,
         )
 
     def _start(self, name: str, owner: Owner, limits: Sequence[limits_file.LimitsEntry]) -> None:
@@ -224,7 +233,8 @@ class Folders:
         cards = sorted({*before.cards, *shared})
         text, library = limits_file.format_limits(limits), before.library
         given = {"earlier": earlier, "limits": text, "library": library, "cards": cards}
-        self._own(folder, msgspec.structs.replace(owner, boot=self.boot, **given))
+        by = {"preloaded": before.preloaded, "hooked": before.hooked}
+        self._own(folder, msgspec.structs.replace(owner, boot=self.boot, **given, **by))
         for uuid in cards:
             self.make_claim(uuid, name)
         self._write_limits(folder, limits)
@@ -242,7 +252,7 @@ class Folders:
     # -- claims of dynamic resource allocation ----------------------------------------------------------
 
     def start_claim(
-        self, name: str, limits: Sequence[CardLimit], owner: Owner, rules: Rules
+        self, name: str, limits: Sequence[CardLimit], owner: Owner, rules: Rules, *, hooked: bool = False
     ) -> tuple[HostMount, ...]:
         """Prepare the whole folder `name` as for a first start; returns its mounts.
 
@@ -251,7 +261,8 @@ class Folders:
         self.library.check()
         self._make(name, owner)
         self._start(name, owner, entries(limits, policy=rules.compute_policy))
-        return self._granted(name, {limit.card.uuid for limit in limits} if rules.limits_compute else ())
+        cards = {limit.card.uuid for limit in limits} if rules.limits_compute else set()
+        return self._granted(name, cards, hooked=hooked)
 
     def claim_limits(self) -> dict[tuple[str, str], dict[str, int | None]]:
         """By pod uid and container, bytes by card uuid: the limits of containers with claims of their own."""

@@ -21,6 +21,8 @@ from gpuslice.apps.agent.upkeep import LostError, Owned
 from gpuslice.core.errors import GpusliceError
 
 LIBRARY = "libgpuslice.so"
+HOOK = "gpuslice-limits-hook"
+"""What the container runtime starts; beside the library, wherever that comes from."""
 MOST_BYTES = 64 << 20
 
 
@@ -53,6 +55,8 @@ class Library:
                 for folder in (self._root / "lib", self._root / self.folder):
                     make_folder(folder, 0o755)
                 _put(self._root / self.folder / LIBRARY, content, 0o755)
+                if (hook := Path(source).with_name(HOOK)).is_file():
+                    _put(self._root / "lib" / HOOK, hook.read_bytes(), 0o755)
 
     def check(self) -> None:
         """Check that all is in place, and repair it. Raises `IsolationMissingError` naming the file."""
@@ -64,6 +68,10 @@ class Library:
             raise IsolationMissingError(
                 f"{path} is missing: limits cannot be enforced; {cure} or switch isolation off for this node"
             )
+
+    @property
+    def has_hook(self) -> bool:
+        return (self._root / "lib" / HOOK).is_file()
 
     def owned(self, used: Iterable[str]) -> Iterator[Owned]:
         """The `used` versions and ours; what each contains is told by its name."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gpuslice
+from gpuslice.adapters.gpu.memory_limits import MemoryLimiter
 from gpuslice.adapters.gpu.nvml import NvmlSource
 from gpuslice.adapters.gpu.recorded import RecordedSource
 from gpuslice.adapters.gpu.source import GpuSource
@@ -40,6 +41,7 @@ from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.cards import CardMonitor
 from gpuslice.apps.agent.device_list import DeviceList, memory_unit
 from gpuslice.apps.agent.dra.service import ClaimService
+from gpuslice.apps.agent.driver_limits import DriverLimits
 from gpuslice.apps.agent.folder_upkeep import FileUpkeep
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.library import IsolationMissingError
@@ -79,6 +81,7 @@ class Agent:
         source: GpuSource,
         kubelet: AssignmentSource | None = None,
         *,
+        limiter: MemoryLimiter | None = None,
         counters: Counters | None = None,
         boot: str | None = None,
         proc: Path = Path("/proc"),
@@ -102,16 +105,17 @@ class Agent:
             source, state, self.devices, self.node, writer, client=client, lock=self.lock,
             units=units, settings=settings, proc=proc, clock=clock,
         )  # fmt: skip
+        self.limits = DriverLimits(state, folders, self.cards, self.node, writer, limiter=limiter,
+            settings=settings, proc=proc)  # fmt: skip
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
         self.reconciler = Reconciler(state, kubelet, writer, self.counters, every_s=every_s, clock=clock)
-        self.sweeper = Sweeper(
-            state, self.reconciler, folders, every_s=every_s, after_s=settings.sweep_after_s
-        )
+        after_s = settings.sweep_after_s
+        self.sweeper = Sweeper(state, self.reconciler, folders, every_s=every_s, after_s=after_s)
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", cached=True, clock=clock
         )
         self.plugin = GpuMemoryPlugin(
-            state, self.devices, folders, self.reconciler, counters=self.counters,
+            state, self.devices, folders, self.reconciler, limits=self.limits, counters=self.counters,
             ask_for_news=self._pods.hurry, options=plugin_options(settings, unit),
         )  # fmt: skip
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
@@ -120,7 +124,7 @@ class Agent:
             client, state, folders, self.cards, self.node, writer=writer, units=units,
             lock=self.lock, settings=settings, obstacle=self._no_claims_yet,
         )  # fmt: skip
-        others = (units.owned, self.claims.prepared.owned, self.lock.owned)
+        others = (units.owned, self.claims.prepared.owned, self.lock.owned, self.limits.hook.owned)
         self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
         self.watchdog = Watchdog(
             source, state, folders, writer, counters=self.counters, settings=settings, proc=proc)  # fmt: skip
@@ -203,6 +207,7 @@ class Agent:
             "shared files": self.folders.shared.run(),
             "files": _after(self.files.run, active),
             "resize": _after(self.resizer.run, self._pods.synced, active),
+            "driver's limits": _after(self.limits.run, self._pods.synced, active),
             "refused memory": _after(self.refused_memory.run, active),
             "device plugin": serve_kubelet(),
             # of plugin and claims, one waits until nobody holds a part of a card by the other
@@ -333,6 +338,7 @@ class Agent:
             dict(chain.from_iterable(each.problems.items() for each in self._upkeeps())),
             self.units.waits,
             self.cards.driver_version,
+            {card.uuid: self.limits.problem(card.uuid) for card in self.cards.cards},
             self.cards.problem,
             self.reconciler.problem,
         )
@@ -371,14 +377,14 @@ def start(settings: AgentSettings) -> None:
     """Run the process until it is told to end."""
 
     async def main() -> None:
-        source: GpuSource = NvmlSource(library=settings.nvml_library, timeout_s=settings.driver_timeout_s)
-        if settings.recording:
-            source = RecordedSource(Path(settings.recording))
+        nvml = NvmlSource(library=settings.nvml_library, timeout_s=settings.driver_timeout_s)
+        source: GpuSource = RecordedSource(Path(settings.recording)) if settings.recording else nvml
+        limiter = None if settings.recording else nvml
         connection = connect(os.environ, kubeconfig=settings.kubeconfig)
         async with HttpTransport(connection) as transport:
             counters = Counters()
             client = KubeClient(TimedTransport(transport, counters.api.observe), manager="gpuslice-agent")
-            agent = Agent(settings, client, source, counters=counters)
+            agent = Agent(settings, client, source, limiter=limiter, counters=counters)
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, agent.register_again)
             await agent.run(until_stopped())
 

@@ -135,7 +135,11 @@ class NodeReconciler:
         said = self.seen.metadata.annotations or {}
         wanted: dict[str, str | None] = {NODE_KUBELET_AWAY: "true" if self._kubelet_away else None}
         if rules.shared or (rules.claims and cards):
-            tier = Tier.LIBRARY if rules.isolation and not self._isolation_missing() else Tier.NONE
+            tier = (
+                Tier.NONE
+                if self._isolation_missing()
+                else self._state.by_driver.tier(self._state.rules, self._state.node.cards)
+            )
             wanted |= {NODE_GPUS: encode_cards(cards), NODE_TIER: tier.word}
             if self.links or NODE_LINKS in said:
                 wanted[NODE_LINKS] = encode_links(self.links)

@@ -22,6 +22,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     `earlier`: by card, what the same container counted before it was restarted. The rest is what the folder
     must contain: the `limits` file, the version of the `library`, and the `cards` with a claim beside it.
+    `preloaded`: the container was given the library; `hooked`: its runtime has the driver's limits set.
     """
 
     ids: list[str]
@@ -34,6 +35,8 @@ class Owner(msgspec.Struct, frozen=True):
     limits: str = ""
     library: str = ""
     cards: list[str] = []
+    preloaded: bool = True
+    hooked: bool = False
 
     def is_of(self, other: Owner) -> bool:
         """Whether both are the same container of the same pod, as far as is known."""

@@ -22,6 +22,7 @@ from gpuslice.adapters.kubelet.rpc import DevicePluginService
 from gpuslice.adapters.region.limits import LimitsEntry, LimitsError
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.device_list import DeviceList
+from gpuslice.apps.agent.driver_limits import DriverLimits
 from gpuslice.apps.agent.folders import Folders, HostMount, entries
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.pending import Proposal, Recipient
@@ -81,6 +82,7 @@ class GpuMemoryPlugin(DevicePluginService):
         folders: Folders,
         reconciler: Reconciler,
         *,
+        limits: DriverLimits,
         counters: Counters,
         ask_for_news: Callable[[], None],
         options: PluginOptions = PluginOptions(),
@@ -89,6 +91,7 @@ class GpuMemoryPlugin(DevicePluginService):
         self._devices = devices
         self._folders = folders
         self._reconciler = reconciler
+        self._driver_limits = limits
         self._counters = counters
         self._ask_for_news = ask_for_news  # kubelet may know a pod that our watch has not shown
         self._options = options
@@ -161,9 +164,21 @@ class GpuMemoryPlugin(DevicePluginService):
             grant = container_grant(ids, state.node, pod_units=pod_units, isolation=isolation)
             occupied = {each.folder for each in (*state.maybe_forgotten(), *state.orphans)}
             mounts: tuple[HostMount, ...] = ()
+            kind = self._options.cdi_kind
+            devices = [f"{kind}={limit.card.uuid}" for limit in grant.limits if kind]
             if isolation:
-                limits_compute = state.rules.limits_compute
-                mounts = self._folders.grant(ids, occupied, limits_compute=limits_compute)
+                by_driver = state.by_driver.holds(ids)
+                mounts = self._folders.grant(
+                    ids,
+                    occupied,
+                    limits_compute=state.rules.limits_compute,
+                    preloaded=not by_driver or self._driver_limits.needs_library(),
+                    hooked=by_driver,
+                )
+                if by_driver:
+                    self._driver_limits.hook.write()
+                    # the last: its hook comes after that of NVIDIA's toolkit
+                    devices.append(self._driver_limits.hook.device(self._folders.current(ids)))
         except GrantError as error:
             return self._refuse("foreign device", str(error), len(ids))
         except (IsolationMissingError, OSError) as error:
@@ -174,7 +189,6 @@ class GpuMemoryPlugin(DevicePluginService):
         probably_for = recipient.pending.pod.view.key if recipient.pending else ""
         cards = grant.environment[ENV_INDEX]
         _log.info("granted", extra={"cards": cards, "units": len(ids), "probably_for": probably_for})
-        kind = self._options.cdi_kind
         return dp.ContainerAllocateResponse(
             envs=grant.environment,
             mounts=[
@@ -183,7 +197,7 @@ class GpuMemoryPlugin(DevicePluginService):
                 )
                 for each in mounts
             ],
-            cdi_devices=[dp.CDIDevice(name=f"{kind}={limit.card.uuid}") for limit in grant.limits if kind],
+            cdi_devices=[dp.CDIDevice(name=each) for each in devices],
         )
 
     def _refuse(self, why: str, reason: str, units: int) -> dp.ContainerAllocateResponse:
@@ -212,7 +226,7 @@ class GpuMemoryPlugin(DevicePluginService):
             if refusal := state.crowded(ids, holder.pod.view.uid if holder else ""):
                 self._counters.refused["crowded"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, refusal.reason)
-            if holder and (reason := self._unheld(holder)):
+            if holder and (reason := self._unheld(ids, holder)):
                 self._counters.refused["tier"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, reason)
             identified = "no" if holder is None else "exactly" if holder.exact else "by its pod"
@@ -242,16 +256,22 @@ class GpuMemoryPlugin(DevicePluginService):
             )
         return dp.PreStartContainerResponse()
 
-    def _unheld(self, holder: Holder) -> str:
+    def _unheld(self, ids: frozenset[str], holder: Holder) -> str:
         """Why the container may not start: nothing would enforce its limits as it must be; "" if it may."""
         pod, name = holder.pod, holder.container.name if holder.container else ""
         rules, allowed = self._state.rules, self._options.allow_cgpu_disable
+        owner = self._folders.owner(self._folders.current(ids))
         for each, wrong in pod.hiding.items():
             # if kubelet does not say which one it is, it may be this one, without which the pod is not whole
-            meant = each == name or not holder.exact
+            meant = owner.preloaded and (each == name or not holder.exact)
             if meant and pod.tier(each, rules, allow_cgpu_disable=allowed) is Tier.LIBRARY:
                 return f"pod {pod.view.key}: {wrong}"
         tier = pod.tier(name, rules, allow_cgpu_disable=allowed)
+        by_driver = tier is Tier.LIBRARY and owner.hooked and self._state.by_driver.holds(ids)
+        if not (owner.preloaded or by_driver):
+            gone = "its limits were left to the driver, which is not relied on any more: delete the pod"
+            return f"pod {pod.view.key}: {gone}"
+        tier = Tier.DRIVER if by_driver else tier
         wanted = pod.view.request.min_tier if pod.view.request else Tier.NONE
         if tier >= wanted:
             return ""
@@ -283,6 +303,8 @@ class GpuMemoryPlugin(DevicePluginService):
         unlisted = (*self._state.forgotten(), *self._state.orphans) if holder else ()
         occupied = frozenset(each.folder for each in unlisted)
         self._folders.start(ids, self._limits(ids, holder), self._state.owner(ids), occupied=occupied)
+        if self._folders.records[self._folders.current(ids)].hooked:
+            self._driver_limits.hook.write()
 
     def _limits(self, ids: frozenset[str], holder: Holder | None) -> list[LimitsEntry]:
         """What the container may have. Raises `GrantError`."""

@@ -152,8 +152,8 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     cdi_folder: Annotated[
         str,
         about(
-            "Where the container runtime reads CDI files from, for claims. Must be one of its cdi_spec_dirs "
-            "and emptied by a reboot."
+            "Where the container runtime reads CDI files from, for claims and the driver's limits. Must be "
+            "one of its cdi_spec_dirs and emptied by a reboot."
         ),
     ] = "/var/run/cdi"
     claim_slots: Annotated[
@@ -174,6 +174,31 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             "5 s later). Needs the host's PID namespace."
         ),
     ] = "warn"
+    driver_limits: Annotated[
+        bool,
+        about(
+            "Let the driver itself enforce memory limits where it can: R615 and later, cgroup v2, no MIG. "
+            "Needs a privileged agent; tried on each card before anything relies on it."
+        ),
+    ] = True
+    driver_soft_limit: Annotated[
+        bool,
+        about(
+            "Also give the driver the guaranteed amount as a soft limit, which matters under MPS alone. Off, "
+            "because the kernel's dmem controller adds it to the cgroups above for good if a container's "
+            "cgroup goes before the agent has taken it back."
+        ),
+    ] = False
+    library_beside_driver: Annotated[
+        bool,
+        about(
+            "Load the library also into containers whose limits the driver enforces and that have no share "
+            "of compute. Turn it on for programs that allocate managed memory: the driver does not count it."
+        ),
+    ] = False
+    cgroup_folder: Annotated[
+        str, about("The machine's cgroups (version 2), as the agent sees them, for the driver's limits.")
+    ] = "/sys/fs/cgroup"
     region_file_system: Annotated[
         bool,
         about(

@@ -79,6 +79,7 @@ class AgentStatus:
     not_repaired: Mapping[str, str]  # why, by what is not as it ought to be
     units_wait: str  # which settings are not in force yet
     driver_version: str
+    not_by_driver: Mapping[str, str]  # by uuid, why the driver does not enforce limits; "" where it does
     cards_problem: str
     assignments_problem: str
 
@@ -151,6 +152,7 @@ class AgentStatus:
                     "units": card.units,
                     "model": card.model,
                     "unhealthy": self.out_of_use.get(card.index, ""),
+                    "not_by_driver": self.not_by_driver.get(card.uuid, ""),
                 }
                 for card in state.node.cards
             ],

@@ -37,6 +37,7 @@ from gpuslice.core.claims import ClaimAllocation, ClaimedSlice, claimed_slices, 
 from gpuslice.core.contract import CLAIM_DRIVER, ENV_VISIBLE
 from gpuslice.core.errors import ContractError, GpusliceError
 from gpuslice.core.grant import Grant, GrantError, grant_of_units
+from gpuslice.core.model import Tier
 from gpuslice.core.units import MIB
 
 _log = logging.getLogger(__name__)
@@ -254,7 +255,11 @@ class ClaimDriver(DraService):
             (user,) = mine
             owner = Owner([], user.uid, user.namespace, user.pod, user.container)
         name = folder_name(allocation.uid, request)
-        mounts = self._folders.start_claim(name, grant.limits, owner, self._state.rules)
+        # of containers that share a request the driver would give each all of it; the library sums them up
+        by_driver = (
+            bool(owner.uid) and {each.card.uuid for each in grant.limits} <= self._state.by_driver.cards
+        )
+        mounts = self._folders.start_claim(name, grant.limits, owner, self._state.rules, hooked=by_driver)
         return CdiEdits(request, grant.environment, mounts, self._folders.records[name])
 
     def _admin_edits(self, request: str, slices: tuple[ClaimedSlice, ...]) -> CdiEdits:
@@ -310,7 +315,7 @@ class ClaimDriver(DraService):
                 data: dict[str, Any] = {"tier": "none"}
                 if each.card in limits:
                     data = {
-                        "tier": "library",
+                        "tier": self._tier(allocation, each.request).word,
                         "units": each.units,
                         "memoryLimitBytes": limits[each.card].memory_mib * MIB,
                         "computePercent": each.compute_percent,
@@ -342,6 +347,11 @@ class ClaimDriver(DraService):
                 await self._client.apply(RESOURCE_CLAIMS, document, force=True, subresource="status")
         except (KubeError, TimeoutError) as error:
             _log.warning("claim's status not written", extra={"claim": allocation.key, "error": str(error)})
+
+    def _tier(self, allocation: ClaimAllocation, request: str) -> Tier:
+        """What enforces the limits of the container that uses a request."""
+        owner = self._folders.records.get(folder_name(allocation.uid, request))
+        return Tier.DRIVER if owner is not None and owner.hooked else Tier.LIBRARY
 
     # -- taking away ------------------------------------------------------------------------------------
 

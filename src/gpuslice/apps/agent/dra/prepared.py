@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gpuslice.adapters.region.plain import read_plain
 from gpuslice.apps.agent.folders import Folders, HostMount
 from gpuslice.apps.agent.library import make_folder, replace_file
+from gpuslice.apps.agent.limit_hook import hook_edits
 from gpuslice.apps.agent.owner import CLAIM_PREFIX, MOST_BYTES, Owner
 from gpuslice.apps.agent.upkeep import Owned
 from gpuslice.core.claims import ClaimAllocation, ClaimedSlice
@@ -183,22 +185,30 @@ class PreparedClaims:
             "devices": [
                 {
                     "name": cdi_device(record.uid, each.request).partition("=")[2],
-                    "containerEdits": {
-                        "env": [f"{name}={value}" for name, value in each.environment.items()],
-                        "mounts": [
-                            {
-                                "hostPath": mount.host_path,
-                                "containerPath": mount.container_path,
-                                "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
-                            }
-                            for mount in each.mounts
-                        ],
-                    },
+                    "containerEdits": self._edits(record, each),
                 }
                 for each in record.edits
             ],
         }
         return {self._cdi_file(record.uid): msgspec.json.encode(document)} | wanted
+
+    def _edits(self, record: PreparedClaim, edits: CdiEdits) -> dict[str, Any]:
+        """As CDI has them."""
+        by_driver: dict[str, Any] = {}
+        if edits.owner is not None and edits.owner.hooked:
+            by_driver = hook_edits(self._folders, folder_name(record.uid, edits.request), edits.owner)
+        environment = [f"{name}={value}" for name, value in edits.environment.items()]
+        return by_driver | {
+            "env": environment + by_driver.get("env", []),
+            "mounts": [
+                {
+                    "hostPath": mount.host_path,
+                    "containerPath": mount.container_path,
+                    "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
+                }
+                for mount in edits.mounts
+            ],
+        }
 
     def _write(self, path: Path, content: bytes) -> None:
         lasting = path.parent == self._folder

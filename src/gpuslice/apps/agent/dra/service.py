@@ -132,6 +132,7 @@ class ClaimService:
             self._state.node.cards,
             unit=self._units.unit,
             divides_compute=self._state.rules.divides_compute,
+            by_driver=self._state.by_driver.cards,
             driver_version=self._cards.driver_version,
             slots=self._slots,
             unhealthy=self._cards.reasons(),
