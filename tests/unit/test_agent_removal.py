@@ -161,7 +161,8 @@ def test_whether_a_mount_reaches_the_node_is_read_from_where_it_lies(place: str,
 INSIDE = """
 import os, subprocess, sys, time
 from pathlib import Path
-from gpuslice.apps.agent.folders import Folders, entries
+from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.limit_entries import entries
 from gpuslice.apps.agent.owner import Owner
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.model import Card

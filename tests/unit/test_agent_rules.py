@@ -16,7 +16,7 @@ from gpuslice.adapters.region.limits import LimitsEntry, read_limits
 from gpuslice.adapters.region.reader import read_region
 from gpuslice.apps.agent.command import translated
 from gpuslice.apps.agent.device_list import TooManyUnitsError, cut, memory_unit
-from gpuslice.apps.agent.folders import Folders, entries
+from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.health import (
     Health,
     excluded_cards,
@@ -24,6 +24,7 @@ from gpuslice.apps.agent.health import (
     unhealthy_data,
 )
 from gpuslice.apps.agent.library import IsolationMissingError
+from gpuslice.apps.agent.limit_entries import entries
 from gpuslice.apps.agent.node_reconciler import amounts_to_write, wanted_amounts
 from gpuslice.apps.agent.owner import Owner, token
 from gpuslice.apps.agent.settings import AgentSettings, SwitchSettings

@@ -37,6 +37,7 @@ from gpuslice.adapters.region import limits as limits_file
 from gpuslice.adapters.region.reader import Counts, prepare_region, with_region
 from gpuslice.apps.agent.forgotten import RunningContainer
 from gpuslice.apps.agent.library import LIBRARY, Library, replace_file
+from gpuslice.apps.agent.limit_entries import entries
 from gpuslice.apps.agent.owner import CLAIM_PREFIX, FILE, Owner, boot_id, number_of, read_owner, token
 from gpuslice.apps.agent.region_file_system import RegionFileSystem
 from gpuslice.apps.agent.removal import remove_tree
@@ -45,8 +46,7 @@ from gpuslice.core import container_files as inside
 from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import CardLimit
-from gpuslice.core.mode import ComputePolicy, Rules
-from gpuslice.core.units import MIB
+from gpuslice.core.mode import Rules
 
 PRELOAD = "ld.so.preload"
 PRELOADED = f"{inside.LIBRARY_FOLDER}/{LIBRARY}\n"
@@ -400,30 +400,3 @@ class Folders:
 
     def _owner_in(self, folder: Path) -> Owner:
         return read_owner(folder) or self.records.get(folder.name, Owner([]))
-
-
-def entries(
-    limits: Iterable[CardLimit],
-    *,
-    limited: bool = True,
-    policy: ComputePolicy = ComputePolicy.CAP,
-    interactive: bool = False,
-) -> list[limits_file.LimitsEntry]:
-    """What the library reads."""
-    if not limited:
-        return [limits_file.LimitsEntry(limit.card.uuid, None) for limit in limits]
-    return [_of_library(limit, policy, interactive) for limit in limits]
-
-
-def _of_library(limit: CardLimit, policy: ComputePolicy, interactive: bool) -> limits_file.LimitsEntry:
-    """Of one card. 0 percent means here that compute is not divided.
-
-    Where compute is lent, a container without a percentage weighs as much as its part of the card's memory.
-    """
-    percent = limit.compute_percent
-    if policy is ComputePolicy.FAIR:
-        percent = percent or max(1, 100 * limit.units // limit.card.units)
-    if policy is ComputePolicy.OFF or not percent:
-        return limits_file.LimitsEntry(limit.card.uuid, limit.memory_mib * MIB)
-    most = 100 if policy is ComputePolicy.FAIR and percent < 100 else None
-    return limits_file.LimitsEntry(limit.card.uuid, limit.memory_mib * MIB, percent, most, interactive)

@@ -128,9 +128,7 @@ class Agent:
         self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
         self.watchdog = Watchdog(
             source, state, folders, writer, counters=self.counters, settings=settings, proc=proc)  # fmt: skip
-        self.resizer = Resizer(
-            state, folders, writer, used_bytes=self.watchdog.used_bytes, wake=self.reconciler.wake
-        )
+        self.resizer = Resizer(state, folders, writer, self.watchdog.used_bytes, self.reconciler.wake)
         self.refused_memory = RefusedMemory(state, folders, writer)
         self.orphans = Orphans(state, self.reconciler, folders, self.node, writer, every_s=every_s, proc=proc)
         self._source = source

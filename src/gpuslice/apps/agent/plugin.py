@@ -23,8 +23,9 @@ from gpuslice.adapters.region.limits import LimitsEntry, LimitsError
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.apps.agent.driver_limits import DriverLimits
-from gpuslice.apps.agent.folders import Folders, HostMount, entries
+from gpuslice.apps.agent.folders import Folders, HostMount
 from gpuslice.apps.agent.library import IsolationMissingError
+from gpuslice.apps.agent.limit_entries import entries
 from gpuslice.apps.agent.pending import Proposal, Recipient
 from gpuslice.apps.agent.pods import Holder
 from gpuslice.apps.agent.reconciler import Reconciler

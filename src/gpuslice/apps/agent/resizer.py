@@ -41,7 +41,6 @@ class Resizer:
         state: AllocationState,
         folders: Folders,
         writer: Writer,
-        *,
         used_bytes: Callable[[str, str, str], int],
         wake: Callable[[], None],
     ) -> None:
