@@ -113,7 +113,7 @@ static int launch(CUstream stream, uint64_t key)
 {
     if (gs_is_alone())
         __atomic_fetch_add(&untimed, 1, __ATOMIC_RELAXED);
-    THROTTLED(launch_on_card(), stream, false, key);
+    THROTTLE(launch_on_card(), stream, false, key)
 }
 
 static void *launches(void *number)

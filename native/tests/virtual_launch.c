@@ -17,7 +17,7 @@ struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
 
 static int launch_on(CUstream stream, const struct virtual_call *what)
 {
-    THROTTLED(virtual_launch(what), stream, false, what->key);
+    THROTTLE(virtual_launch(what), stream, false, what->key)
 }
 
 void enter_launch(const struct virtual_call *what);

@@ -32,6 +32,15 @@ OUT_OF_MEMORY: Final = "error 2"
 V100: Final = "V100-SXM2-16GB"
 
 
+def list_of_hooks() -> str:
+    """`HOOK(library, symbol, "name", since, stream, (parameters))` of each, one a line."""
+    text = "#define BORROW(...)\n#define HOOK(...) HOOK(__VA_ARGS__)\n" + '#include "driver/hooks.def"\n'
+    sources = Path(__file__).resolve().parents[2] / "native" / "src"
+    command = ["gcc", "-E", "-P", f"-I{sources}", "-xc", "-"]
+    listed = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+    return listed.replace("HOOK(", "\nHOOK(")
+
+
 class Worker:
     """One process of the container."""
 

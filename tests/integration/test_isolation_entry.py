@@ -20,6 +20,7 @@ from tests.integration.isolation_rig import (
     SIM,
     Worker,
     container,
+    list_of_hooks,
 )
 
 PER_THREAD = 2
@@ -370,8 +371,7 @@ def test_nvidia_smi_without_limits_shows_the_whole_card(tmp_path: Path) -> None:
 
 def test_every_hook_stands_before_the_drivers_function(tmp_path: Path) -> None:
     """By dlsym for the driver's; what this driver lacks must stay lacking."""
-    text = (Path(__file__).resolve().parents[2] / "native/src/driver/hooks.def").read_text()
-    names = re.findall(r"^HOOK\(CUDA, (\w+),", text, re.MULTILINE)
+    names = re.findall(r"^HOOK\(CUDA, (\w+),", list_of_hooks(), re.MULTILINE)
     with container(tmp_path, cuda="13.0") as box, box.worker() as ours, box.worker(LD_PRELOAD="") as bare:
         wrong = []
         for name in names:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.integration.isolation_rig import BUILD
+from tests.integration.isolation_rig import BUILD, list_of_hooks
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = BUILD / "lib/libgpuslice.so"
@@ -25,8 +25,7 @@ BESIDE = ("cudaGL.h", "cudaEGL.h", "cudaVDPAU.h")
 
 
 def hooks() -> dict[str, str]:
-    text = (ROOT / "native/src/driver/hooks.def").read_text()
-    return {symbol: library for library, symbol in HOOK.findall(text)}
+    return {symbol: library for library, symbol in HOOK.findall(list_of_hooks())}
 
 
 def symbols(*options: str) -> list[str]:
@@ -113,7 +112,7 @@ def test_hooks_have_the_versions_that_the_header_gives_them(header: Path | None)
     newest = max(int(version) for _, version, _ in known)
     wrong = [
         symbol
-        for symbol, name, since, stream in LINE.findall((ROOT / "native/src/driver/hooks.def").read_text())
+        for symbol, name, since, stream in LINE.findall(list_of_hooks())
         if int(since) <= newest and not any((name, since, mark) in known for mark in marks(stream))
     ]
     assert wrong == []
@@ -122,7 +121,7 @@ def test_hooks_have_the_versions_that_the_header_gives_them(header: Path | None)
 @pytest.mark.parametrize("header", headers() or [None])
 def test_every_variant_of_a_hooked_function_is_hooked(header: Path | None) -> None:
     """A later form of the same name takes memory too."""
-    hooks = LINE.findall((ROOT / "native/src/driver/hooks.def").read_text())
+    hooks = LINE.findall(list_of_hooks())
     names = {name for _, name, _, _ in hooks}
     ours = {(name, since, mark) for _, name, since, stream in hooks for mark in marks(stream)}
     assert sorted(known for known in variants(header) if known[0] in names and known not in ours) == []

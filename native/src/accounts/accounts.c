@@ -144,11 +144,9 @@ static bool is_worth_waiting(const struct gs_accounts *accounts, uint32_t card, 
  * the program's signal handlers may call us again, or never come back. */
 static enum verdict try_alone(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
 {
-    gs_lock(&contention_lock);
+    GS_GUARD(&contention_lock);
     struct gs_attachment *at = gs_attach_with_slot(accounts);
-    enum verdict verdict = at ? try_reserve(accounts, at, card, bytes, limit, 64) : FULL;
-    gs_unlock(&contention_lock);
-    return verdict;
+    return at ? try_reserve(accounts, at, card, bytes, limit, 64) : FULL;
 }
 
 static bool reserve_against_others(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit)
@@ -262,16 +260,21 @@ void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t b
         atomic_store(&at->slot->usage[card].own_bytes, bytes);
 }
 
-void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bool provisional)
+static void show_comparable(struct gs_accounts *accounts, uint32_t card)
 {
     struct gs_attachment *at = gs_attached(accounts);
-    atomic_store(&accounts->mine[card].provisional, provisional);
     if (!at || !at->slot)
         return;
-    if (provisional)
+    if (gs_is_comparable(&accounts->mine[card]))
         atomic_fetch_or(&at->slot->provisional, UINT64_C(1) << card);
     else
         atomic_fetch_and(&at->slot->provisional, ~(UINT64_C(1) << card));
+}
+
+void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bool provisional)
+{
+    atomic_store(&accounts->mine[card].provisional, provisional);
+    show_comparable(accounts, card);
 }
 
 void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid)
@@ -292,6 +295,15 @@ static void change(_Atomic uint64_t *word, int64_t by)
         gs_subtract(word, (uint64_t)-by);
 }
 
+void gs_accounts_unconfirmed(struct gs_accounts *accounts, uint32_t card, enum gs_unconfirmed kind, int64_t bytes)
+{
+    if (card >= GPUSLICE_CARDS)
+        return;
+    change(&accounts->mine[card].unconfirmed[kind], bytes);
+    if (atomic_load(&accounts->mine[card].provisional))
+        show_comparable(accounts, card);
+}
+
 void gs_accounts_exported(struct gs_accounts *accounts, uint32_t card, int64_t bytes)
 {
     struct gs_attachment *at = changing(accounts, card);
@@ -308,8 +320,10 @@ void gs_accounts_imported(struct gs_accounts *accounts, uint32_t card, int count
         return;
     change(&accounts->mine[card].imports, count);
     change(&at->slot->usage[card].imports, count);
-    if (count < 0)
+    if (count < 0) {
+        atomic_store(&accounts->mine[card].loan_ended_ns, gs_coarse_ns());
         gs_orphans_settle(&accounts->exports, at->region, at->slot);
+    }
 }
 
 void gs_accounts_return_exported(struct gs_accounts *accounts, uint32_t card, uint64_t bytes)

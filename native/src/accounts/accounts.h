@@ -19,6 +19,8 @@ void gs_accounts_count_refusal(struct gs_accounts *accounts, uint32_t card);
 void gs_accounts_set_own(struct gs_accounts *accounts, uint32_t card, uint64_t bytes);
 /* Whether that part may be too high, because the driver's own figure is not known yet. */
 void gs_accounts_set_provisional(struct gs_accounts *accounts, uint32_t card, bool provisional);
+/* So much more, or less, of what we hold is missing in that figure. */
+void gs_accounts_unconfirmed(struct gs_accounts *accounts, uint32_t card, enum gs_unconfirmed kind, int64_t bytes);
 void gs_accounts_set_host_pid(struct gs_accounts *accounts, uint32_t pid);
 
 /* What the container holds of a card. Cheap enough for each cuMemGetInfo. */

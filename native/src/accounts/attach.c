@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "accounts/slots.h"
+#include "system/text.h"
 
 /* An access to a truncated file ends the host program with SIGBUS, so the file is checked often. A check is one system
  * call, whose cost at this rate is negligible. */
@@ -26,10 +27,10 @@ static struct gs_lock lock;
 
 uint64_t gs_card_key(const char *uuid)
 {
-    uint64_t key = UINT64_C(14695981039346656037);
-    for (size_t i = 0; i < GPUSLICE_UUID_BYTES && uuid[i]; i++)
-        key = (key ^ (unsigned char)uuid[i]) * UINT64_C(1099511628211);
-    return key ? key : 1;
+    size_t length = 0;
+    while (length < GPUSLICE_UUID_BYTES && uuid[length])
+        length++;
+    return gs_hash(uuid, length);
 }
 
 static void write_card(struct gpuslice_card *entry, const struct gs_holding *holding)
@@ -129,15 +130,9 @@ void gs_attach_forget(struct gs_accounts *accounts)
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++) {
         struct gs_holding *holding = &accounts->mine[card];
         uint64_t number = gs_load(&holding->gained) % GS_ATTACHMENTS;
+        memset((void *)holding, 0, offsetof(struct gs_holding, limit_bytes));
         atomic_store(&holding->gained, number);
         atomic_store(&holding->lost, number);
-        for (uint32_t word = 0; word < 2 * GS_ERAS; word++)
-            atomic_store(&holding->in_flight[word / 2][word % 2], 0);
-        atomic_store(&holding->rests, 0);
-        atomic_store(&holding->own_bytes, 0);
-        atomic_store(&holding->exported_bytes, 0);
-        atomic_store(&holding->imports, 0);
-        atomic_store(&holding->provisional, false);
     }
 }
 
@@ -167,21 +162,19 @@ struct gs_attachment *gs_attach_claiming(struct gs_accounts *accounts)
     struct gs_attachment *at = gs_attached(accounts);
     if (!at || !at->region)
         return NULL;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     at = gs_attached(accounts);
     bool has = at->slot || claim(accounts, at, GPUSLICE_SLOTS);
-    gs_unlock(&lock);
     return has ? at : NULL;
 }
 
 bool gs_accounts_sweep(struct gs_accounts *accounts)
 {
     gs_accounts_look(accounts);
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct gs_attachment *at = gs_attached(accounts);
     bool less = at && at->region && gs_slots_sweep(at->region, at->slot, accounts->path);
     less |= at && at->region && gs_orphans_settle(&accounts->exports, at->region, at->slot);
-    gs_unlock(&lock);
     return less;
 }
 
@@ -222,7 +215,7 @@ static void write_holding(struct gs_accounts *accounts, struct gs_attachment *at
     atomic_store(&usage->imports, atomic_load(&holding->imports));
     atomic_store(&usage->changed_ns, atomic_load(&holding->changed_ns));
     atomic_store(&at->slot->in_flight[card], gs_flights(accounts, card));
-    if (atomic_load(&holding->provisional))
+    if (gs_is_comparable(holding))
         atomic_fetch_or(&at->slot->provisional, UINT64_C(1) << card);
     if (!*holding->uuid)
         return;
@@ -291,9 +284,8 @@ uint64_t gs_accounts_look(struct gs_accounts *accounts)
     if (now - last < LOOK_EVERY_NS || !at || !at->region ||
         !atomic_compare_exchange_strong_explicit(&accounts->looked_ns, &last, now, memory_order_relaxed, memory_order_relaxed))
         return now;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     repair(accounts);
-    gs_unlock(&lock);
     return now;
 }
 
@@ -309,15 +301,13 @@ void gs_accounts_changed(struct gs_accounts *accounts, uint32_t card)
 
 void gs_attach_anew(struct gs_accounts *accounts, const struct gs_attachment *broken)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     if (gs_attached(accounts) == broken)
         repair(accounts);
-    gs_unlock(&lock);
 }
 
 struct gs_attachment *gs_attachment_of(struct gs_accounts *accounts, uint64_t word)
 {
-    gs_lock(&lock);
-    gs_unlock(&lock);
+    GS_GUARD(&lock);
     return &accounts->attachments[word % GS_ATTACHMENTS];
 }

@@ -28,10 +28,7 @@ _Static_assert(GPUSLICE_CARDS == 1u << CARD_BITS && CONTAINER_SHIFT + CONTAINER_
 #define MOST_LOCKS 4096
 #define NOT_KNOWN 1 /* instead of an inode: there were several files */
 
-static int64_t next_place; /* of this process; protected by the caller's lock */
-
-static void forget(void) { next_place = 0; }
-GS_AT_FORK(forget);
+static int64_t next_place GS_PER_PROCESS; /* protected by the caller's lock */
 
 static uint64_t mixed(uint64_t one, uint64_t other)
 {
@@ -129,38 +126,40 @@ static int open_driver_file(const struct gpuslice_driver_file *file)
 /* ---- one descriptor ---- */
 
 /* Finds bytes that nobody has locked by locking them exclusively, then makes the lock a shared one. */
-static bool lock_anew(struct gs_bytes *bytes, int64_t base, int64_t pages, int descriptor)
+static bool lock_anew(uint64_t *first, int64_t base, int64_t pages, int descriptor)
 {
-    struct gs_bytes other;
+    struct gs_bytes other, bytes;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         if (next_place + pages > INT64_C(1) << PLACE_BITS)
             next_place = 0;
-        *bytes = (struct gs_bytes){base + next_place, pages};
+        bytes = (struct gs_bytes){base + next_place, pages};
         next_place += pages;
-        if (gs_lock_bytes(descriptor, *bytes, false))
-            return gs_lock_bytes(descriptor, *bytes, true);
-        if (gs_find_lock(descriptor, *bytes, &other) == GS_BYTE_HELD && other.count > 0)
+        *first = (uint64_t)bytes.first;
+        if (gs_lock_bytes(descriptor, bytes, false))
+            return gs_lock_bytes(descriptor, bytes, true);
+        if (gs_find_lock(descriptor, bytes, &other) == GS_BYTE_HELD && other.count > 0)
             next_place = other.first + other.count - base;
     }
     return false;
 }
 
+static int64_t pages_of(uint64_t size) { return (int64_t)((size + (UINT64_C(1) << PAGE_SHIFT) - 1) >> PAGE_SHIFT); }
+
 bool gs_export_made(struct gs_exports *exports, struct gpuslice_region *region, const struct gpuslice_slot *mine,
-                    struct gs_bytes *bytes, uint32_t card, uint64_t size, int descriptor)
+                    uint64_t *first, uint32_t card, uint64_t size, int descriptor)
 {
-    int saved = errno;
-    int64_t pages = (int64_t)((size + (UINT64_C(1) << PAGE_SHIFT) - 1) >> PAGE_SHIFT);
+    GS_KEEP_ERRNO;
+    int64_t pages = pages_of(size);
     bool made = mine && pages > 0 && pages < INT64_C(1) << PLACE_BITS && is_the_file(exports, descriptor);
     if (made)
         gs_exports_show(exports, region);
-    if (made && bytes->count)
-        made = gs_lock_bytes(descriptor, *bytes, true);
+    if (made && *first)
+        made = gs_lock_bytes(descriptor, (struct gs_bytes){(int64_t)*first, pages}, true);
     else if (made) {
         int64_t base = FIRST_BYTE | (int64_t)exports->container << CONTAINER_SHIFT | (int64_t)card << CARD_SHIFT |
                        (int64_t)maker_of(mine) << MAKER_SHIFT;
-        made = lock_anew(bytes, base, pages, descriptor);
+        made = lock_anew(first, base, pages, descriptor);
     }
-    errno = saved;
     return made;
 }
 
@@ -186,15 +185,14 @@ uint64_t gs_export_size(int descriptor)
     return 0;
 }
 
-bool gs_export_is_open(const struct gs_exports *exports, struct gs_bytes bytes)
+bool gs_export_is_open(const struct gs_exports *exports, uint64_t first, uint64_t size)
 {
-    int saved = errno;
-    struct gs_bytes found;
+    GS_KEEP_ERRNO;
+    struct gs_bytes found, bytes = {(int64_t)first, pages_of(size)};
     int file = open_driver_file(&exports->driver_file);
     bool open = file < 0 || gs_find_lock(file, bytes, &found) != GS_BYTE_FREE;
     if (file >= 0)
         syscall(SYS_close, file);
-    errno = saved;
     return open;
 }
 
@@ -202,14 +200,11 @@ bool gs_export_is_open(const struct gs_exports *exports, struct gs_bytes bytes)
 
 #define WORDS ((1u << MAKER_BITS) / 64)
 
-static void note_the_living(uint64_t living[WORDS], const struct gpuslice_region *region, const struct gpuslice_slot *mine)
+static void note_the_living(uint64_t living[WORDS], struct gpuslice_region *region, const struct gpuslice_slot *mine)
 {
     memset(living, 0, WORDS * sizeof *living);
-    for (uint64_t i = 0, high = gs_slots_high(region, mine); i < high; i++) {
-        uint32_t maker = maker_of(&region->slots[i]);
-        if (gs_load(&region->slots[i].owner))
-            living[maker / 64] |= UINT64_C(1) << maker % 64;
-    }
+    GS_FOR_EACH_SLOT(slot, region, mine)
+        living[maker_of(slot) / 64] |= UINT64_C(1) << maker_of(slot) % 64;
 }
 
 /* The kernel reports any one lock in the queried range, not necessarily the first, so the bytes on both sides of it are
@@ -238,10 +233,10 @@ static bool add_up(int file, uint32_t container, const uint64_t living[WORDS], u
 }
 
 /* In bytes per card. False if it cannot be found out. */
-static bool left_by_the_dead(uint32_t container, const struct gpuslice_region *region, const struct gpuslice_slot *mine,
+static bool left_by_the_dead(uint32_t container, struct gpuslice_region *region, const struct gpuslice_slot *mine,
                              uint64_t bytes[GPUSLICE_CARDS])
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     uint64_t living[WORDS];
     memset(bytes, 0, GPUSLICE_CARDS * sizeof *bytes);
     if (!is_written(&region->driver_file))
@@ -251,15 +246,14 @@ static bool left_by_the_dead(uint32_t container, const struct gpuslice_region *r
     bool known = file >= 0 && add_up(file, container, living, bytes);
     if (file >= 0)
         syscall(SYS_close, file);
-    errno = saved;
     return known;
 }
 
-static uint64_t imports_of(const struct gpuslice_region *region, const struct gpuslice_slot *mine, uint32_t card)
+static uint64_t imports_of(struct gpuslice_region *region, const struct gpuslice_slot *mine, uint32_t card)
 {
     uint64_t imports = 0;
-    for (uint64_t i = 0, high = gs_slots_high(region, mine); i < high; i++)
-        imports += gs_load(&region->slots[i].owner) ? gs_bounded(&region->slots[i].usage[card].imports) : 0;
+    GS_FOR_EACH_SLOT(slot, region, mine)
+        imports += gs_bounded(&slot->usage[card].imports);
     return imports;
 }
 

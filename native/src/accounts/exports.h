@@ -17,15 +17,15 @@ struct gs_exports {
 };
 
 void gs_exports_are_of(struct gs_exports *exports, const char *folder);
-/* Locks the bytes of this memory for one more descriptor of it; `bytes` is zero for the first descriptor and is set then.
- * False if the descriptor cannot be tracked. Only one thread of a process may call this at a time. */
+/* Locks the bytes of this memory for one more descriptor of it; `first`, the first of them, is 0 for the first descriptor and is set
+ * then. False if the descriptor cannot be tracked. Only one thread of a process may call this at a time. */
 bool gs_export_made(struct gs_exports *exports, struct gpuslice_region *region, const struct gpuslice_slot *mine,
-                    struct gs_bytes *bytes, uint32_t card, uint64_t size, int descriptor);
+                    uint64_t *first, uint32_t card, uint64_t size, int descriptor);
 /* The size of the memory behind a descriptor, from the lock of its maker; 0 if unknown. */
 uint64_t gs_export_size(int descriptor);
 /* Whether a descriptor of this memory is open in any process. If that cannot be found out, it counts as open: no descriptor
  * is free to query with, or the file cannot be reached (chroot) or is another. */
-bool gs_export_is_open(const struct gs_exports *exports, struct gs_bytes bytes);
+bool gs_export_is_open(const struct gs_exports *exports, uint64_t first, uint64_t size);
 
 /* Reduces the orphaned memory, which is memory whose maker has released it or has ended. All of it counts while any process
  * has imported memory open; after that, only what descriptors exported by dead processes keep. True if less is counted than

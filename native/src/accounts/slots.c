@@ -170,11 +170,8 @@ uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_sl
 uint64_t gs_slots_leaving(struct gpuslice_region *region, uint32_t card)
 {
     uint64_t bytes = 0, now = gs_coarse_ns();
-    for (uint64_t i = 0, high = gs_slots_high(region, NULL); i < high; i++) {
-        const struct gpuslice_slot *slot = &region->slots[i];
-        bool leaving = gs_load(&slot->owner) && now - gs_load(&slot->unlocked_ns) <= GONE_AFTER_NS;
-        bytes += leaving ? gs_bounded(&slot->usage[card].used_bytes) : 0;
-    }
+    GS_FOR_EACH_SLOT(slot, region, NULL)
+        bytes += now - gs_load(&slot->unlocked_ns) <= GONE_AFTER_NS ? gs_bounded(&slot->usage[card].used_bytes) : 0;
     return bytes;
 }
 

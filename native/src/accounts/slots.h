@@ -32,6 +32,11 @@ uint64_t gs_slot_owner(void);
 /* Only slots [0, this) were ever taken. Includes `mine`, whatever the file says. */
 uint64_t gs_slots_high(const struct gpuslice_region *region, const struct gpuslice_slot *mine);
 
+/* Those that have an owner. */
+#define GS_FOR_EACH_SLOT(slot, region, mine)                                                                                   \
+    for (struct gpuslice_slot *slot = (region)->slots, *end = slot + gs_slots_high(region, mine); slot < end; slot++)          \
+        if (gs_load(&slot->owner))
+
 /* Claims a slot; NULL if none is free. `last` is the number of our previous slot, which is not reused soon, or
  * GPUSLICE_SLOTS. Only one thread of a process may call this at a time. */
 struct gpuslice_slot *gs_slot_claim(struct gpuslice_region *region, uint64_t last);

@@ -22,6 +22,10 @@ struct gs_attachment {
 #define GS_ERAS 4u                          /* of calls in flight */
 enum gs_flight { GS_TAKING, GS_RELEASING }; /* whether a driver call in flight allocates or frees (accounts/in_flight.h) */
 
+/* What the driver's figure for this process may lack, or does lack: managed memory, which belongs to nvidia-uvm, and memory that only
+ * a descriptor keeps. Drivers may differ in which process they charge for what two have open. */
+enum gs_unconfirmed { GS_MAY_BE_UNLISTED, GS_UNLISTED, GS_UNCONFIRMED_KINDS };
+
 /* What this process holds of a card, in its own memory, so that nobody who overwrites the region can change it. */
 struct gs_holding {
     _Atomic uint64_t gained, lost; /* totals in bytes; the lowest eight bits are the number of the current attachment */
@@ -29,7 +33,10 @@ struct gs_holding {
                               [2]; /* by era and enum gs_flight: the number of calls and their bytes (accounts/in_flight.c) */
     _Atomic uint32_t rests;        /* how many threads want a moment without calls in flight (accounts/in_flight.h) */
     _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
+    _Atomic uint64_t loan_ended_ns;                     /* when an import last ended */
+    _Atomic uint64_t unconfirmed[GS_UNCONFIRMED_KINDS]; /* of what is counted (accounts/accounts.h) */
     _Atomic bool provisional;
+    /* What a forked child keeps. */
     uint64_t limit_bytes, compute_percent; /* for display */
     char uuid[GPUSLICE_UUID_BYTES];        /* "" for an entry that is not a card of ours */
 };
@@ -60,6 +67,14 @@ static inline uint64_t gs_holding_bytes(uint64_t gained, uint64_t lost)
 static inline struct gs_attachment *gs_attached(const struct gs_accounts *accounts)
 {
     return atomic_load_explicit(&accounts->at, memory_order_acquire);
+}
+
+/* Whether others may compare our slot with the driver's figure, to see by how much own_bytes is too high: it must contain all that
+ * we count. */
+static inline bool gs_is_comparable(const struct gs_holding *holding)
+{
+    return atomic_load(&holding->provisional) && !atomic_load(&holding->unconfirmed[GS_MAY_BE_UNLISTED]) &&
+           !atomic_load(&holding->unconfirmed[GS_UNLISTED]);
 }
 
 /* How many calls are in flight. */

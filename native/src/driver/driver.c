@@ -8,15 +8,9 @@
 #include "system/elf.h"
 #include "system/os.h"
 
-enum stream { EITHER, LEGACY, OWN };
-
-static const struct {
-    const char *symbol, *name;
-    int since;
-    unsigned char library, stream;
-} functions[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, since, library, stream},
-#define BORROW(library, symbol, parameters) {#symbol, "", 0, library, EITHER},
+const struct gs_described gs_described[GS_FUNCTIONS] = {
+#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, true, since, library, stream},
+#define BORROW(library, symbol, parameters) {#symbol, "", false, 0, library, EITHER},
 #include "driver/hooks.def"
 };
 
@@ -93,9 +87,9 @@ static void *unexported(int function)
 {
     void *found = NULL;
     gs_type_cuGetProcAddress ask_for = (gs_type_cuGetProcAddress)gs_driver[GS_cuGetProcAddress];
-    uint64_t flags = functions[function].stream == OWN ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
-    if (!functions[function].name[0] || !ask_for ||
-        ask_for(functions[function].name, &found, functions[function].since, flags) != CUDA_SUCCESS)
+    uint64_t flags = gs_described[function].stream == OWN ? CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM : 0;
+    if (!gs_described[function].name[0] || !ask_for ||
+        ask_for(gs_described[function].name, &found, gs_described[function].since, flags) != CUDA_SUCCESS)
         return NULL;
     for (int i = 0; i < GS_FUNCTIONS; i++)
         if (gs_driver[i] == found)
@@ -114,9 +108,9 @@ static void bind(enum gs_library library, void *handle)
     }
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < GS_FUNCTIONS; i++) {
-            if (functions[i].library != library || gs_driver[i])
+            if (gs_described[i].library != library || gs_driver[i])
                 continue;
-            void *found = round == 0 ? libc_dlsym(handle, functions[i].symbol) : unexported(i);
+            void *found = round == 0 ? libc_dlsym(handle, gs_described[i].symbol) : unexported(i);
             if (found || round)
                 __atomic_store_n(&gs_driver[i], found ? found : absent, __ATOMIC_RELEASE);
         }

@@ -16,6 +16,16 @@ enum gs_function {
     GS_FUNCTIONS
 };
 
+/* What the list says of each. */
+struct gs_described {
+    const char *symbol, *name;
+    bool intercepted; /* else we only call it */
+    int since;
+    unsigned char library;
+    enum { EITHER, LEGACY, OWN } stream;
+};
+extern const struct gs_described gs_described[GS_FUNCTIONS];
+
 /* A hook's C function. Programs are given its entry (entry/entries.c), which leads there once there is a driver and a limit. A
  * function that is only borrowed gets a type and no symbol. */
 #define HOOK(library, symbol, name, since, stream, parameters)                                                                 \

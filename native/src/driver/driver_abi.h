@@ -85,31 +85,19 @@ typedef struct {
     long long reserved2;
 } CUgraphNodeParams;
 
-typedef struct {
-    size_t Width, Height;
-    int Format;
-    unsigned int NumChannels;
-} CUDA_ARRAY_DESCRIPTOR;
-
-typedef struct {
-    size_t Width, Height, Depth;
-    int Format;
-    unsigned int NumChannels;
-    unsigned int Flags;
-} CUDA_ARRAY3D_DESCRIPTOR;
-
-typedef struct {
-    unsigned int Width, Height;
-    int Format;
-    unsigned int NumChannels;
-} CUDA_ARRAY_DESCRIPTOR_v1;
-
-typedef struct {
-    unsigned int Width, Height, Depth;
-    int Format;
-    unsigned int NumChannels;
-    unsigned int Flags;
-} CUDA_ARRAY3D_DESCRIPTOR_v1;
+#define ARRAY_DESCRIPTORS(version, extent)                                                                                     \
+    typedef struct {                                                                                                           \
+        extent Width, Height;                                                                                                  \
+        int Format;                                                                                                            \
+        unsigned int NumChannels;                                                                                              \
+    } CUDA_ARRAY_DESCRIPTOR##version;                                                                                          \
+    typedef struct {                                                                                                           \
+        extent Width, Height, Depth;                                                                                           \
+        int Format;                                                                                                            \
+        unsigned int NumChannels, Flags;                                                                                       \
+    } CUDA_ARRAY3D_DESCRIPTOR##version
+ARRAY_DESCRIPTORS(_v1, unsigned int);
+ARRAY_DESCRIPTORS(, size_t);
 
 enum {
     CUDA_ARRAY3D_LAYERED = 1,

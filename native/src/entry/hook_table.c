@@ -7,30 +7,13 @@
 #include "system/elf_objects.h"
 #include "system/text.h"
 
-enum default_stream { EITHER, LEGACY, OWN };
-
-struct hook {
-    const char *symbol;
-    const char *name;
-    bool intercepted; /* else we only call it */
-    int since;
-    unsigned char library;
-    unsigned char stream;
-};
-
-static const struct hook hooks[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters) {#symbol, name, true, since, library, stream},
-#define BORROW(library, symbol, parameters) {#symbol, "", false, 0, library, EITHER},
-#include "driver/hooks.def"
-};
-
 static uint32_t hashes[GS_FUNCTIONS];
 
 static void fill_hashes(void)
 {
     if (!__atomic_load_n(&hashes[0], __ATOMIC_ACQUIRE)) /* two threads may both do it, with the same result */
         for (int i = GS_FUNCTIONS - 1; i >= 0; i--)
-            __atomic_store_n(&hashes[i], gs_elf_hash(hooks[i].symbol), __ATOMIC_RELEASE);
+            __atomic_store_n(&hashes[i], gs_elf_hash(gs_described[i].symbol), __ATOMIC_RELEASE);
 }
 
 int gs_hook_named(const char *symbol)
@@ -38,23 +21,23 @@ int gs_hook_named(const char *symbol)
     uint32_t wanted = gs_elf_hash(symbol);
     fill_hashes();
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hashes[i] == wanted && hooks[i].intercepted && gs_text_equal(hooks[i].symbol, symbol))
+        if (hashes[i] == wanted && gs_described[i].intercepted && gs_text_equal(gs_described[i].symbol, symbol))
             return i;
     return -1;
 }
 
-const char *gs_hook_symbol(int hook) { return hooks[hook].symbol; }
+const char *gs_hook_symbol(int hook) { return gs_described[hook].symbol; }
 
 bool gs_hook_is_variable_in(const struct gs_elf_symbols *symbols)
 {
     fill_hashes();
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hooks[i].intercepted && gs_elf_symbol(symbols, hooks[i].symbol, hashes[i], STT_OBJECT))
+        if (gs_described[i].intercepted && gs_elf_symbol(symbols, gs_described[i].symbol, hashes[i], STT_OBJECT))
             return true;
     return false;
 }
 
-static bool suits(const struct hook *hook, const char *name, int version, bool own_stream)
+static bool suits(const struct gs_described *hook, const char *name, int version, bool own_stream)
 {
     return hook->intercepted && hook->name[0] && hook->since <= version && strcmp(hook->name, name) == 0 &&
            (hook->stream == EITHER || (hook->stream == OWN) == own_stream);
@@ -76,7 +59,7 @@ static size_t base_length(const char *symbol)
 /* Whether what was found is this hook's function in its own library, which need not be the driver. */
 static bool is_of(int hook, const void *found)
 {
-    return gs_driver[hook] == found || gs_elf_function_beside(found, hooks[hook].symbol) == found;
+    return gs_driver[hook] == found || gs_elf_function_beside(found, gs_described[hook].symbol) == found;
 }
 
 /* Some programs ask cuGetProcAddress for a symbol such as "cuMemAlloc_v2", although the manual wants the name without the
@@ -85,9 +68,9 @@ static int by_whole_symbol(const char *name, const void *found)
 {
     int hook = gs_hook_named(name);
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hook < 0 || (hooks[i].intercepted && strcmp(hooks[i].name, name) == 0))
+        if (hook < 0 || (gs_described[i].intercepted && strcmp(gs_described[i].name, name) == 0))
             return -1; /* it is a name, whose meaning depends on the version */
-    return hooks[hook].library == CUDA && gs_elf_function_beside(found, name) ? hook : -1;
+    return gs_described[hook].library == CUDA && gs_elf_function_beside(found, name) ? hook : -1;
 }
 
 int gs_hook_variant(const char *name, int version, uint64_t flags, const void *found)
@@ -96,7 +79,8 @@ int gs_hook_variant(const char *name, int version, uint64_t flags, const void *f
     int best = -1;
     size_t base = base_length(name);
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (suits(&hooks[i], name, version, own_stream) && (best < 0 || hooks[i].since >= hooks[best].since))
+        if (suits(&gs_described[i], name, version, own_stream) &&
+            (best < 0 || gs_described[i].since >= gs_described[best].since))
             best = i;
     /* For versions before the variant with the per-thread stream existed, the flag selects the legacy variant. */
     if (best < 0 && own_stream)
@@ -104,7 +88,8 @@ int gs_hook_variant(const char *name, int version, uint64_t flags, const void *f
     if (best >= 0 && is_of(best, found))
         return best;
     for (int i = 0; i < GS_FUNCTIONS; i++) /* the driver chose another variant: use the hook of that one */
-        if (hooks[i].intercepted && strncmp(hooks[i].name, name, base) == 0 && !hooks[i].name[base] && is_of(i, found))
+        if (gs_described[i].intercepted && strncmp(gs_described[i].name, name, base) == 0 && !gs_described[i].name[base] &&
+            is_of(i, found))
             return i;
     if (best < 0)
         return by_whole_symbol(name, found);
@@ -124,7 +109,7 @@ static bool only_asks(const char *name)
 static bool has_hook(const char *name, size_t length)
 {
     for (int i = 0; i < GS_FUNCTIONS; i++)
-        if (hooks[i].intercepted && strncmp(hooks[i].name, name, length) == 0 && !hooks[i].name[length])
+        if (gs_described[i].intercepted && strncmp(gs_described[i].name, name, length) == 0 && !gs_described[i].name[length])
             return true;
     return false;
 }

@@ -1,7 +1,6 @@
 /* Arrays and mipmapped arrays. The driver does not report their size, so it is computed. Small arrays share pages. */
-#include "hooks/physical.h"
+#include "hooks/objects.h"
 #include "hooks/place.h"
-#include "policy/array_pages.h"
 #include "policy/held.h"
 #include "policy/reserve.h"
 
@@ -150,61 +149,49 @@ static int finish(const struct request *request, int result, const void *made)
     return result;
 }
 
-#define CREATE(symbol, shape3d, levels, made, destroy, call)                                                                   \
-    do {                                                                                                                       \
+/* A function that creates an array, by its parameters and as it is called; `whole` is the shape as three dimensions. */
+#define CREATE(symbol, parameters, call, whole, levels, destroy)                                                               \
+    int symbol parameters                                                                                                      \
+    {                                                                                                                          \
         struct request request;                                                                                                \
         if (!shape)                                                                                                            \
             return DRIVER(symbol) call;                                                                                        \
-        CUDA_ARRAY3D_DESCRIPTOR whole = shape3d;                                                                               \
-        bool refused = !begin(&request, &whole, levels);                                                                       \
-        if (refused && !is_for_the_driver(&whole))                                                                             \
+        CUDA_ARRAY3D_DESCRIPTOR of = whole;                                                                                    \
+        bool refused = !begin(&request, &of, levels);                                                                          \
+        if (refused && !is_for_the_driver(&of))                                                                                \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         int result = DRIVER(symbol) call;                                                                                      \
         if (refused && result == CUDA_SUCCESS)                                                                                 \
-            DRIVER(destroy)(*made);                                                                                            \
+            DRIVER(destroy)(*array);                                                                                           \
         if (refused)                                                                                                           \
             return result == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : result;                                                 \
-        return finish(&request, result, result == CUDA_SUCCESS ? (const void *)*made : NULL);                                  \
-    } while (0)
+        return finish(&request, result, result == CUDA_SUCCESS ? (const void *)*array : NULL);                                 \
+    }
 
-#define FLAT {shape->Width, shape->Height, 0, shape->Format, shape->NumChannels, 0}
-#define SOLID {shape->Width, shape->Height, shape->Depth, shape->Format, shape->NumChannels, shape->Flags}
+#define FLAT ((CUDA_ARRAY3D_DESCRIPTOR){shape->Width, shape->Height, 0, shape->Format, shape->NumChannels, 0})
+#define SOLID                                                                                                                  \
+    ((CUDA_ARRAY3D_DESCRIPTOR){shape->Width, shape->Height, shape->Depth, shape->Format, shape->NumChannels, shape->Flags})
+#define CREATE_ARRAY(symbol, type, whole)                                                                                      \
+    CREATE(symbol, (CUarray * array, const type *shape), (array, shape), whole, 1, cuArrayDestroy)
 
-int cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape)
-{
-    CREATE(cuArrayCreate, FLAT, 1, array, cuArrayDestroy, (array, shape));
-}
+CREATE_ARRAY(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, FLAT)
+CREATE_ARRAY(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, FLAT)
+CREATE_ARRAY(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, SOLID)
+CREATE_ARRAY(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, SOLID)
+CREATE(cuMipmappedArrayCreate, (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels),
+       (array, shape, levels), SOLID, levels, cuMipmappedArrayDestroy)
 
-int cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape)
-{
-    CREATE(cuArrayCreate_v2, FLAT, 1, array, cuArrayDestroy, (array, shape));
-}
-
-int cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape)
-{
-    CREATE(cuArray3DCreate, SOLID, 1, array, cuArrayDestroy, (array, shape));
-}
-
-int cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape)
-{
-    CREATE(cuArray3DCreate_v2, SOLID, 1, array, cuArrayDestroy, (array, shape));
-}
-
-int cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
-{
-    CREATE(cuMipmappedArrayCreate, SOLID, levels, array, cuMipmappedArrayDestroy, (array, shape, levels));
-}
-
-#define DESTROY(symbol)                                                                                                        \
-    do {                                                                                                                       \
+#define DESTROY(symbol, type)                                                                                                  \
+    int symbol(type array)                                                                                                     \
+    {                                                                                                                          \
         gs_releasing_begins(); /* includes the tiles that are mapped into it */                                                \
         struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)array);                                         \
         int result = gs_released(&releasing, DRIVER(symbol)(array));                                                           \
         if (result == CUDA_SUCCESS)                                                                                            \
-            gs_physical_let_go((uint64_t)(uintptr_t)array);                                                                    \
+            gs_object_holder_ends((uint64_t)(uintptr_t)array);                                                                 \
         gs_releasing_ends();                                                                                                   \
         return result;                                                                                                         \
-    } while (0)
+    }
 
-int cuArrayDestroy(CUarray array) { DESTROY(cuArrayDestroy); }
-int cuMipmappedArrayDestroy(CUmipmappedArray array) { DESTROY(cuMipmappedArrayDestroy); }
+DESTROY(cuArrayDestroy, CUarray)
+DESTROY(cuMipmappedArrayDestroy, CUmipmappedArray)

@@ -1,14 +1,10 @@
 /* Contexts. Before the call, the size of the last measured context is reserved; after it, the new context is measured, and
  * destroyed again if it does not fit. */
-#include <string.h>
-
 #include "hooks/kernels.h"
 #include "hooks/place.h"
 #include "policy/held.h"
-#include "policy/opened.h"
 #include "policy/pool_accounts.h"
 #include "policy/process_usage.h"
-#include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/throttle.h"
 #include "system/at_fork.h"
@@ -20,9 +16,9 @@
 enum { MULTIPROCESSOR_COUNT = 16 };
 
 /* Contexts are created one at a time on a card: otherwise each of two would be measured with the other. */
-static struct gs_lock creation_locks[GPUSLICE_CARDS + 1];
-static CUcontext primary_contexts[DEVICES];
-static struct gs_table greens; /* the CUcontext of a green context → its device plus one */
+static struct gs_lock creation_locks[GPUSLICE_CARDS + 1] GS_PER_PROCESS;
+static CUcontext primary_contexts[DEVICES] GS_PER_PROCESS;
+static struct gs_table greens GS_TABLE_PER_PROCESS; /* the CUcontext of a green context → its device plus one */
 /* A tool that is notified of a new context during its creation may call us. That call must not take the lock again. */
 static _Thread_local bool is_creating __attribute__((tls_model("initial-exec")));
 
@@ -43,19 +39,14 @@ static void end_creation(struct gs_lock *lock)
     gs_unlock(lock);
 }
 
-static void forget(void)
-{
-    memset((void *)creation_locks, 0, sizeof creation_locks);
-    is_creating = false;
-    memset(primary_contexts, 0, sizeof primary_contexts);
-    gs_table_forget(&greens);
-}
+static void forget(void) { is_creating = false; }
 GS_AT_FORK(forget);
 
 struct creation {
     struct gs_card *card;
     CUdevice device;
-    struct gs_card_snapshot before;
+    struct gs_snapshot before;
+    struct gs_processes listed; /* before */
     uint64_t reserved, counted; /* counted: all that this process held, with the reservation */
     bool refused;
     bool green; /* a part of a context, of unknown size */
@@ -64,8 +55,8 @@ struct creation {
 /* The size of the last context created in this container; 0 if unknown. */
 static uint64_t learned(const struct gs_card *card)
 {
-    struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
-    uint64_t bytes = region && card->index < GPUSLICE_CARDS ? atomic_load(&region->cards[card->index].context_bytes) : 0;
+    struct gpuslice_card *entry = gs_region_card(card);
+    uint64_t bytes = entry ? atomic_load(&entry->context_bytes) : 0;
     return bytes <= LARGEST_CONTEXT_BYTES ? bytes : 0;
 }
 
@@ -77,13 +68,6 @@ static uint64_t expected(const struct gs_card *card, CUdevice device)
     if (!known && DRIVER(cuDeviceGetAttribute)(&processors, MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS)
         processors = FEW_PROCESSORS;
     return known ? known : (uint64_t)processors * PROCESSOR_BYTES;
-}
-
-static void learn(const struct gs_card *card, uint64_t bytes)
-{
-    struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
-    if (bytes && region)
-        atomic_store(&region->cards[card->index].context_bytes, bytes);
 }
 
 static void begin(struct creation *creation, CUdevice device, bool green)
@@ -99,10 +83,10 @@ static void begin(struct creation *creation, CUdevice device, bool green)
     if (creation->refused)
         return;
     creation->counted = gs_accounts_mine(&gs_accounts, creation->card->index);
-    gs_snapshot_card(creation->card, &creation->before, GS_MEMORY_AND_PROCESSES);
+    gs_snapshot(creation->card, &creation->before, &creation->listed);
 }
 
-static uint64_t by_difference(const struct creation *creation, const struct gs_card_snapshot *after)
+static uint64_t by_difference(const struct creation *creation, const struct gs_snapshot *after)
 {
     int64_t grown = gs_grown(&creation->before, after);
     if (creation->green)
@@ -115,31 +99,34 @@ static uint64_t by_difference(const struct creation *creation, const struct gs_c
 
 /* For when several processes have appeared in NVML's list at once and we do not know which of them is this one. All of them
  * have just created a context, and the one that holds the least has nothing but its context. */
-static uint64_t least_of_the_new(const struct reading *before, const struct reading *after)
+static uint64_t least_of_the_new(const struct gs_processes *before, const struct gs_processes *after)
 {
     uint64_t least = 0;
     for (uint32_t i = 0; i < after->count; i++)
-        if (!gs_reading_lists(before, after->pids[i]) && after->bytes[i] && after->bytes[i] <= LARGEST_CONTEXT_BYTES &&
+        if (!gs_lists(before, after->pids[i]) && after->bytes[i] && after->bytes[i] <= LARGEST_CONTEXT_BYTES &&
             (!least || after->bytes[i] < least))
             least = after->bytes[i];
     return least;
 }
 
-static uint64_t context_bytes(const struct creation *creation, struct process_usage *own)
+static uint64_t context_bytes(const struct creation *creation)
 {
-    struct gs_card_snapshot after;
-    gs_snapshot_card(own->card, &after, GS_MEMORY_AND_PROCESSES);
-    gs_learn_nvml_pid(own, &creation->before.reading, &after.reading);
+    struct gs_card *card = creation->card;
+    struct gs_processes listed;
+    struct gs_snapshot after;
+    gs_snapshot(card, &after, &listed);
+    if (!gs_nvml_pid_known() && !gs_has_context(card) && creation->before.known)
+        after.mine = gs_learn_nvml_pid(&creation->listed, &listed);
     if (!gs_nvml_pid_known())
         gs_watch_kernels();
-    if (after.reading.listed && creation->before.reading.listed && after.reading.mine > creation->before.reading.mine)
-        return after.reading.mine - creation->before.reading.mine;
-    /* The account includes own->charged and the reservation, and both are for what is measured here. */
-    if (after.reading.listed && gs_accounts_mine(&gs_accounts, own->card->index) == creation->counted) {
+    if (creation->before.mine && after.mine > creation->before.mine)
+        return after.mine - creation->before.mine;
+    /* The account includes what is charged for the driver's own use and the reservation, and both are for what is measured here. */
+    if (after.mine && gs_accounts_mine(&gs_accounts, card->index) == creation->counted) {
         uint64_t other = creation->counted - creation->reserved;
-        return after.reading.mine > other ? after.reading.mine - other : 0;
+        return after.mine > other ? after.mine - other : 0;
     }
-    uint64_t bytes = after.reading.listed || own->charged ? 0 : least_of_the_new(&creation->before.reading, &after.reading);
+    uint64_t bytes = after.mine || gs_own_bytes(card) ? 0 : least_of_the_new(&creation->listed, &listed);
     return bytes ? bytes : by_difference(creation, &after);
 }
 
@@ -152,14 +139,13 @@ static bool finish(struct creation *creation, bool made, const void *key)
         gs_settle(creation->card, creation->reserved, 0);
         return true;
     }
-    struct process_usage *own = gs_process_usage_of(creation->card);
-    uint64_t bytes = context_bytes(creation, own);
+    uint64_t bytes = context_bytes(creation);
     gs_settle(creation->card, creation->reserved, 0);
     gs_context_made(creation->card, (uint64_t)(uintptr_t)key, bytes);
     gs_measure(creation->card); /* excludes what other threads allocated meanwhile */
     gs_throttle_meet(creation->card);
-    if (!creation->green)
-        learn(creation->card, bytes);
+    if (!creation->green && bytes && gs_region_card(creation->card))
+        atomic_store(&gs_region_card(creation->card)->context_bytes, bytes);
     gs_contexts_changed();
     return !gs_over_limit(creation->card);
 }
@@ -171,10 +157,8 @@ static bool is_ended(struct gs_card *card, CUcontext context, const void *key)
     if (!card || card->index >= GPUSLICE_CARDS)
         return false;
     gs_contexts_changed();
-    if (context) {
+    if (context)
         gs_drop_context(context);
-        gs_opened_drop_context(context);
-    }
     gs_pools_changed();
     return !gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context);
 }
@@ -191,8 +175,10 @@ static int refuse(struct creation *creation)
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-#define CREATE(symbol, green, call, undo)                                                                                      \
-    do {                                                                                                                       \
+/* A function that creates a context, by its parameters and as it is called. */
+#define CREATE(symbol, parameters, call, green, undo)                                                                          \
+    int symbol parameters                                                                                                      \
+    {                                                                                                                          \
         struct creation creation = {0};                                                                                        \
         if (is_creating)                                                                                                       \
             return DRIVER(symbol) call;                                                                                        \
@@ -200,59 +186,30 @@ static int refuse(struct creation *creation)
         begin(&creation, device, green);                                                                                       \
         int result = creation.refused ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call;                                        \
         if (!creation.refused && !finish(&creation, result == CUDA_SUCCESS, context ? *context : NULL)) {                      \
-            undo;                                                                                                              \
+            DRIVER(undo)(*context);                                                                                            \
             ended(creation.card, NULL, *context);                                                                              \
             result = refuse(&creation);                                                                                        \
         }                                                                                                                      \
         end_creation(creations);                                                                                               \
         return result;                                                                                                         \
-    } while (0)
+    }
+#define CREATE_CONTEXT(symbol, parameters, call) CREATE(symbol, parameters, call, false, cuCtxDestroy_v2)
 
-int cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
-{
-    CREATE(cuCtxCreate, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
-int cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
-{
-    CREATE(cuCtxCreate_v2, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
-int cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned int flags, CUdevice device)
-{
-    CREATE(cuCtxCreate_v3, false, (context, affinity, count, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
-int cuCtxCreate_v4(CUcontext *context, void *parameters, unsigned int flags, CUdevice device)
-{
-    CREATE(cuCtxCreate_v4, false, (context, parameters, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
+CREATE_CONTEXT(cuCtxCreate, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device))
+CREATE_CONTEXT(cuCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device))
+CREATE_CONTEXT(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned flags, CUdevice device),
+               (context, affinity, count, flags, device))
+CREATE_CONTEXT(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned flags, CUdevice device),
+               (context, parameters, flags, device))
+CREATE(cuGreenCtxCreate, (CUgreenCtx * context, void *resources, CUdevice device, unsigned flags),
+       (context, resources, device, flags), true, cuGreenCtxDestroy)
 /* Of headers beside cuda.h */
-int cuGLCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
-{
-    CREATE(cuGLCtxCreate, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
-int cuGLCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
-{
-    CREATE(cuGLCtxCreate_v2, false, (context, flags, device), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
-int cuVDPAUCtxCreate(CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *ask_display)
-{
-    CREATE(cuVDPAUCtxCreate, false, (context, flags, device, display, ask_display), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
-int cuVDPAUCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device, uint32_t display, void *ask_display)
-{
-    CREATE(cuVDPAUCtxCreate_v2, false, (context, flags, device, display, ask_display), DRIVER(cuCtxDestroy_v2)(*context));
-}
-
-int cuGreenCtxCreate(CUgreenCtx *context, void *resources, CUdevice device, unsigned int flags)
-{
-    CREATE(cuGreenCtxCreate, true, (context, resources, device, flags), DRIVER(cuGreenCtxDestroy)(*context));
-}
+CREATE_CONTEXT(cuGLCtxCreate, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device))
+CREATE_CONTEXT(cuGLCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device), (context, flags, device))
+CREATE_CONTEXT(cuVDPAUCtxCreate, (CUcontext * context, unsigned flags, CUdevice device, uint32_t display, void *ask_display),
+               (context, flags, device, display, ask_display))
+CREATE_CONTEXT(cuVDPAUCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device, uint32_t display, void *ask_display),
+               (context, flags, device, display, ask_display))
 
 /* A green context is a subset of the card's multiprocessors on top of the primary context. Memory that is allocated while it
  * is current belongs to the primary context and is freed with that. */
@@ -280,41 +237,28 @@ static struct gs_card *card_of_context(CUcontext context)
     return card;
 }
 
-#define DESTROY(symbol)                                                                                                        \
-    do {                                                                                                                       \
+/* A reference less: cuCtxDetach destroys the context with the last. Only the driver counts them, so it is asked afterwards whether the
+ * context still exists. */
+#define DESTROY(symbol, is_gone)                                                                                               \
+    int symbol(CUcontext context)                                                                                              \
+    {                                                                                                                          \
         struct gs_card *card = card_of_context(context);                                                                       \
         gs_pools_stream_ends(NULL);                                                                                            \
         gs_releasing_begins();                                                                                                 \
         gs_throttle_context_ends(context);                                                                                     \
         int result = DRIVER(symbol)(context);                                                                                  \
-        gs_throttle_context_ended(context, result == CUDA_SUCCESS);                                                            \
-        bool others = result == CUDA_SUCCESS && is_ended(card, context, context);                                              \
+        bool gone = result == CUDA_SUCCESS && (is_gone);                                                                       \
+        gs_throttle_context_ended(context, gone);                                                                              \
+        bool others = gone && is_ended(card, context, context);                                                                \
         gs_releasing_ends();                                                                                                   \
         if (others)                                                                                                            \
             gs_measure(card);                                                                                                  \
         return result;                                                                                                         \
-    } while (0)
+    }
 
-int cuCtxDestroy(CUcontext context) { DESTROY(cuCtxDestroy); }
-int cuCtxDestroy_v2(CUcontext context) { DESTROY(cuCtxDestroy_v2); }
-
-/* Destroys the context with its last reference. Only the driver counts references, so it is asked afterwards whether the
- * context still exists. */
-int cuCtxDetach(CUcontext context)
-{
-    struct gs_card *card = card_of_context(context);
-    gs_pools_stream_ends(NULL);
-    gs_releasing_begins();
-    gs_throttle_context_ends(context);
-    int result = DRIVER(cuCtxDetach)(context);
-    bool gone = result == CUDA_SUCCESS && !card_of_context(context);
-    gs_throttle_context_ended(context, gone);
-    bool others = gone && is_ended(card, context, context);
-    gs_releasing_ends();
-    if (others)
-        gs_measure(card);
-    return result;
-}
+DESTROY(cuCtxDestroy, true)
+DESTROY(cuCtxDestroy_v2, true)
+DESTROY(cuCtxDetach, !card_of_context(context))
 
 int cuGreenCtxDestroy(CUgreenCtx green)
 {
@@ -384,7 +328,7 @@ static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
         remember_primary(device, context);
     gs_context_made(card, (uint64_t)(uintptr_t)context, 0);
     gs_throttle_meet(card);
-    gs_assume_nvml_pid(gs_process_usage_of(card));
+    gs_assume_nvml_pid(card);
     if (gs_measure(card))
         return;
     gs_watch_kernels();
@@ -395,10 +339,8 @@ static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
 static bool is_alive(void)
 {
     size_t free_bytes, total;
-    int mode = gs_relax_capture();
-    bool alive = DRIVER(cuMemGetInfo_v2)(&free_bytes, &total) == CUDA_SUCCESS;
-    gs_restore_capture(mode);
-    return alive;
+    GS_RELAX_CAPTURE;
+    return DRIVER(cuMemGetInfo_v2)(&free_bytes, &total) == CUDA_SUCCESS;
 }
 
 /* Adds to the accounts a current context that was created without a call that we intercept. */
@@ -431,10 +373,8 @@ static bool green_ended(struct gs_entry *green, void *context)
     if (green->owner != end->device + 1)
         return false;
     gs_throttle_context_ended((CUcontext)(uintptr_t)green->key, end->gone);
-    if (end->gone) {
+    if (end->gone)
         gs_drop_context((CUcontext)(uintptr_t)green->key);
-        gs_opened_drop_context((CUcontext)(uintptr_t)green->key);
-    }
     return end->gone;
 }
 
@@ -458,7 +398,8 @@ static bool primary_ended(CUdevice device, CUcontext context, int result)
 }
 
 #define END_PRIMARY(symbol)                                                                                                    \
-    do {                                                                                                                       \
+    int symbol(CUdevice device)                                                                                                \
+    {                                                                                                                          \
         gs_pools_stream_ends(NULL);                                                                                            \
         gs_releasing_begins();                                                                                                 \
         CUcontext context = primary_ends(device);                                                                              \
@@ -468,9 +409,9 @@ static bool primary_ended(CUdevice device, CUcontext context, int result)
         if (others)                                                                                                            \
             gs_measure(gs_card_of_device(device));                                                                             \
         return result;                                                                                                         \
-    } while (0)
+    }
 
-int cuDevicePrimaryCtxRelease(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease); }
-int cuDevicePrimaryCtxRelease_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxRelease_v2); }
-int cuDevicePrimaryCtxReset(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset); }
-int cuDevicePrimaryCtxReset_v2(CUdevice device) { END_PRIMARY(cuDevicePrimaryCtxReset_v2); }
+END_PRIMARY(cuDevicePrimaryCtxRelease)
+END_PRIMARY(cuDevicePrimaryCtxRelease_v2)
+END_PRIMARY(cuDevicePrimaryCtxReset)
+END_PRIMARY(cuDevicePrimaryCtxReset_v2)

@@ -13,87 +13,51 @@ static uint64_t key_of(const void *what, uint64_t bytes)
 
 static const char filling, copying;
 
-#define FILLED(call, stream, own, bytes) THROTTLED(DRIVER call, stream, own, key_of(&filling, bytes))
-#define COPIED(call, stream, own, bytes) THROTTLED(DRIVER call, stream, own, key_of(&copying, bytes))
+/* FILL takes the parameters and the call, which the shapes below are. */
+#define FILL(...) FILL_AS(__VA_ARGS__)
+#define FILL_AS(symbol, parameters, call, stream, own, bytes)                                                                  \
+    THROTTLED(symbol, parameters, DRIVER(symbol) call, stream, own, key_of(&filling, bytes))
+#define COPY(symbol, parameters, call, stream, own)                                                                            \
+    THROTTLED(symbol, parameters, DRIVER(symbol) call, stream, own, key_of(&copying, bytes))
+
+/* Before CUDA 3.2 addresses and sizes had 32 bits. */
+#define OLD(type) (unsigned to, type value, unsigned count), (to, value, count)
+#define LINE(type) (CUdeviceptr to, type value, size_t count), (to, value, count)
+#define LINE_ASYNC(type) (CUdeviceptr to, type value, size_t count, CUstream stream), (to, value, count, stream)
+#define OLD_PLANE(type)                                                                                                        \
+    (unsigned to, unsigned pitch, type value, unsigned width, unsigned height), (to, pitch, value, width, height)
+#define PLANE(type) (CUdeviceptr to, size_t pitch, type value, size_t width, size_t height), (to, pitch, value, width, height)
+#define PLANE_ASYNC(type)                                                                                                      \
+    (CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, CUstream stream),                                  \
+        (to, pitch, value, width, height, stream)
+#define FILL_LINE(symbol, shape, stream, own) FILL(symbol, shape, stream, own, (uint64_t)count * sizeof value)
+#define FILL_PLANE(symbol, shape, stream, own) FILL(symbol, shape, stream, own, (uint64_t)width * height * sizeof value)
 
 #define FILLS(bits, type)                                                                                                      \
-    int cuMemsetD##bits(unsigned int to, type value, unsigned int count)                                                       \
-    {                                                                                                                          \
-        FILLED((cuMemsetD##bits)(to, value, count), NULL, false, (uint64_t)count * sizeof value);                              \
-    }                                                                                                                          \
-    int cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t count)                                                         \
-    {                                                                                                                          \
-        FILLED((cuMemsetD##bits##_v2)(to, value, count), NULL, false, count * sizeof value);                                   \
-    }                                                                                                                          \
-    int cuMemsetD##bits##_v2_ptds(CUdeviceptr to, type value, size_t count)                                                    \
-    {                                                                                                                          \
-        FILLED((cuMemsetD##bits##_v2_ptds)(to, value, count), NULL, true, count * sizeof value);                               \
-    }                                                                                                                          \
-    int cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t count, CUstream stream)                                      \
-    {                                                                                                                          \
-        FILLED((cuMemsetD##bits##Async)(to, value, count, stream), stream, false, count * sizeof value);                       \
-    }                                                                                                                          \
-    int cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t count, CUstream stream)                                 \
-    {                                                                                                                          \
-        FILLED((cuMemsetD##bits##Async_ptsz)(to, value, count, stream), stream, true, count * sizeof value);                   \
-    }                                                                                                                          \
-    int cuMemsetD2D##bits(unsigned int to, unsigned int pitch, type value, unsigned int width, unsigned int height)            \
-    {                                                                                                                          \
-        FILLED((cuMemsetD2D##bits)(to, pitch, value, width, height), NULL, false, (uint64_t)width * height * sizeof value);    \
-    }                                                                                                                          \
-    int cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)                          \
-    {                                                                                                                          \
-        FILLED((cuMemsetD2D##bits##_v2)(to, pitch, value, width, height), NULL, false, width * height * sizeof value);         \
-    }                                                                                                                          \
-    int cuMemsetD2D##bits##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)                     \
-    {                                                                                                                          \
-        FILLED((cuMemsetD2D##bits##_v2_ptds)(to, pitch, value, width, height), NULL, true, width * height * sizeof value);     \
-    }                                                                                                                          \
-    int cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, CUstream stream)       \
-    {                                                                                                                          \
-        FILLED((cuMemsetD2D##bits##Async)(to, pitch, value, width, height, stream), stream, false,                             \
-               width * height * sizeof value);                                                                                 \
-    }                                                                                                                          \
-    int cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, CUstream stream)  \
-    {                                                                                                                          \
-        FILLED((cuMemsetD2D##bits##Async_ptsz)(to, pitch, value, width, height, stream), stream, true,                         \
-               width * height * sizeof value);                                                                                 \
-    }
+    FILL_LINE(cuMemsetD##bits, OLD(type), NULL, false)                                                                         \
+    FILL_LINE(cuMemsetD##bits##_v2, LINE(type), NULL, false)                                                                   \
+    FILL_LINE(cuMemsetD##bits##_v2_ptds, LINE(type), NULL, true)                                                               \
+    FILL_LINE(cuMemsetD##bits##Async, LINE_ASYNC(type), stream, false)                                                         \
+    FILL_LINE(cuMemsetD##bits##Async_ptsz, LINE_ASYNC(type), stream, true)                                                     \
+    FILL_PLANE(cuMemsetD2D##bits, OLD_PLANE(type), NULL, false)                                                                \
+    FILL_PLANE(cuMemsetD2D##bits##_v2, PLANE(type), NULL, false)                                                               \
+    FILL_PLANE(cuMemsetD2D##bits##_v2_ptds, PLANE(type), NULL, true)                                                           \
+    FILL_PLANE(cuMemsetD2D##bits##Async, PLANE_ASYNC(type), stream, false)                                                     \
+    FILL_PLANE(cuMemsetD2D##bits##Async_ptsz, PLANE_ASYNC(type), stream, true)
 FILLS(8, unsigned char)
 FILLS(16, unsigned short)
 FILLS(32, unsigned int)
 
 /* ---- copies ---- */
 
-int cuMemcpyDtoD(unsigned int to, unsigned int from, unsigned int bytes)
-{
-    COPIED((cuMemcpyDtoD)(to, from, bytes), NULL, false, bytes);
-}
-
-int cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    COPIED((cuMemcpyDtoD_v2)(to, from, bytes), NULL, false, bytes);
-}
-
-int cuMemcpyDtoD_v2_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    COPIED((cuMemcpyDtoD_v2_ptds)(to, from, bytes), NULL, true, bytes);
-}
-
-int cuMemcpyDtoDAsync(unsigned int to, unsigned int from, unsigned int bytes, CUstream stream)
-{
-    COPIED((cuMemcpyDtoDAsync)(to, from, bytes, stream), stream, false, bytes);
-}
-
-int cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
-    COPIED((cuMemcpyDtoDAsync_v2)(to, from, bytes, stream), stream, false, bytes);
-}
-
-int cuMemcpyDtoDAsync_v2_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
-    COPIED((cuMemcpyDtoDAsync_v2_ptsz)(to, from, bytes, stream), stream, true, bytes);
-}
+COPY(cuMemcpyDtoD, (unsigned to, unsigned from, unsigned bytes), (to, from, bytes), NULL, false)
+COPY(cuMemcpyDtoD_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), NULL, false)
+COPY(cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), NULL, true)
+COPY(cuMemcpyDtoDAsync, (unsigned to, unsigned from, unsigned bytes, CUstream stream), (to, from, bytes, stream), stream, false)
+COPY(cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream), stream,
+     false)
+COPY(cuMemcpyDtoDAsync_v2_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream),
+     stream, true)
 
 /* The addresses say which kind of copy this is. Of those that it does not know the driver answers nothing, where
  * cuPointerGetAttribute would fail: the driver's log and compute-sanitizer show that as the program's error. */
@@ -105,26 +69,18 @@ static bool is_on_card(CUdeviceptr address)
     return DRIVER(cuPointerGetAttributes)(1, &attribute, &value, address) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE;
 }
 
-#define COPIED_ANYWHERE(symbol, arguments, stream, own)                                                                        \
-    do {                                                                                                                       \
+#define COPY_ANYWHERE(symbol, parameters, call, stream, own)                                                                   \
+    int symbol parameters                                                                                                      \
+    {                                                                                                                          \
         if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED)) || !gs_throttles() || !is_on_card(to) ||           \
             !is_on_card(from))                                                                                                 \
-            return DRIVER(symbol) arguments;                                                                                   \
-        COPIED((symbol)arguments, stream, own, bytes);                                                                         \
-    } while (0)
+            return DRIVER(symbol) call;                                                                                        \
+        THROTTLE(DRIVER(symbol) call, stream, own, key_of(&copying, bytes))                                                    \
+    }
 
-int cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes) { COPIED_ANYWHERE(cuMemcpy, (to, from, bytes), NULL, false); }
-int cuMemcpy_ptds(CUdeviceptr to, CUdeviceptr from, size_t bytes)
-{
-    COPIED_ANYWHERE(cuMemcpy_ptds, (to, from, bytes), NULL, true);
-}
-
-int cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
-    COPIED_ANYWHERE(cuMemcpyAsync, (to, from, bytes, stream), stream, false);
-}
-
-int cuMemcpyAsync_ptsz(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
-{
-    COPIED_ANYWHERE(cuMemcpyAsync_ptsz, (to, from, bytes, stream), stream, true);
-}
+COPY_ANYWHERE(cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), NULL, false)
+COPY_ANYWHERE(cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), (to, from, bytes), NULL, true)
+COPY_ANYWHERE(cuMemcpyAsync, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream),
+              stream, false)
+COPY_ANYWHERE(cuMemcpyAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), (to, from, bytes, stream),
+              stream, true)

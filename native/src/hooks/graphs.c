@@ -11,15 +11,8 @@
 
 enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1 };
 
-static struct gs_table executables; /* executable graph → its devices, one bit each in `owner` */
-static struct gs_table parts;       /* executable graph and device → the most that it takes there */
-
-static void forget(void)
-{
-    gs_table_forget(&executables);
-    gs_table_forget(&parts);
-}
-GS_AT_FORK(forget);
+static struct gs_table executables GS_TABLE_PER_PROCESS; /* executable graph → its devices, one bit each in `owner` */
+static struct gs_table parts GS_TABLE_PER_PROCESS;       /* executable graph and device → the most that it takes there */
 
 /* ---- adding nodes ---- */
 
@@ -53,50 +46,34 @@ static bool never_fits(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
     return too_large;
 }
 
-int cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count,
-                           CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+static bool refuse_node(const CUgraphNodeParams *node)
 {
-    if (parameters && never_fits(parameters))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return DRIVER(cuGraphAddMemAllocNode)(node, graph, before, count, parameters);
+    return node && node->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && never_fits(&node->of.alloc);
 }
 
-static bool refuse_node(const CUgraphNodeParams *parameters)
-{
-    return parameters && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && never_fits(&parameters->of.alloc);
-}
+#define ADD(symbol, parameters, call, refused)                                                                                 \
+    int symbol parameters { return (refused) ? CUDA_ERROR_OUT_OF_MEMORY : DRIVER(symbol) call; }
 
-int cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, size_t count, CUgraphNodeParams *parameters)
-{
-    if (refuse_node(parameters))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return DRIVER(cuGraphAddNode)(node, graph, before, count, parameters);
-}
-
-int cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const void *edges, size_t count,
-                      CUgraphNodeParams *parameters)
-{
-    if (refuse_node(parameters))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return DRIVER(cuGraphAddNode_v2)(node, graph, before, edges, count, parameters);
-}
-
-int cuGraphAddNode_v3(CUgraphNode *node, CUgraph graph, const CUgraphNode *before, const void *edges, size_t count,
-                      CUgraphNodeParams *parameters)
-{
-    if (refuse_node(parameters))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return DRIVER(cuGraphAddNode_v3)(node, graph, before, edges, count, parameters);
-}
+ADD(cuGraphAddMemAllocNode,
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *alloc),
+    (node, graph, before, count, alloc), alloc &&never_fits(alloc))
+ADD(cuGraphAddNode, (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count, CUgraphNodeParams *of),
+    (node, graph, before, count, of), refuse_node(of))
+ADD(cuGraphAddNode_v2,
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, const void *edges, size_t count, CUgraphNodeParams *of),
+    (node, graph, before, edges, count, of), refuse_node(of))
+ADD(cuGraphAddNode_v3,
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, const void *edges, size_t count, CUgraphNodeParams *of),
+    (node, graph, before, edges, count, of), refuse_node(of))
 
 /* ---- how much a graph may take ---- */
 
-struct demand {
-    uint64_t devices; /* one bit for each device with any demand */
+struct amounts {
+    uint64_t devices; /* one bit for each device that has one */
     uint64_t bytes[DEVICES];
 };
 
-static void add_demand(struct demand *demand, CUdevice device, uint64_t bytes)
+static void add_demand(struct amounts *demand, CUdevice device, uint64_t bytes)
 {
     demand->devices |= UINT64_C(1) << device;
     if (__builtin_add_overflow(demand->bytes[device], bytes, &demand->bytes[device]))
@@ -114,7 +91,7 @@ static CUdevice next_device(uint64_t devices, CUdevice device)
     for (CUdevice device = next_device(devices, -1); device < DEVICES; device = next_device(devices, device))
 
 /* Returns the graph that is inside this node, if one is. */
-static CUgraph add_node(struct demand *demand, CUgraphNode node)
+static CUgraph add_node(struct amounts *demand, CUgraphNode node)
 {
     int type;
     CUgraph child = NULL;
@@ -159,7 +136,7 @@ static struct nodes *leave(struct nodes *nodes)
     return outer;
 }
 
-static void add_graph(struct demand *demand, CUgraph graph)
+static void add_graph(struct amounts *demand, CUgraph graph)
 {
     struct nodes *nodes = enter(NULL, graph);
     while (nodes) {
@@ -168,9 +145,9 @@ static void add_graph(struct demand *demand, CUgraph graph)
     }
 }
 
-static struct demand demand_of(CUgraph graph)
+static struct amounts demand_of(CUgraph graph)
 {
-    struct demand demand = {0};
+    struct amounts demand = {0};
     if (gs_graph_memory_exists())
         add_graph(&demand, graph);
     return demand;
@@ -189,28 +166,24 @@ static uint64_t missing(uint64_t bytes, CUdevice device, bool again)
     return bytes > idle ? bytes - idle : 0;
 }
 
-struct step {
-    uint64_t devices; /* on which something is reserved */
-    uint64_t reserved[DEVICES];
-};
-
-static void finish(const struct step *step)
+static void finish(const struct amounts *reserved)
 {
-    FOR_EACH_DEVICE(device, step->devices) { gs_graph_settle(device, gs_card_of_device(device), step->reserved[device]); }
+    FOR_EACH_DEVICE(device, reserved->devices) {
+        gs_graph_settle(device, gs_card_of_device(device), reserved->bytes[device]);
+    }
 }
 
 /* False if one of the devices refused; then nothing stays reserved on any of them. */
-static bool begin(struct step *step, const struct demand *demand, bool again)
+static bool begin(struct amounts *reserved, const struct amounts *demand, bool again)
 {
-    step->devices = 0;
-    FOR_EACH_DEVICE(device, demand->devices)
-    {
-        step->reserved[device] = missing(demand->bytes[device], device, again);
-        if (!gs_reserve(gs_card_of_device(device), step->reserved[device])) {
-            finish(step);
+    reserved->devices = 0;
+    FOR_EACH_DEVICE(device, demand->devices) {
+        reserved->bytes[device] = missing(demand->bytes[device], device, again);
+        if (!gs_reserve(gs_card_of_device(device), reserved->bytes[device])) {
+            finish(reserved);
             return false;
         }
-        step->devices |= UINT64_C(1) << device;
+        reserved->devices |= UINT64_C(1) << device;
     }
     return true;
 }
@@ -222,22 +195,20 @@ static uint64_t part_of(CUgraphExec graph, CUdevice device)
     return (uint64_t)(uintptr_t)graph << DEVICE_BITS | (uint64_t)device; /* the highest bits of addresses are not used */
 }
 
-static void remember(CUgraphExec made, const struct demand *demand)
+static void remember(CUgraphExec made, const struct amounts *demand)
 {
-    FOR_EACH_DEVICE(device, demand->devices)
-    {
+    FOR_EACH_DEVICE(device, demand->devices) {
         gs_table_put(&parts, &(struct gs_entry){.key = part_of(made, device), .bytes = demand->bytes[device]});
     }
     if (demand->devices)
         gs_table_put(&executables, &(struct gs_entry){.key = (uint64_t)(uintptr_t)made, .owner = demand->devices});
 }
 
-static void recall(CUgraphExec graph, uint64_t devices, struct demand *demand)
+static void recall(CUgraphExec graph, uint64_t devices, struct amounts *demand)
 {
     struct gs_entry part;
-    *demand = (struct demand){.devices = devices};
-    FOR_EACH_DEVICE(device, devices)
-    {
+    *demand = (struct amounts){.devices = devices};
+    FOR_EACH_DEVICE(device, devices) {
         if (gs_table_get(&parts, part_of(graph, device), &part))
             demand->bytes[device] = part.bytes;
     }
@@ -249,49 +220,35 @@ static bool forget_graph(CUgraphExec graph)
     struct gs_entry whole, part;
     if (!gs_table_take(&executables, (uint64_t)(uintptr_t)graph, &whole))
         return false;
-    FOR_EACH_DEVICE(device, whole.owner) { gs_table_take(&parts, part_of(graph, device), &part); }
+    FOR_EACH_DEVICE(device, whole.owner) {
+        gs_table_take(&parts, part_of(graph, device), &part);
+    }
     return true;
 }
 
-#define INSTANTIATE(symbol, call)                                                                                              \
-    do {                                                                                                                       \
-        struct step step;                                                                                                      \
+#define INSTANTIATE(symbol, parameters, call)                                                                                  \
+    int symbol parameters                                                                                                      \
+    {                                                                                                                          \
+        struct amounts reserved;                                                                                               \
         if (gs_likely(!gs_graph_memory_exists()))                                                                              \
             return DRIVER(symbol) call;                                                                                        \
-        struct demand demand = demand_of(graph);                                                                               \
-        if (!begin(&step, &demand, false))                                                                                     \
+        struct amounts demand = demand_of(graph);                                                                              \
+        if (!begin(&reserved, &demand, false))                                                                                 \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         int result = DRIVER(symbol) call;                                                                                      \
-        finish(&step);                                                                                                         \
+        finish(&reserved);                                                                                                     \
         if (result == CUDA_SUCCESS)                                                                                            \
             remember(*made, &demand);                                                                                          \
         return result;                                                                                                         \
-    } while (0)
+    }
 
-int cuGraphInstantiate(CUgraphExec *made, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
-{
-    INSTANTIATE(cuGraphInstantiate, (made, graph, failed, log, room));
-}
-
-int cuGraphInstantiate_v2(CUgraphExec *made, CUgraph graph, CUgraphNode *failed, char *log, size_t room)
-{
-    INSTANTIATE(cuGraphInstantiate_v2, (made, graph, failed, log, room));
-}
-
-int cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph graph, unsigned long long flags)
-{
-    INSTANTIATE(cuGraphInstantiateWithFlags, (made, graph, flags));
-}
-
-int cuGraphInstantiateWithParams(CUgraphExec *made, CUgraph graph, void *parameters)
-{
-    INSTANTIATE(cuGraphInstantiateWithParams, (made, graph, parameters));
-}
-
-int cuGraphInstantiateWithParams_ptsz(CUgraphExec *made, CUgraph graph, void *parameters)
-{
-    INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (made, graph, parameters));
-}
+INSTANTIATE(cuGraphInstantiate, (CUgraphExec * made, CUgraph graph, CUgraphNode *failed, char *log, size_t room),
+            (made, graph, failed, log, room))
+INSTANTIATE(cuGraphInstantiate_v2, (CUgraphExec * made, CUgraph graph, CUgraphNode *failed, char *log, size_t room),
+            (made, graph, failed, log, room))
+INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * made, CUgraph graph, unsigned long long flags), (made, graph, flags))
+INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec * made, CUgraph graph, void *parameters), (made, graph, parameters))
+INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec * made, CUgraph graph, void *parameters), (made, graph, parameters))
 
 int cuGraphExecDestroy(CUgraphExec graph)
 {
@@ -311,41 +268,30 @@ int cuDeviceGraphMemTrim(CUdevice device)
 
 /* ---- uploading and launching ---- */
 
-#define RUN(symbol, call)                                                                                                      \
-    do {                                                                                                                       \
+#define RUN(of, symbol)                                                                                                        \
+    of(CUgraphExec graph, CUstream stream)                                                                                     \
+    {                                                                                                                          \
         struct gs_entry entry;                                                                                                 \
-        struct demand demand;                                                                                                  \
-        struct step step;                                                                                                      \
+        struct amounts demand;                                                                                                 \
+        struct amounts reserved;                                                                                               \
         if (gs_likely(!gs_graph_memory_exists()) || !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))           \
-            return DRIVER(symbol) call;                                                                                        \
+            return DRIVER(symbol)(graph, stream);                                                                              \
         recall(graph, entry.owner, &demand);                                                                                   \
-        if (!begin(&step, &demand, entry.kind == LAUNCHED))                                                                    \
+        if (!begin(&reserved, &demand, entry.kind == LAUNCHED))                                                                \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
-        int result = DRIVER(symbol) call;                                                                                      \
-        finish(&step);                                                                                                         \
+        int result = DRIVER(symbol)(graph, stream);                                                                            \
+        finish(&reserved);                                                                                                     \
         if (result == CUDA_SUCCESS && entry.kind != LAUNCHED) {                                                                \
             entry.kind = LAUNCHED;                                                                                             \
             gs_table_put(&executables, &entry);                                                                                \
         }                                                                                                                      \
         return result;                                                                                                         \
-    } while (0)
+    }
 
-static int upload(CUgraphExec graph, CUstream stream) { RUN(cuGraphUpload, (graph, stream)); }
-
-static int upload_own(CUgraphExec graph, CUstream stream) { RUN(cuGraphUpload_ptsz, (graph, stream)); }
-
-int cuGraphUpload(CUgraphExec graph, CUstream stream) { return upload(graph, stream); }
-int cuGraphUpload_ptsz(CUgraphExec graph, CUstream stream) { return upload_own(graph, stream); }
-
-static int launch(CUgraphExec graph, CUstream stream) { RUN(cuGraphLaunch, (graph, stream)); }
-
-static int launch_own(CUgraphExec graph, CUstream stream) { RUN(cuGraphLaunch_ptsz, (graph, stream)); }
-
-int cuGraphLaunch(CUgraphExec graph, CUstream stream)
-{
-    THROTTLED(launch(graph, stream), stream, false, gs_work_key(graph, 0));
-}
-int cuGraphLaunch_ptsz(CUgraphExec graph, CUstream stream)
-{
-    THROTTLED(launch_own(graph, stream), stream, true, gs_work_key(graph, 0));
-}
+RUN(int cuGraphUpload, cuGraphUpload)
+RUN(int cuGraphUpload_ptsz, cuGraphUpload_ptsz)
+RUN(static int launch, cuGraphLaunch)
+RUN(static int launch_own, cuGraphLaunch_ptsz)
+THROTTLED(cuGraphLaunch, (CUgraphExec graph, CUstream stream), launch(graph, stream), stream, false, gs_work_key(graph, 0))
+THROTTLED(cuGraphLaunch_ptsz, (CUgraphExec graph, CUstream stream), launch_own(graph, stream), stream, true,
+          gs_work_key(graph, 0))

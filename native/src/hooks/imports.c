@@ -1,10 +1,10 @@
 /* Other processes' memory opened here, and ours opened by others. It is counted once, by the process that allocated it. */
 #include "hooks/place.h"
 #include "policy/held.h"
-#include "policy/opened.h"
-#include "policy/process_usage.h"
-#include "policy/provisional.h"
-#include "policy/unconfirmed.h"
+#include "policy/reserve.h"
+#include "system/at_fork.h"
+
+enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
 static void mark_exported(CUdeviceptr address)
 {
@@ -17,7 +17,7 @@ static void mark_exported(CUdeviceptr address)
         return;
     entry.kind |= GS_EXPORTED;
     gs_accounts_exported(&gs_accounts, entry.card, (int64_t)entry.bytes);
-    gs_unconfirmed_add(entry.card, GS_MAY_BE_UNLISTED, (int64_t)entry.bytes);
+    gs_accounts_unconfirmed(&gs_accounts, entry.card, GS_MAY_BE_UNLISTED, (int64_t)entry.bytes);
     gs_table_put(&gs_held, &entry);
 }
 
@@ -29,34 +29,69 @@ int cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
     return result;
 }
 
+/* ---- memory that is open here, by address ---- */
+
+static struct gs_lock opening GS_PER_PROCESS;
+
+/* The driver returns the same address each time, and each opening needs a closing. The memory is on its maker's card, which need not
+ * be the current one: programs with several cards open their peers' buffers like this. Returns that card. */
+static struct gs_card *opened(CUdeviceptr address)
+{
+    struct gs_place place = gs_current_place();
+    struct gs_entry entry = {.key = address, .owner = (uint64_t)(uintptr_t)place.context, .kind = GS_OPENED};
+    int device = 0;
+    if (DRIVER(cuPointerGetAttribute)(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS)
+        place.card = gs_card_of_device(device);
+    if (!place.card || place.card->index >= GPUSLICE_CARDS)
+        return NULL;
+    GS_GUARD(&opening);
+    if (!gs_table_get(&gs_held, address, &entry)) {
+        entry.card = place.card->index;
+        gs_accounts_imported(&gs_accounts, entry.card, 1);
+    }
+    entry.bytes++;
+    gs_table_put(&gs_held, &entry);
+    return place.card;
+}
+
+/* On the card on which it was opened, whichever card is current now. */
+static void closed(CUdeviceptr address)
+{
+    struct gs_entry entry;
+    GS_GUARD(&opening);
+    bool known = gs_table_take(&gs_held, address, &entry);
+    if (known && (entry.kind != GS_OPENED || --entry.bytes))
+        gs_table_put(&gs_held, &entry);
+    else if (known)
+        gs_release_entry(&entry);
+}
+
 static int open_here(CUdeviceptr address)
 {
-    struct gs_card *card = gs_opened_add(gs_current_place(), address);
+    struct gs_card *card = opened(address);
     if (!card || !gs_borrowed_too_much(card))
         return CUDA_SUCCESS;
-    gs_opened_remove(address);
+    closed(address);
     DRIVER(cuIpcCloseMemHandle)(address);
     gs_refuse(card);
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-int cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
-{
-    int result = DRIVER(cuIpcOpenMemHandle)(address, handle, flags);
-    return result == CUDA_SUCCESS ? open_here(*address) : result;
-}
+#define OPEN(symbol)                                                                                                           \
+    int symbol(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)                                                    \
+    {                                                                                                                          \
+        int result = DRIVER(symbol)(address, handle, flags);                                                                   \
+        return result == CUDA_SUCCESS ? open_here(*address) : result;                                                          \
+    }
 
-int cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned int flags)
-{
-    int result = DRIVER(cuIpcOpenMemHandle_v2)(address, handle, flags);
-    return result == CUDA_SUCCESS ? open_here(*address) : result;
-}
+OPEN(cuIpcOpenMemHandle)
+OPEN(cuIpcOpenMemHandle_v2)
 
 int cuIpcCloseMemHandle(CUdeviceptr address)
 {
     int result = DRIVER(cuIpcCloseMemHandle)(address);
     if (result == CUDA_SUCCESS)
-        gs_opened_remove(address);
+        closed(address);
     return result;
 }
 

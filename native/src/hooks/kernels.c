@@ -3,8 +3,6 @@
  * as code. Since a neighbour may grow at the same moment, that is limited per call and per context. */
 #include "hooks/kernels.h"
 
-#include <string.h>
-
 #include "hooks/place.h"
 #include "policy/process_usage.h"
 #include "system/at_fork.h"
@@ -13,28 +11,22 @@
 #define LARGEST_CODE_BYTES (UINT64_C(64) << 20) /* of one first launch: code, and the local memory that it needs */
 #define MOST_CODE_BYTES (UINT64_C(1) << 30)     /* in a context */
 
-bool gs_kernels_watched;
-CUfunction gs_kernels_seen[GS_KERNELS_AT_HAND]; /* a cache of those launched last, by a few bits of their address */
+bool gs_kernels_watched GS_PER_PROCESS;
+CUfunction
+    gs_kernels_seen[GS_KERNELS_AT_HAND] GS_PER_PROCESS; /* a cache of those launched last, by a few bits of their address */
 
-static struct gs_table launched; /* all functions launched so far */
-static _Atomic bool measuring;   /* one thread at a time: otherwise each of two would be charged for both */
+static struct gs_table launched GS_TABLE_PER_PROCESS; /* all functions launched so far */
+static _Atomic bool measuring GS_PER_PROCESS; /* one thread at a time: otherwise each of two would be charged for both */
 
 static _Thread_local struct {
     struct gs_place place;
-    struct gs_memory_snapshot before;
+    struct gs_snapshot before;
     bool measured;
 } first __attribute__((tls_model("initial-exec")));
 
 void gs_watch_kernels(void) { __atomic_store_n(&gs_kernels_watched, true, __ATOMIC_RELAXED); }
 
-static void forget(void)
-{
-    gs_kernels_watched = false;
-    memset(gs_kernels_seen, 0, sizeof gs_kernels_seen);
-    measuring = false;
-    first.measured = false;
-    gs_table_forget(&launched);
-}
+static void forget(void) { first.measured = false; }
 GS_AT_FORK(forget);
 
 static bool is_known(CUfunction function)
@@ -55,7 +47,7 @@ void gs_code_may_come(void)
     first.before.known = false;
     first.place = gs_current_place();
     if (first.place.card && first.place.card->index < GPUSLICE_CARDS)
-        gs_snapshot_memory(first.place.card, &first.before);
+        gs_snapshot(first.place.card, &first.before, NULL);
 }
 
 void gs_first_launch(CUfunction function)
@@ -70,12 +62,12 @@ static uint64_t key_of_code(CUcontext context) { return (uint64_t)(uintptr_t)con
 
 static void charge_code(void)
 {
-    struct gs_memory_snapshot after;
+    struct gs_snapshot after;
     struct gs_card *card = first.place.card;
-    gs_snapshot_memory(card, &after);
-    if (!after.known || after.held != first.before.held || after.device_used <= first.before.device_used)
+    gs_snapshot(card, &after, NULL);
+    if (!after.known || after.held != first.before.held || after.used <= first.before.used)
         return;
-    uint64_t grown = after.device_used - first.before.device_used, key = key_of_code(first.place.context);
+    uint64_t grown = after.used - first.before.used, key = key_of_code(first.place.context);
     if (grown <= LARGEST_CODE_BYTES && gs_piece(key) + grown <= MOST_CODE_BYTES)
         gs_add_piece(card, key, (uint64_t)(uintptr_t)first.place.context, (int64_t)grown);
 }
@@ -93,17 +85,14 @@ int gs_code_came(int result)
 
 /* ---- calls that may load code before it is launched ---- */
 
-#define BRING(symbol, call)                                                                                                    \
-    do {                                                                                                                       \
+#define BRING(symbol, parameters, call)                                                                                        \
+    int symbol parameters                                                                                                      \
+    {                                                                                                                          \
         gs_code_may_come();                                                                                                    \
         return gs_code_came(DRIVER(symbol) call);                                                                              \
-    } while (0)
+    }
 
-int cuLibraryGetModule(CUmodule *module, CUlibrary library) { BRING(cuLibraryGetModule, (module, library)); }
-int cuKernelGetFunction(CUfunction *function, CUkernel kernel) { BRING(cuKernelGetFunction, (function, kernel)); }
-int cuFuncLoad(CUfunction function) { BRING(cuFuncLoad, (function)); }
-
-int cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-    BRING(cuModuleGetFunction, (function, module, name));
-}
+BRING(cuLibraryGetModule, (CUmodule * module, CUlibrary library), (module, library))
+BRING(cuKernelGetFunction, (CUfunction * function, CUkernel kernel), (function, kernel))
+BRING(cuFuncLoad, (CUfunction function), (function))
+BRING(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name), (function, module, name))

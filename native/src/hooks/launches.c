@@ -21,60 +21,36 @@ struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
     return work;
 }
 
+#define LAUNCH(symbol, own_stream, parameters, call)                                                                           \
+    THROTTLED(symbol, parameters, WATCHED(function, DRIVER(symbol) call), stream, own_stream, gs_work_key(function, BLOCKS))
+#define KERNEL                                                                                                                 \
+    CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,                \
+        unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters
+#define AS_CALLED function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes, stream, parameters
+
+LAUNCH(cuLaunchKernel, false, (KERNEL, void **extra), (AS_CALLED, extra))
+LAUNCH(cuLaunchKernel_ptsz, true, (KERNEL, void **extra), (AS_CALLED, extra))
+LAUNCH(cuLaunchCooperativeKernel, false, (KERNEL), (AS_CALLED))
+LAUNCH(cuLaunchCooperativeKernel_ptsz, true, (KERNEL), (AS_CALLED))
+
 static uint64_t key_of(CUfunction function, const CUlaunchConfig *config)
 {
     return gs_work_key(function, config ? (uint64_t)config->gridDimX * config->gridDimY * config->gridDimZ : 0);
 }
 
-int cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,
-                   unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **parameters,
-                   void **extra)
-{
-    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                                       shared_bytes, stream, parameters, extra)),
-              stream, false, gs_work_key(function, BLOCKS));
-}
+#define LAUNCH_EX(symbol, own_stream)                                                                                          \
+    THROTTLED(symbol, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),                    \
+              WATCHED(function, DRIVER(symbol)(config, function, parameters, extra)), config ? config->hStream : NULL,         \
+              own_stream, key_of(function, config))
 
-int cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                        CUstream stream, void **parameters, void **extra)
-{
-    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                                            shared_bytes, stream, parameters, extra)),
-              stream, true, gs_work_key(function, BLOCKS));
-}
-
-int cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
-{
-    CUstream stream = config ? config->hStream : NULL;
-    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernelEx)(config, function, parameters, extra)), stream, false,
-              key_of(function, config));
-}
-
-int cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
-{
-    CUstream stream = config ? config->hStream : NULL;
-    THROTTLED(WATCHED(function, DRIVER(cuLaunchKernelEx_ptsz)(config, function, parameters, extra)), stream, true,
-              key_of(function, config));
-}
-
-int cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                              unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                              CUstream stream, void **parameters)
-{
-    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
-                                                                  shared_bytes, stream, parameters)),
-              stream, false, gs_work_key(function, BLOCKS));
-}
-
-int cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                                   unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                                   CUstream stream, void **parameters)
-{
-    THROTTLED(WATCHED(function, DRIVER(cuLaunchCooperativeKernel_ptsz)(function, grid_x, grid_y, grid_z, block_x, block_y,
-                                                                       block_z, shared_bytes, stream, parameters)),
-              stream, true, gs_work_key(function, BLOCKS));
-}
+LAUNCH_EX(cuLaunchKernelEx, false)
+LAUNCH_EX(cuLaunchKernelEx_ptsz, true)
+THROTTLED(cuLaunch, (CUfunction function), DRIVER(cuLaunch)(function), NULL, false, gs_work_key(function, 1))
+THROTTLED(cuLaunchGrid, (CUfunction function, int width, int height), DRIVER(cuLaunchGrid)(function, width, height), NULL,
+          false, gs_work_key(function, (uint64_t)width *(uint64_t)height))
+THROTTLED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream),
+          DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false,
+          gs_work_key(function, (uint64_t)width *(uint64_t)height))
 
 #define MOST_DEVICES 64u
 
@@ -89,20 +65,6 @@ int cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launches, unsigned 
     for (unsigned int i = 0; i < count; i++)
         gs_work_end(&works[i], result == CUDA_SUCCESS);
     return result;
-}
-
-int cuLaunch(CUfunction function) { THROTTLED(DRIVER(cuLaunch)(function), NULL, false, gs_work_key(function, 1)); }
-
-int cuLaunchGrid(CUfunction function, int width, int height)
-{
-    THROTTLED(DRIVER(cuLaunchGrid)(function, width, height), NULL, false,
-              gs_work_key(function, (uint64_t)width * (uint64_t)height));
-}
-
-int cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
-{
-    THROTTLED(DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false,
-              gs_work_key(function, (uint64_t)width * (uint64_t)height));
 }
 
 /* ---- destroying streams ---- */

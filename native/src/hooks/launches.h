@@ -9,14 +9,15 @@ extern bool gs_launch_freely;
 
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key);
 
-#define THROTTLED(call, stream, own_stream, key)                                                                               \
-    do {                                                                                                                       \
-        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) || gs_goes_untimed(key)))                           \
-            return call;                                                                                                       \
-        struct gs_work work = gs_launch_begin(stream, own_stream, key);                                                        \
-        int result = call;                                                                                                     \
-        gs_work_end(&work, result == CUDA_SUCCESS);                                                                            \
-        return result;                                                                                                         \
-    } while (0)
+#define THROTTLE(call, stream, own_stream, key)                                                                                \
+    if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) || gs_goes_untimed(key)))                               \
+        return call;                                                                                                           \
+    struct gs_work work = gs_launch_begin(stream, own_stream, key);                                                            \
+    int result = call;                                                                                                         \
+    gs_work_end(&work, result == CUDA_SUCCESS);                                                                                \
+    return result;
+/* A function that does work on the card: its parameters, how it is called, its stream, and the key by which such work is known. */
+#define THROTTLED(symbol, parameters, call, stream, own_stream, key)                                                           \
+    int symbol parameters { THROTTLE(call, stream, own_stream, key) }
 
 #endif

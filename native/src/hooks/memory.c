@@ -39,23 +39,18 @@ static int give_back(const struct request *request, int result)
     return result;
 }
 
-int cuMemAlloc_v2(CUdeviceptr *address, size_t bytes)
-{
-    struct request request = reserve_here(gs_round_up(bytes, GS_PAGE_BYTES));
-    if (request.refused)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int result = DRIVER(cuMemAlloc_v2)(address, bytes);
-    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, 0) : give_back(&request, result);
-}
+/* A function that allocates: what it takes at most, how much the block has in the end, and of what kind that is. */
+#define ALLOCATE(symbol, parameters, call, most, bytes, kind)                                                                  \
+    int symbol parameters { RESERVE_AND_CALL(symbol, call, most, bytes, kind) }
+#define RESERVE_AND_CALL(symbol, call, most, bytes, kind)                                                                      \
+    struct request request = reserve_here(most);                                                                               \
+    if (request.refused)                                                                                                       \
+        return CUDA_ERROR_OUT_OF_MEMORY;                                                                                       \
+    int result = DRIVER(symbol) call;                                                                                          \
+    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, kind) : give_back(&request, result);
 
-int cuMemAlloc(unsigned int *address, unsigned int bytes)
-{
-    struct request request = reserve_here(gs_round_up(bytes, GS_PAGE_BYTES));
-    if (request.refused)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int result = DRIVER(cuMemAlloc)(address, bytes);
-    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, 0) : give_back(&request, result);
-}
+ALLOCATE(cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes), (address, bytes), gs_round_up(bytes, GS_PAGE_BYTES), bytes, 0)
+ALLOCATE(cuMemAlloc, (unsigned *address, unsigned bytes), (address, bytes), gs_round_up(bytes, GS_PAGE_BYTES), bytes, 0)
 
 /* On cards before Pascal, managed memory is ordinary memory of the process. */
 static uint32_t managed_kind(const struct gs_place *place)
@@ -66,14 +61,8 @@ static uint32_t managed_kind(const struct gs_place *place)
 }
 
 /* Managed memory may be on the host and may exceed the card. All of it counts, since any of it may migrate to the card. */
-int cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned int flags)
-{
-    struct request request = reserve_here(gs_round_up(bytes, GS_PAGE_BYTES));
-    if (request.refused)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int result = DRIVER(cuMemAllocManaged)(address, bytes, flags);
-    return result == CUDA_SUCCESS ? hold(&request, *address, bytes, managed_kind(&request.place)) : give_back(&request, result);
-}
+ALLOCATE(cuMemAllocManaged, (CUdeviceptr * address, size_t bytes, unsigned flags), (address, bytes, flags),
+         gs_round_up(bytes, GS_PAGE_BYTES), bytes, managed_kind(&request.place))
 
 /* The driver chooses the pitch. The widest pitch of all known cards is reserved, and the actual size is settled. */
 #define WIDEST_PITCH_STEP 512u
@@ -96,21 +85,12 @@ int cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t
 {
     if (pitched_bytes(width, height) == UINT64_MAX)
         return of_no_size(DRIVER(cuMemAllocPitch_v2)(address, pitch, width, height, element), address);
-    struct request request = reserve_here(pitched_bytes(width, height));
-    if (request.refused)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int result = DRIVER(cuMemAllocPitch_v2)(address, pitch, width, height, element);
-    return result == CUDA_SUCCESS ? hold(&request, *address, *pitch * height, 0) : give_back(&request, result);
+    RESERVE_AND_CALL(cuMemAllocPitch_v2, (address, pitch, width, height, element), pitched_bytes(width, height),
+                     *pitch * height, 0)
 }
 
-int cuMemAllocPitch(unsigned int *address, unsigned int *pitch, unsigned int width, unsigned int height, unsigned int element)
-{
-    struct request request = reserve_here(pitched_bytes(width, height));
-    if (request.refused)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    int result = DRIVER(cuMemAllocPitch)(address, pitch, width, height, element);
-    return result == CUDA_SUCCESS ? hold(&request, *address, (uint64_t)*pitch * height, 0) : give_back(&request, result);
-}
+ALLOCATE(cuMemAllocPitch, (unsigned *address, unsigned *pitch, unsigned width, unsigned height, unsigned element),
+         (address, pitch, width, height, element), pitched_bytes(width, height), (uint64_t)*pitch *height, 0)
 
 /* ---- freeing ---- */
 

@@ -3,7 +3,7 @@
 #include "policy/descriptors.h"
 #include "policy/pool_accounts.h"
 #include "policy/process_usage.h"
-#include "policy/provisional.h"
+#include "policy/reserve.h"
 #include "system/os.h"
 
 #define SWEEP_EVERY_NS UINT64_C(100000000)
@@ -29,7 +29,7 @@ static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t
 {
     uint64_t limit_bytes = card->limit_bytes;
     struct share share = {.total = limit_bytes < card_total ? limit_bytes : card_total};
-    share.used = gs_used_snapshot(card);
+    share.used = gs_used_by_figures(card);
     share.free = share.used < share.total ? share.total - share.used : 0;
     share.free = share.free < card_free ? share.free : card_free;
     return share;

@@ -2,12 +2,12 @@
  * use (since CUDA 12.2) is included in the next measurement, where NVML reports this process. */
 #include "hooks/place.h"
 #include "policy/process_usage.h"
-#include "policy/provisional.h"
+#include "policy/reserve.h"
 
 struct load {
     struct gs_card *card;
     CUcontext context;
-    struct gs_card_snapshot before;
+    struct gs_snapshot before;
     int64_t grown, most; /* the growth by difference, and its upper bound by the second measurement */
     bool measured, repeated;
 };
@@ -18,18 +18,17 @@ static bool begin(struct load *load)
     *load = (struct load){.card = place.card, .context = place.context, .most = INT64_MAX};
     if (!place.card || place.card->index >= GPUSLICE_CARDS)
         return false;
-    gs_snapshot_card(load->card, &load->before,
-                     GS_MEMORY); /* used where NVML does not report this process, or stops doing so */
+    gs_snapshot(load->card, &load->before, NULL); /* used where NVML does not report this process, or stops doing so */
     return true;
 }
 
 /* Charges what was loaded. True if it fits. */
 static bool fits(struct load *load, uint64_t key)
 {
-    struct gs_card_snapshot after;
+    struct gs_snapshot after;
     load->measured = gs_measure(load->card);
     if (!load->measured) {
-        gs_snapshot_card(load->card, &after, GS_MEMORY);
+        gs_snapshot(load->card, &after, NULL);
         load->grown = gs_grown(&load->before, &after);
         load->grown = load->grown < load->most ? load->grown : load->most;
         load->before = after; /* the state before it is possibly unloaded again */
@@ -42,13 +41,13 @@ static bool fits(struct load *load, uint64_t key)
  * by unloading is a second measurement, and if the module fits by that, it is loaded once more. */
 static bool again(struct load *load, uint64_t key)
 {
-    struct gs_card_snapshot after;
+    struct gs_snapshot after;
     bool fits = false;
     if (load->measured) {
         gs_measure(load->card);
     } else {
         gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, -load->grown);
-        gs_snapshot_card(load->card, &after, GS_MEMORY);
+        gs_snapshot(load->card, &after, NULL);
         int64_t returned = -gs_grown(&load->before, &after);
         load->most = returned < load->grown ? (returned > 0 ? returned : 0) : load->grown;
         load->before = after;
@@ -61,55 +60,38 @@ static bool again(struct load *load, uint64_t key)
     return fits;
 }
 
+/* The driver's call, and it once more if the first measurement was too high. */
 #define LOAD(symbol, call, key, undo)                                                                                          \
-    do {                                                                                                                       \
-        struct load load;                                                                                                      \
-        if (!begin(&load))                                                                                                     \
-            return DRIVER(symbol) call;                                                                                        \
-        for (;;) {                                                                                                             \
-            int result = DRIVER(symbol) call;                                                                                  \
-            if (result != CUDA_SUCCESS || fits(&load, (uint64_t)(uintptr_t)(key)))                                             \
-                return result;                                                                                                 \
-            uint64_t undone = (uint64_t)(uintptr_t)(key);                                                                      \
-            undo;                                                                                                              \
-            if (!again(&load, undone))                                                                                         \
-                return CUDA_ERROR_OUT_OF_MEMORY;                                                                               \
-        }                                                                                                                      \
-    } while (0)
+    struct load load;                                                                                                          \
+    if (!begin(&load))                                                                                                         \
+        return DRIVER(symbol) call;                                                                                            \
+    for (;;) {                                                                                                                 \
+        int result = DRIVER(symbol) call;                                                                                      \
+        if (result != CUDA_SUCCESS || fits(&load, (uint64_t)(uintptr_t)(key)))                                                 \
+            return result;                                                                                                     \
+        uint64_t undone = (uint64_t)(uintptr_t)(key);                                                                          \
+        undo;                                                                                                                  \
+        if (!again(&load, undone))                                                                                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
+    }
+#define LOAD_MODULE(symbol, parameters, call)                                                                                  \
+    int symbol parameters { LOAD(symbol, call, *module, DRIVER(cuModuleUnload)(*module)) }
+#define LOAD_LIBRARY(symbol, parameters, call)                                                                                 \
+    int symbol parameters { LOAD(symbol, call, *library, DRIVER(cuLibraryUnload)(*library)) }
 
-int cuModuleLoad(CUmodule *module, const char *path)
-{
-    LOAD(cuModuleLoad, (module, path), *module, DRIVER(cuModuleUnload)(*module));
-}
-
-int cuModuleLoadData(CUmodule *module, const void *image)
-{
-    LOAD(cuModuleLoadData, (module, image), *module, DRIVER(cuModuleUnload)(*module));
-}
-
-int cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, int *options, void **values)
-{
-    LOAD(cuModuleLoadDataEx, (module, image, count, options, values), *module, DRIVER(cuModuleUnload)(*module));
-}
-
-int cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
-    LOAD(cuModuleLoadFatBinary, (module, image), *module, DRIVER(cuModuleUnload)(*module));
-}
-
-int cuLibraryLoadData(CUlibrary *library, const void *code, void *jit, void **jit_values, unsigned int jit_count, void *options,
-                      void **values, unsigned int count)
-{
-    LOAD(cuLibraryLoadData, (library, code, jit, jit_values, jit_count, options, values, count), *library,
-         DRIVER(cuLibraryUnload)(*library));
-}
-
-int cuLibraryLoadFromFile(CUlibrary *library, const char *path, void *jit, void **jit_values, unsigned int jit_count,
-                          void *options, void **values, unsigned int count)
-{
-    LOAD(cuLibraryLoadFromFile, (library, path, jit, jit_values, jit_count, options, values, count), *library,
-         DRIVER(cuLibraryUnload)(*library));
-}
+LOAD_MODULE(cuModuleLoad, (CUmodule * module, const char *path), (module, path))
+LOAD_MODULE(cuModuleLoadData, (CUmodule * module, const void *image), (module, image))
+LOAD_MODULE(cuModuleLoadDataEx, (CUmodule * module, const void *image, unsigned count, int *options, void **values),
+            (module, image, count, options, values))
+LOAD_MODULE(cuModuleLoadFatBinary, (CUmodule * module, const void *image), (module, image))
+LOAD_LIBRARY(cuLibraryLoadData,
+             (CUlibrary * library, const void *code, void *jit, void **jit_values, unsigned jits, void *options, void **values,
+              unsigned count),
+             (library, code, jit, jit_values, jits, options, values, count))
+LOAD_LIBRARY(cuLibraryLoadFromFile,
+             (CUlibrary * library, const char *path, void *jit, void **jit_values, unsigned jits, void *options, void **values,
+              unsigned count),
+             (library, path, jit, jit_values, jits, options, values, count))
 
 /* ---- limits: heaps that a context keeps ---- */
 
@@ -139,7 +121,7 @@ int cuCtxSetLimit(int limit, size_t value)
     bool known = DRIVER(cuCtxGetLimit)(&before, limit) == CUDA_SUCCESS;
     if (known && !can_fit(gs_current_place().card, limit, before, value))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    LOAD(cuCtxSetLimit, (limit, value), key_of_limit(load.context, limit), if (known) DRIVER(cuCtxSetLimit)(limit, before));
+    LOAD(cuCtxSetLimit, (limit, value), key_of_limit(load.context, limit), if (known) DRIVER(cuCtxSetLimit)(limit, before))
 }
 
 static void unloaded(struct gs_card *card, uint64_t key)
@@ -148,14 +130,15 @@ static void unloaded(struct gs_card *card, uint64_t key)
         gs_drop_piece(card, key);
 }
 
-#define UNLOAD(symbol, handle)                                                                                                 \
-    do {                                                                                                                       \
+#define UNLOAD(symbol, type)                                                                                                   \
+    int symbol(type handle)                                                                                                    \
+    {                                                                                                                          \
         struct gs_card *card = gs_current_place().card;                                                                        \
         int result = DRIVER(symbol)(handle);                                                                                   \
         if (card && result == CUDA_SUCCESS)                                                                                    \
-            unloaded(card, (uint64_t)(uintptr_t)(handle));                                                                     \
+            unloaded(card, (uint64_t)(uintptr_t)handle);                                                                       \
         return result;                                                                                                         \
-    } while (0)
+    }
 
-int cuModuleUnload(CUmodule module) { UNLOAD(cuModuleUnload, module); }
-int cuLibraryUnload(CUlibrary library) { UNLOAD(cuLibraryUnload, library); }
+UNLOAD(cuModuleUnload, CUmodule)
+UNLOAD(cuLibraryUnload, CUlibrary)

@@ -3,7 +3,6 @@
 #include "hooks/place.h"
 #include "policy/pool_accounts.h"
 #include "policy/process_usage.h"
-#include "policy/provisional.h"
 #include "policy/reserve.h"
 #include "policy/throttle.h"
 
@@ -37,10 +36,9 @@ static bool attempt(struct request *request, CUdeviceptr *address, CUstream stre
     uint64_t unpaid = gs_pool_settle(request->pool, request->place.card, request->reserved);
     bool undone = unpaid && *result == CUDA_SUCCESS && gs_over_limit(request->place.card);
     if (undone) {
-        int mode = gs_relax_capture();
+        GS_RELAX_CAPTURE;
         DRIVER(cuMemFree_v2)(*address);
         DRIVER(cuMemPoolTrimTo)(request->pool, 0);
-        gs_restore_capture(mode);
     }
     if (unpaid)
         gs_pool_decided(request->pool, !undone);
@@ -51,7 +49,8 @@ static bool attempt(struct request *request, CUdeviceptr *address, CUstream stre
 static bool follow(const struct request *request, const struct gs_giver *giver)
 {
     CUevent event = giver->event;
-    int mode = gs_relax_capture(), waits = CUDA_ERROR_NOT_FOUND;
+    GS_RELAX_CAPTURE;
+    int waits = CUDA_ERROR_NOT_FOUND;
     CUstream stream = request->stream ? request->stream : (CUstream)(uintptr_t)(request->own_stream ? 2 : 1);
     if (event || (DRIVER(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS &&
                   DRIVER(cuEventRecord)(event, giver->stream) == CUDA_SUCCESS))
@@ -60,7 +59,6 @@ static bool follow(const struct request *request, const struct gs_giver *giver)
         DRIVER(cuEventDestroy_v2)(event);
     if (waits != CUDA_SUCCESS && !giver->event)
         waits = DRIVER(cuStreamSynchronize)(giver->stream);
-    gs_restore_capture(mode);
     return waits == CUDA_SUCCESS;
 }
 
@@ -147,27 +145,21 @@ static int allocate_async(CUdeviceptr *address, size_t bytes, CUmemoryPool given
     }
 }
 
-int cuMemAllocAsync(CUdeviceptr *address, size_t bytes, CUstream stream)
-{
-    return allocate_async(address, bytes, NULL, stream, false);
-}
+#define ALLOCATE(symbol, own_stream)                                                                                           \
+    int symbol(CUdeviceptr *address, size_t bytes, CUstream stream)                                                            \
+    {                                                                                                                          \
+        return allocate_async(address, bytes, NULL, stream, own_stream);                                                       \
+    }
+#define ALLOCATE_FROM(symbol, own_stream)                                                                                      \
+    int symbol(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)                                         \
+    {                                                                                                                          \
+        return pool ? allocate_async(address, bytes, pool, stream, own_stream) : DRIVER(symbol)(address, bytes, pool, stream); \
+    }
 
-int cuMemAllocAsync_ptsz(CUdeviceptr *address, size_t bytes, CUstream stream)
-{
-    return allocate_async(address, bytes, NULL, stream, true);
-}
-
-int cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
-{
-    return pool ? allocate_async(address, bytes, pool, stream, false)
-                : DRIVER(cuMemAllocFromPoolAsync)(address, bytes, pool, stream);
-}
-
-int cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream)
-{
-    return pool ? allocate_async(address, bytes, pool, stream, true)
-                : DRIVER(cuMemAllocFromPoolAsync_ptsz)(address, bytes, pool, stream);
-}
+ALLOCATE(cuMemAllocAsync, false)
+ALLOCATE(cuMemAllocAsync_ptsz, true)
+ALLOCATE_FROM(cuMemAllocFromPoolAsync, false)
+ALLOCATE_FROM(cuMemAllocFromPoolAsync_ptsz, true)
 
 /* ---- pools ---- */
 
@@ -246,16 +238,17 @@ int cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 
 /* ---- synchronization, at which pools release memory ---- */
 
-#define WAIT(symbol, call)                                                                                                     \
-    do {                                                                                                                       \
+#define WAIT(symbol, parameters, call)                                                                                         \
+    int symbol parameters                                                                                                      \
+    {                                                                                                                          \
         int result = DRIVER(symbol) call;                                                                                      \
         gs_throttle_awaited();                                                                                                 \
         gs_pools_changed();                                                                                                    \
         return result;                                                                                                         \
-    } while (0)
+    }
 
-int cuStreamSynchronize(CUstream stream) { WAIT(cuStreamSynchronize, (stream)); }
-int cuStreamSynchronize_ptsz(CUstream stream) { WAIT(cuStreamSynchronize_ptsz, (stream)); }
-int cuCtxSynchronize(void) { WAIT(cuCtxSynchronize, ()); }
-int cuCtxSynchronize_v2(CUcontext context) { WAIT(cuCtxSynchronize_v2, (context)); }
-int cuEventSynchronize(CUevent event) { WAIT(cuEventSynchronize, (event)); }
+WAIT(cuStreamSynchronize, (CUstream stream), (stream))
+WAIT(cuStreamSynchronize_ptsz, (CUstream stream), (stream))
+WAIT(cuCtxSynchronize, (void), ())
+WAIT(cuCtxSynchronize_v2, (CUcontext context), (context))
+WAIT(cuEventSynchronize, (CUevent event), (event))

@@ -202,8 +202,7 @@ static void find_longest_stream(struct gs_queue *queue, uint64_t followed)
     queue->in_flight_ns = 0;
     if (!queue->count)
         return;
-    FOR_EACH_BATCH(queue, batch)
-    {
+    FOR_EACH_BATCH(queue, batch) {
         if (followed >> (batch - queue->batches) & 1)
             continue;
         batch->ahead_ns = 0;
@@ -221,11 +220,11 @@ static void take_out(struct gs_queue *queue, struct gs_batch *batch, uint64_t en
     queue->count--;
     queue->finished_ns = now_ns;
     FOR_EACH_BATCH(queue, next)
-    if (next->behind == number) {
-        next->behind = 0;
-        next->ready_ns = ended_ns;
-        next->others_ns = queue->others_ns;
-    }
+        if (next->behind == number) {
+            next->behind = 0;
+            next->ready_ns = ended_ns;
+            next->others_ns = queue->others_ns;
+        }
 }
 
 static uint64_t began_ns(const struct gs_batch *batch)
@@ -307,8 +306,8 @@ static double part_of(const struct gs_batch *batch, uint64_t took_ns, double eve
 static bool is_only(const struct gs_queue *queue, const struct gs_batch *batch, uint64_t at_ns)
 {
     FOR_EACH_BATCH(queue, other)
-    if (other != batch && other->recorded_ns <= at_ns)
-        return false;
+        if (other != batch && other->recorded_ns <= at_ns)
+            return false;
     return true;
 }
 
@@ -398,8 +397,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
         part.turn_ns = 0;
     for (bool again = queue->count > 0; again;) { /* if one has finished, the next on its stream may have, too */
         again = false;
-        FOR_EACH_BATCH(queue, batch)
-        {
+        FOR_EACH_BATCH(queue, batch) {
             if (batch->recorded_ns > now_ns || batch->behind || batch->begun ||
                 (batch->open && !batch->fresh && !paused && now_ns - batch->last_ns < DENSE_NS))
                 continue;
@@ -415,8 +413,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     uint64_t last_end_ns = 0, followed = 0;
     for (uint32_t i = 0; i < count; i++)
         last_end_ns = greater(last_end_ns, intervals[i].to_ns);
-    FOR_EACH_BATCH(queue, batch)
-    {
+    FOR_EACH_BATCH(queue, batch) {
         followed |= batch->behind ? UINT64_C(1) << (batch->behind - 1) : 0;
         if (batch->recorded_ns > now_ns || batch->behind || !is_running(queue, batch, events, now_ns))
             continue;
@@ -440,8 +437,8 @@ static uint64_t uncharged_since_ns(const struct gs_queue *queue)
 {
     uint64_t began = UINT64_MAX;
     FOR_EACH_BATCH(queue, batch)
-    if (!batch->behind)
-        began = lesser(began, began_ns(batch));
+        if (!batch->behind)
+            began = lesser(began, began_ns(batch));
     return greater(began, queue->covered_ns);
 }
 
@@ -465,8 +462,7 @@ struct gs_run gs_queue_run(const struct gs_queue *queue, uint64_t now_ns)
  * ends. */
 void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events, void *handle)
 {
-    FOR_EACH_BATCH(queue, batch)
-    {
+    FOR_EACH_BATCH(queue, batch) {
         if (batch->stream.handle != handle || batch->stream.thread)
             continue;
         close_batch(batch, events);
@@ -477,7 +473,7 @@ void gs_queue_stream_ends(struct gs_queue *queue, const struct gs_events *events
 void gs_queue_context_ends(struct gs_queue *queue, void *context)
 {
     FOR_EACH_BATCH(queue, batch)
-    batch->ending |= batch->stream.context == context;
+        batch->ending |= batch->stream.context == context;
 }
 
 void gs_queue_context_ended(struct gs_queue *queue, void *context, bool gone, uint64_t now_ns)
@@ -505,8 +501,7 @@ static bool has_work(const struct gs_queue *queue, const struct gs_stream *strea
 static bool goes_along(const struct gs_queue *queue, const struct gs_stream *stream, uint64_t key)
 {
     uint64_t longest = 0, before = 0;
-    FOR_EACH_BATCH(queue, batch)
-    {
+    FOR_EACH_BATCH(queue, batch) {
         if (is_same(&batch->stream, stream))
             before += batch->in_flight_ns;
         else if (batch->running && !batch->unknown)
@@ -527,7 +522,7 @@ static bool is_awaited(const struct gs_queue *queue, struct gpuslice_card *card,
                (met->now_ns < finished || met->now_ns - finished > STALLED_ELSEWHERE_NS);
     }
     FOR_EACH_BATCH(queue, batch)
-    expected = greater(expected, batch->estimate_ns);
+        expected = greater(expected, batch->estimate_ns);
     uint64_t stalled = greater(STALLED_NS, 2 * expected);
     return met->waited_ns > stalled && met->now_ns - queue->finished_ns > stalled && !has_work(queue, stream);
 }
@@ -540,8 +535,7 @@ static bool is_held_up(const struct gs_queue *queue, const struct gs_contention 
     uint64_t since_ns = UINT64_MAX;
     if (!queue->count || !met->waited_ns)
         return false;
-    FOR_EACH_BATCH(queue, batch)
-    {
+    FOR_EACH_BATCH(queue, batch) {
         if (batch->running)
             return false;
         since_ns = lesser(since_ns, batch->recorded_ns);
@@ -645,8 +639,7 @@ void gs_queue_clear_next(struct gs_queue *queue, struct gpuslice_card *card, con
 
 bool gs_queue_has_ended(const struct gs_queue *queue, const struct gs_events *events, uint64_t now_ns)
 {
-    FOR_EACH_BATCH(queue, batch)
-    {
+    FOR_EACH_BATCH(queue, batch) {
         uint64_t most = batch->estimate_ns + batch->estimate_ns / 4 + PROMPT_NS;
         if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most ||
             query(batch, events, batch->end) != GS_EVENT_PASSED)

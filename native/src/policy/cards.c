@@ -5,12 +5,13 @@
 #include "accounts/in_flight.h"
 #include "accounts/slots.h"
 #include "system/at_fork.h"
+#include "system/text.h"
 
 #define DEVICES 128
 #define LOOK_EVERY_NS UINT64_C(100000000)
 
 struct gs_accounts gs_accounts;
-struct gs_table gs_held;
+struct gs_table gs_held GS_TABLE_PER_PROCESS;
 
 static struct gs_card cards[GPUSLICE_CARDS];
 /* A card that the limits do not name belongs to others. */
@@ -22,15 +23,10 @@ static struct {
     char path[GS_PATH_ROOM]; /* "" before the start */
     struct gs_limits limits;
     _Atomic uint64_t looked_ns;
-    struct gs_lock lock;
 } followed;
+static struct gs_lock following GS_PER_PROCESS;
 
-static void forget(void)
-{
-    followed.lock = (struct gs_lock){0};
-    gs_accounts_forget(&gs_accounts);
-    gs_table_forget(&gs_held);
-}
+static void forget(void) { gs_accounts_forget(&gs_accounts); }
 GS_AT_FORK(forget);
 
 void gs_cards_make(const struct gs_limits *limits)
@@ -46,12 +42,10 @@ void gs_cards_make(const struct gs_limits *limits)
     }
 }
 
-void gs_cards_follow(const char *limits_path)
+void gs_cards_follow(const char *prefix)
 {
-    size_t length = strlen(limits_path);
     atomic_store(&followed.looked_ns, gs_coarse_ns());
-    if (length < sizeof followed.path)
-        memmove(followed.path, limits_path, length + 1); /* memcpy() has newer versions than the oldest glibc */
+    gs_text_join(followed.path, sizeof followed.path, prefix, "/etc/gpuslice/limits", "");
 }
 
 static void read_again(void)
@@ -74,9 +68,8 @@ void gs_cards_look(uint64_t now)
     uint64_t last = atomic_load_explicit(&followed.looked_ns, memory_order_relaxed);
     if (now - last < LOOK_EVERY_NS || !atomic_compare_exchange_strong(&followed.looked_ns, &last, now))
         return;
-    gs_lock(&followed.lock);
+    GS_GUARD(&following);
     read_again();
-    gs_unlock(&followed.lock);
 }
 
 /* The 16 bytes that a uuid spells, whatever its prefix. */
@@ -189,12 +182,8 @@ struct gs_card *gs_card_of_location(int type, int id)
 
 void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
 
-typedef bool (*way_to_reserve)(struct gs_accounts *accounts, uint32_t card, uint64_t bytes, uint64_t limit);
-
-static bool take_room(way_to_reserve reserve, struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
+static bool in_flight_if(bool taken, struct gs_card *card, uint64_t bytes)
 {
-    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
-    bool taken = reserve(&gs_accounts, card->index, bytes, limit_bytes);
     if (!taken)
         gs_flight_ends(&gs_accounts, card->index, GS_TAKING, bytes);
     return taken;
@@ -202,12 +191,14 @@ static bool take_room(way_to_reserve reserve, struct gs_card *card, uint64_t byt
 
 bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
 {
-    return take_room(gs_accounts_reserve, card, bytes, limit_bytes);
+    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
+    return in_flight_if(gs_accounts_reserve(&gs_accounts, card->index, bytes, limit_bytes), card, bytes);
 }
 
 bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes)
 {
-    return take_room(gs_accounts_reserve_at_once, card, bytes, card->limit_bytes);
+    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
+    return in_flight_if(gs_accounts_reserve_at_once(&gs_accounts, card->index, bytes, card->limit_bytes), card, bytes);
 }
 
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now)

@@ -21,9 +21,15 @@ struct gs_card {
 };
 
 extern struct gs_accounts gs_accounts;
+/* The card's entry in the region; NULL without a region, or for a card that is not ours. */
+static inline struct gpuslice_card *gs_region_card(const struct gs_card *card)
+{
+    struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
+    return region && card->index < GPUSLICE_CARDS ? &region->cards[card->index] : NULL;
+}
 void gs_cards_make(const struct gs_limits *limits);
-/* From that file, later: its memory limits are in force a moment after they have changed there. */
-void gs_cards_follow(const char *limits_path);
+/* From the file below that prefix, later: its memory limits are in force a moment after they have changed there. */
+void gs_cards_follow(const char *prefix);
 void gs_cards_look(uint64_t now); /* cheap enough for each allocation; `now` by the coarse clock */
 
 /* NULL if the driver does not identify the card: then let the driver answer the call. */
@@ -50,7 +56,9 @@ static inline int gs_relax_capture(void)
     return mode;
 }
 
-static inline void gs_restore_capture(int mode) { DRIVER(cuThreadExchangeStreamCaptureMode)(&mode); }
+/* Until the block is left. */
+#define GS_RELAX_CAPTURE int relaxed __attribute__((cleanup(gs_restore_capture), unused)) = gs_relax_capture()
+static inline void gs_restore_capture(int *mode) { DRIVER(cuThreadExchangeStreamCaptureMode)(mode); }
 
 static inline uint64_t gs_round_up(uint64_t bytes, uint64_t step) /* UINT64_MAX on overflow */
 {
@@ -66,6 +74,7 @@ enum gs_kind {
     GS_ARRAY,
     GS_SMALL_ARRAY, /* shares pages with others: bytes are its page << 8 | its steps in it */
     GS_IMPORT,
+    GS_OPENED, /* other processes' memory that is open here: bytes are how often */
     GS_EXTERNAL,
     GS_GROUP,            /* a group of other objects, which it keeps alive */
     GS_EXPORTED = 0x100, /* a flag, added to the kind */

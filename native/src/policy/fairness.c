@@ -28,10 +28,6 @@
 
 enum { UNDER_WAY = 1, UNDER_WAY_UNKNOWN = 2, UNDER_WAY_KIND = 255, UNDER_WAY_BITS = 8 };
 
-static int64_t clamp(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
-
-static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 100 : (uint32_t)value; }
-
 /* ---- claims ---- */
 
 struct gpuslice_claim gs_claim(const struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns,
@@ -81,7 +77,7 @@ struct gs_neighbour gs_heard(const struct gpuslice_claim *claim, uint64_t now_ns
     uint64_t at = claim->busy_at_ns < until ? claim->busy_at_ns : until, work = claim->under_way >> UNDER_WAY_BITS;
     struct gs_neighbour other = {
         .virtual_ns = claim->virtual_ns,
-        .weight = percent(claim->weight),
+        .weight = gs_percent(claim->weight),
         .interactive = claim->interactive == 1,
         .pause_ns = claim->pause_ns < GS_LONGEST_PAUSE_NS ? claim->pause_ns : GS_LONGEST_PAUSE_NS,
         .report = {.at_ns = at,
@@ -160,7 +156,7 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
     gs_neighbourhood_divide(beside, now_ns, own);
     for (uint32_t i = 0; i < count; i++) {
         int64_t more = same ? (int64_t)(beside->others[i].busy_ns - before[i]) : 0;
-        beside->busy_ns += (uint64_t)clamp(more, 0, (int64_t)passed); /* it may report less than was assumed */
+        beside->busy_ns += (uint64_t)gs_clamp(more, 0, (int64_t)passed); /* it may report less than was assumed */
     }
     uint64_t container = atomic_load(&card->busy_ns), rest = container - beside->container_busy_ns - beside->own_busy_ns;
     bool known = beside->read_ns && passed && rest < passed * GPUSLICE_SLOTS;
@@ -170,7 +166,7 @@ void gs_neighbourhood_update(struct gs_neighbourhood *beside, struct gpuslice_ca
     beside->read_ns = now_ns;
 }
 
-static int64_t difference(uint64_t one, uint64_t other) { return clamp((int64_t)(one - other), -LONG_NS, LONG_NS); }
+static int64_t difference(uint64_t one, uint64_t other) { return gs_clamp((int64_t)(one - other), -LONG_NS, LONG_NS); }
 
 /* ---- what claims cost ---- */
 
@@ -214,16 +210,16 @@ static const struct gs_neighbour *next_of(const struct gs_neighbourhood *beside)
     return next;
 }
 
-static int64_t by_weight(uint64_t ns, uint32_t weight) { return clamp((int64_t)ns, 0, LONG_NS) / weight * 100; }
+static int64_t by_weight(uint64_t ns, uint32_t weight) { return gs_clamp((int64_t)ns, 0, LONG_NS) / weight * 100; }
 
 /* The weight by which a neighbour is billed: all neighbours together count for no more than this container's own share
  * leaves, whatever they claim. */
 static uint32_t weight_of(const struct gs_neighbourhood *beside, const struct gs_neighbour *other, const struct gs_share *share)
 {
-    uint32_t all = 0, left = 100 - percent(share->weight);
+    uint32_t all = 0, left = 100 - gs_percent(share->weight);
     for (uint32_t i = 0; i < beside->count; i++)
         all += beside->others[i].weight;
-    return all > left ? percent(other->weight * left / all) : other->weight;
+    return all > left ? gs_percent(other->weight * left / all) : other->weight;
 }
 
 /* A container that takes turns begins none while it is ahead of one that waits. A neighbour that claims to do so is not
@@ -294,7 +290,7 @@ void gs_neighbourhood_bill(struct gs_neighbourhood *beside, const struct gpuslic
 
 static int64_t head_start_ns(uint32_t weight, bool interactive)
 {
-    return interactive ? HEAD_START_NS * 100 / percent(weight) : 0;
+    return interactive ? HEAD_START_NS * 100 / gs_percent(weight) : 0;
 }
 
 static int64_t virtual_lead_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
@@ -309,7 +305,7 @@ static int64_t virtual_lead_ns(const struct gpuslice_card *card, const struct gs
 int64_t gs_lead_over_ns(const struct gpuslice_card *card, const struct gs_share *share, uint64_t in_flight_ns,
                         const struct gs_neighbour *other)
 {
-    return virtual_lead_ns(card, share, in_flight_ns, other) / 100 * percent(other->weight);
+    return virtual_lead_ns(card, share, in_flight_ns, other) / 100 * gs_percent(other->weight);
 }
 
 uint64_t gs_hold_ns(const struct gs_neighbour *other)
@@ -341,7 +337,7 @@ int64_t gs_lead_ns(const struct gpuslice_card *card, const struct gs_share *shar
         if (other->wants && lead > most && !fits)
             most = lead;
     }
-    return most == INT64_MIN ? most : most / 100 * percent(share->weight);
+    return most == INT64_MIN ? most : most / 100 * gs_percent(share->weight);
 }
 
 void gs_stay(struct gpuslice_card *card, uint64_t now_ns)
@@ -366,7 +362,7 @@ static uint64_t virtual_time(const struct gs_neighbourhood *beside, uint32_t *we
             continue;
         if (!seen++ || (difference(other->virtual_ns, time) < 0) == wanted)
             time = other->virtual_ns;
-        *weight += percent(other->weight);
+        *weight += gs_percent(other->weight);
     }
     return time;
 }
@@ -379,8 +375,8 @@ void gs_wake(struct gpuslice_card *card, uint64_t now_ns, uint64_t awaited_ns, c
     uint64_t others = virtual_time(beside, &weight), active = atomic_load(&card->active_at_ns);
     active = awaited_ns > active && awaited_ns <= now_ns ? awaited_ns : active;
     uint64_t own = atomic_load(&card->virtual_ns);
-    int64_t idle = active ? clamp((int64_t)(now_ns - active - GS_CHANGE_NS), 0, LONG_NS) : LONG_NS;
-    int64_t behind = difference(others, own), passed = weight ? idle / percent(weight) * 100 : 0;
+    int64_t idle = active ? gs_clamp((int64_t)(now_ns - active - GS_CHANGE_NS), 0, LONG_NS) : LONG_NS;
+    int64_t behind = difference(others, own), passed = weight ? idle / gs_percent(weight) * 100 : 0;
     if (behind > 0 && passed > 0)
         atomic_compare_exchange_strong(&card->virtual_ns, &own, own + (uint64_t)(passed < behind ? passed : behind));
 }

@@ -2,16 +2,10 @@
 
 #include "accounts/in_flight.h"
 #include "accounts/slots.h"
-#include "policy/array_pages.h"
 #include "policy/pool_accounts.h"
-#include "policy/process_usage.h"
-#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
-static struct gs_table pages;
-
-static void forget(void) { gs_table_forget(&pages); }
-GS_AT_FORK(forget);
+static struct gs_table pages GS_TABLE_PER_PROCESS;
 
 /* The driver allocates pages of 2 MiB. A large block has its own; small ones share a page, which the address shows: the
  * page is charged with its first block and returned with its last. */
@@ -45,9 +39,79 @@ void gs_hold(struct gs_place place, CUdeviceptr address, uint64_t bytes, uint64_
     }
     charge = own ? charge : count_pages(address, bytes, 1);
     if (managed)
-        gs_unconfirmed_add(entry.card, GS_UNLISTED, (int64_t)charge);
+        gs_accounts_unconfirmed(&gs_accounts, entry.card, GS_UNLISTED, (int64_t)charge);
     gs_settle(place.card, reserved, charge);
 }
+
+/* ---- arrays smaller than a page, which share pages ---- */
+
+/* As seen on an H100 (docs/results/gpu-isolation.md): each takes the first page with room. If a driver chooses otherwise, the count is
+ * off by a page here and there, until the next measurement by the driver's figure corrects it. */
+#define PAGE_STEPS 32u /* 2 MiB */
+#define MOST_PAGES 65536u
+
+struct array_page {
+    uint64_t context;
+    uint64_t steps; /* in use; 0 for a free entry */
+};
+
+static struct gs_lock array_lock GS_PER_PROCESS;
+static struct array_page *array_pages GS_PER_PROCESS; /* a mapping, touched only as far as it is in use */
+static uint32_t array_pages_high GS_PER_PROCESS;
+
+/* Under the lock: the index of a page with room, or of a free entry, or MOST_PAGES. */
+static uint32_t find_array_page(uint64_t context, uint32_t steps)
+{
+    uint32_t free_entry = array_pages_high;
+    for (uint32_t i = 0; i < array_pages_high; i++) {
+        if (array_pages[i].steps && array_pages[i].context == context && array_pages[i].steps + steps <= PAGE_STEPS)
+            return i;
+        if (!array_pages[i].steps && free_entry == array_pages_high)
+            free_entry = i;
+    }
+    return free_entry;
+}
+
+static struct gs_array_part take_part(uint64_t context, uint64_t bytes, bool may_open, bool *opened)
+{
+    struct gs_array_part part = {.steps = (uint32_t)(bytes / GS_ARRAY_STEP)};
+    GS_GUARD(&array_lock);
+    if (!array_pages)
+        array_pages = gs_map_private(MOST_PAGES * sizeof *array_pages);
+    uint32_t found = array_pages ? find_array_page(context, part.steps) : MOST_PAGES;
+    *opened = found >= MOST_PAGES || !array_pages[found].steps;
+    if (found < MOST_PAGES && (may_open || !*opened)) {
+        array_pages_high = found < array_pages_high ? array_pages_high : found + 1;
+        array_pages[found].context = context;
+        array_pages[found].steps += part.steps;
+        part.page = found + 1;
+    }
+    return part;
+}
+
+struct gs_array_part gs_array_page_join(uint64_t context, uint64_t bytes)
+{
+    bool opened;
+    return take_part(context, bytes, false, &opened);
+}
+
+struct gs_array_part gs_array_page_open(uint64_t context, uint64_t bytes, bool *needless)
+{
+    bool opened;
+    struct gs_array_part part = take_part(context, bytes, true, &opened);
+    *needless = !opened;
+    return part;
+}
+
+bool gs_array_page_leave(struct gs_array_part part)
+{
+    if (!part.page)
+        return true;
+    GS_GUARD(&array_lock);
+    return (array_pages[part.page - 1].steps -= part.steps) == 0;
+}
+
+/* ---- releasing ---- */
 
 static uint64_t release(struct gs_entry *entry, const struct gs_giver *on)
 {
@@ -62,19 +126,20 @@ static uint64_t release(struct gs_entry *entry, const struct gs_giver *on)
         break;
     case GS_SMALL: bytes = count_pages(entry->key, entry->bytes, -1); break;
     case GS_STREAM_ORDERED: gs_pool_block_freed(entry, on); break;
+    case GS_OPENED: gs_accounts_imported(&gs_accounts, entry->card, -1); break;
     case GS_IMPORT:
-        gs_loan_ended(entry->card);
+        gs_accounts_imported(&gs_accounts, entry->card, -1);
         bytes = entry->kind & GS_EXPORTED ? entry->bytes : 0;
         break;
     }
     if (entry->kind & GS_MANAGED) /* before the return: what the figure lacks must be counted */
-        gs_unconfirmed_add(entry->card, GS_UNLISTED, -(int64_t)bytes);
+        gs_accounts_unconfirmed(&gs_accounts, entry->card, GS_UNLISTED, -(int64_t)bytes);
     if (entry->kind & GS_EXPORTED)
         gs_accounts_return_exported(&gs_accounts, entry->card, bytes);
     else
         gs_accounts_return(&gs_accounts, entry->card, bytes);
     if (entry->kind & GS_EXPORTED) /* after the return: what is counted and may be missing must be in doubt */
-        gs_unconfirmed_add(entry->card, GS_MAY_BE_UNLISTED, -(int64_t)entry->bytes);
+        gs_accounts_unconfirmed(&gs_accounts, entry->card, GS_MAY_BE_UNLISTED, -(int64_t)entry->bytes);
     return bytes;
 }
 
@@ -128,21 +193,12 @@ int gs_released(struct gs_releasing *releasing, int result) { return gs_released
 
 /* ---- destroyed contexts ---- */
 
-struct gone {
-    uint64_t context;
-};
-
 static bool drop_with_context(struct gs_entry *entry, void *context)
 {
-    const struct gone *gone = context;
-    if (entry->owner != gone->context)
+    if (entry->owner != (uint64_t)(uintptr_t)context)
         return false;
     gs_release_entry(entry);
     return true;
 }
 
-void gs_drop_context(CUcontext context)
-{
-    struct gone gone = {(uint64_t)(uintptr_t)context};
-    gs_table_sift(&gs_held, drop_with_context, &gone);
-}
+void gs_drop_context(CUcontext context) { gs_table_sift(&gs_held, drop_with_context, context); }

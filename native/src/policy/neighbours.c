@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "system/os.h"
+#include "system/text.h"
 
 #define LIST_BYTES 2048
 #define HIGH_DESCRIPTOR 400 /* out of the way of programs that expect certain descriptors */
@@ -21,29 +22,10 @@ struct entry { /* of a directory, as the kernel lists it */
     char name[];
 };
 
-static uint64_t hash(const void *bytes, size_t count)
-{
-    uint64_t value = UINT64_C(14695981039346656037);
-    for (size_t i = 0; i < count; i++)
-        value = (value ^ ((const unsigned char *)bytes)[i]) * UINT64_C(1099511628211);
-    return value ? value : 1;
-}
-
 static uint64_t check_of(const struct gpuslice_claim *claim)
 {
     size_t from = offsetof(struct gpuslice_claim, virtual_ns);
-    return hash((const char *)claim + from, sizeof *claim - from);
-}
-
-static bool join(char *path, size_t room, const char *folder, const char *name, const char *more)
-{
-    size_t one = strlen(folder), two = strlen(name), three = strlen(more);
-    if (one + two + three >= room)
-        return false;
-    memmove(path, folder, one);
-    memmove(path + one, name, two);
-    memmove(path + one + two, more, three + 1);
-    return true;
+    return gs_hash((const char *)claim + from, sizeof *claim - from);
 }
 
 static int open_claim(const char *path, int flags, struct stat *found)
@@ -65,10 +47,10 @@ void gs_neighbours_start(struct gs_neighbours *neighbours, const char *prefix, c
 {
     char path[sizeof neighbours->folder + 16];
     struct stat found;
-    int saved = errno;
+    GS_KEEP_ERRNO;
     memset(neighbours, 0, sizeof *neighbours);
-    if (!strchr(uuid, '/') && join(neighbours->folder, sizeof neighbours->folder, prefix, "/run/gpuslice/", uuid) &&
-        join(path, sizeof path, neighbours->folder, "/own", "/claim")) {
+    if (!strchr(uuid, '/') && gs_text_join(neighbours->folder, sizeof neighbours->folder, prefix, "/run/gpuslice/", uuid) &&
+        gs_text_join(path, sizeof path, neighbours->folder, "/own", "/claim")) {
         int file = gs_may_write(sizeof(struct gpuslice_claim)) ? open_claim(path, O_RDWR | O_CREAT, &found) : -1;
         if (file > 0) {
             syscall(SYS_fchmod, file, 0666); /* other users of the container write it, too, whatever our umask is */
@@ -79,7 +61,6 @@ void gs_neighbours_start(struct gs_neighbours *neighbours, const char *prefix, c
     }
     if (!neighbours->own)
         *neighbours->folder = 0;
-    errno = saved;
 }
 
 /* Whether the descriptor is still ours, or the program has closed and reused it: writing into another file would be
@@ -91,14 +72,13 @@ static bool is_still(int file, uint64_t device, uint64_t inode, struct stat *fou
 
 void gs_neighbours_tell(struct gs_neighbours *neighbours, struct gpuslice_claim *claim)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct stat found;
     if (neighbours->own && !is_still(neighbours->own, neighbours->own_device, neighbours->own_inode, &found))
         neighbours->own = 0;
     claim->check = check_of(claim);
     if (neighbours->own && gs_may_write(sizeof *claim))
         syscall(SYS_pwrite64, neighbours->own, claim, sizeof *claim, (long)0);
-    errno = saved;
 }
 
 /* ---- finding the others' claims ---- */
@@ -115,12 +95,12 @@ static void meet(struct gs_neighbours *neighbours, const char *name)
 {
     char folder[sizeof neighbours->folder + 8], path[sizeof folder + 256];
     struct stat now;
-    uint64_t hashed = hash(name, strlen(name));
+    uint64_t hashed = gs_hash(name, strlen(name));
     struct gs_neighbour_file *file = known(neighbours, hashed);
     if (file && is_still(file->descriptor, file->device, file->inode, &now) && now.st_nlink)
         file->seen = true;
-    if (file || neighbours->count == GS_NEIGHBOURS || !join(folder, sizeof folder, neighbours->folder, "/all", "/") ||
-        !join(path, sizeof path, folder, name, "/claim"))
+    if (file || neighbours->count == GS_NEIGHBOURS || !gs_text_join(folder, sizeof folder, neighbours->folder, "/all", "/") ||
+        !gs_text_join(path, sizeof path, folder, name, "/claim"))
         return;
     int descriptor = open_claim(path, O_RDONLY, &now);
     if (descriptor < 0)
@@ -150,7 +130,7 @@ static void forget_unseen(struct gs_neighbours *neighbours)
 static void list(struct gs_neighbours *neighbours)
 {
     _Alignas(8) char entries[LIST_BYTES], path[sizeof neighbours->folder + 8];
-    if (!join(path, sizeof path, neighbours->folder, "/all", ""))
+    if (!gs_text_join(path, sizeof path, neighbours->folder, "/all", ""))
         return;
     int folder = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
@@ -183,7 +163,7 @@ uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now_ns, u
                             struct gs_neighbour found[GS_NEIGHBOURS])
 {
     uint32_t count = 0;
-    int saved = errno;
+    GS_KEEP_ERRNO;
     if (!*neighbours->folder)
         return 0;
     if (now_ns - neighbours->listed_ns >= list_every_ns) {
@@ -195,6 +175,5 @@ uint32_t gs_neighbours_read(struct gs_neighbours *neighbours, uint64_t now_ns, u
             found[count] = gs_heard(&neighbours->files[i].claim, now_ns);
             found[count++].name = neighbours->files[i].name;
         }
-    errno = saved;
     return count;
 }

@@ -1,7 +1,6 @@
 #include "policy/pool_accounts.h"
 
 #include "accounts/in_flight.h"
-#include "policy/unconfirmed.h"
 #include "system/at_fork.h"
 
 #define POOLS 512
@@ -38,49 +37,34 @@ struct graph_device {
 
 static struct pool pools[POOLS];
 /* Beside them, so that a process with many pools finds one, and those to ask again, at a snapshot. */
-static uint64_t handles[POOLS]; /* the owners that blocks name; 0 for a free entry */
-static bool may_shrink[POOLS];
-static int pools_high; /* [0, pools_high) were ever in use */
-static struct graph_device graph_devices[GRAPH_DEVICES];
-static struct gs_lock lock;
-static bool graphs_exist;
+static uint64_t handles[POOLS] GS_PER_PROCESS; /* the owners that blocks name; 0 for a free entry */
+static bool may_shrink[POOLS] GS_PER_PROCESS;
+static int pools_high GS_PER_PROCESS; /* [0, pools_high) were ever in use */
+static struct graph_device graph_devices[GRAPH_DEVICES] GS_PER_PROCESS;
+static struct gs_lock lock GS_PER_PROCESS;
+static bool graphs_exist GS_PER_PROCESS;
 static uint64_t last_destroyed;
-bool gs_pools_exist;
-
-static void forget(void)
-{
-    lock = (struct gs_lock){0};
-    for (int i = 0; i < POOLS; i++)
-        pools[i] = (struct pool){0}, handles[i] = 0;
-    for (int i = 0; i < GRAPH_DEVICES; i++)
-        graph_devices[i] = (struct graph_device){0};
-    pools_high = 0;
-    gs_pools_exist = graphs_exist = false;
-}
-GS_AT_FORK(forget);
+bool gs_pools_exist GS_PER_PROCESS;
 
 /* Drivers treat these queries, too, as calls that invalidate a capture. */
 static bool ask(uint64_t pool, int attribute, void *value)
 {
-    int mode = gs_relax_capture();
+    GS_RELAX_CAPTURE;
     int result = DRIVER(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool, attribute, value);
-    gs_restore_capture(mode);
     return result == CUDA_SUCCESS;
 }
 
 bool gs_ask_graph_memory(CUdevice device, int attribute, uint64_t *value)
 {
-    int mode = gs_relax_capture();
+    GS_RELAX_CAPTURE;
     int result = DRIVER(cuDeviceGetGraphMemAttribute)(device, attribute, value);
-    gs_restore_capture(mode);
     return result == CUDA_SUCCESS;
 }
 
 bool gs_pool_of_device(CUmemoryPool *pool, CUdevice device)
 {
-    int mode = gs_relax_capture();
+    GS_RELAX_CAPTURE;
     int result = DRIVER(cuDeviceGetMemPool)(pool, device);
-    gs_restore_capture(mode);
     return result == CUDA_SUCCESS;
 }
 
@@ -123,7 +107,7 @@ static void show_exported(struct pool *pool)
 static void recharge_pool(struct pool *pool, uint64_t now, uint64_t reserved)
 {
     if (pool->managed)
-        gs_unconfirmed_add(pool->card->index, GS_UNLISTED, (int64_t)(now - pool->charged));
+        gs_accounts_unconfirmed(&gs_accounts, pool->card->index, GS_UNLISTED, (int64_t)(now - pool->charged));
     recharge(pool->card, &pool->charged, now, reserved);
     show_exported(pool);
 }
@@ -215,7 +199,7 @@ static struct pool *find_or_locate(uint64_t handle, struct gs_card *card)
 
 bool gs_pool_giver(CUmemoryPool handle, uint64_t bytes, struct gs_giver *found)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     struct gs_giver *newest = pool ? gs_givers_newest(pool->givers, bytes, pool->users) : NULL;
     if (newest) {
@@ -223,7 +207,6 @@ bool gs_pool_giver(CUmemoryPool handle, uint64_t bytes, struct gs_giver *found)
         *found = *newest;
         pool->users++;
     }
-    gs_unlock(&lock);
     return newest != NULL;
 }
 
@@ -239,18 +222,17 @@ static void await_users(const struct pool *pool)
 
 void gs_pool_used(CUmemoryPool handle)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool)
         pool->users--;
-    gs_unlock(&lock);
 }
 
 void gs_pools_stream_ends(CUstream stream)
 {
     if (!__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED))
         return;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     for (int i = 0; i < pools_high * GS_GIVERS; i++) {
         struct gs_giver *giver = &pools[i / GS_GIVERS].givers[i % GS_GIVERS];
         if (!giver->bytes || (stream && (giver->own || giver->event || giver->stream != stream)))
@@ -261,7 +243,6 @@ void gs_pools_stream_ends(CUstream stream)
         else
             gs_giver_forget(giver);
     }
-    gs_unlock(&lock);
 }
 
 /* ---- all of them ---- */
@@ -270,7 +251,7 @@ static void end_pool(struct pool *pool);
 
 static void refresh(bool all)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     for (int i = 0; i < pools_high; i++)
         if (handles[i] && (all || may_shrink[i])) {
             settle_pool(&pools[i], 0);
@@ -279,7 +260,6 @@ static void refresh(bool all)
         }
     for (CUdevice device = 0; graphs_exist && device < GRAPH_DEVICES; device++)
         settle_graph_device(device, 0);
-    gs_unlock(&lock);
 }
 
 void gs_pools_refresh(void) { refresh(false); }
@@ -288,7 +268,7 @@ bool gs_pools_trim(void)
 {
     if (!__atomic_load_n(&gs_pools_exist, __ATOMIC_RELAXED))
         return false;
-    int mode = gs_relax_capture();
+    GS_RELAX_CAPTURE;
     for (int i = 0; i < pools_high; i++) {
         gs_lock(&lock);
         CUmemoryPool pool = pools[i].destroyed || pools[i].elsewhere ? NULL : (CUmemoryPool)(uintptr_t)handles[i];
@@ -302,7 +282,6 @@ bool gs_pools_trim(void)
     for (CUdevice device = 0; device < GRAPH_DEVICES; device++)
         if (graph_devices[device].card)
             DRIVER(cuDeviceGraphMemTrim)(device);
-    gs_restore_capture(mode);
     refresh(true);
     return true;
 }
@@ -311,14 +290,13 @@ bool gs_pools_trim(void)
 
 enum gs_pool_owner gs_pool_owner(CUmemoryPool handle, struct gs_card **card)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find_or_locate((uint64_t)(uintptr_t)handle, *card);
     bool ours = pool && !pool->elsewhere;
     if (ours && !pool->card)
         pool->card = *card;
     if (ours)
         *card = pool->card;
-    gs_unlock(&lock);
     return ours ? GS_POOL_OURS : pool ? GS_POOL_ELSEWHERE : GS_POOL_UNKNOWN;
 }
 
@@ -326,7 +304,7 @@ enum gs_pool_room gs_pool_take(CUmemoryPool handle, uint64_t bytes, const struct
 {
     enum gs_pool_room room = GS_POOL_FULL;
     uint64_t asked = in_blocks(bytes), used = 0;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool && pool->lent + pool->shared) /* of these it is not known here which are used */
         ask((uint64_t)(uintptr_t)handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
@@ -342,23 +320,21 @@ enum gs_pool_room gs_pool_take(CUmemoryPool handle, uint64_t bytes, const struct
     }
     if (pool)
         pool->used += asked;
-    gs_unlock(&lock);
     return room;
 }
 
 void gs_pool_promise(CUmemoryPool handle, uint64_t bytes)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool)
         pool->promised += bytes;
-    gs_unlock(&lock);
 }
 
 uint64_t gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved)
 {
     uint64_t unpaid = 0;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool) {
         settle_pool(pool, reserved);
@@ -367,57 +343,52 @@ uint64_t gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t rese
         gs_recharge(card, reserved, 0);
     if (reserved)
         gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
-    gs_unlock(&lock);
     return unpaid;
 }
 
 void gs_pool_decided(CUmemoryPool handle, bool stays)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool && stays)
         pool->unpaid = 0;
     else if (pool)
         settle_pool(pool, 0);
-    gs_unlock(&lock);
 }
 
 void gs_pool_not_taken(CUmemoryPool handle, uint64_t bytes)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool)
         pool->used = gs_less(pool->used, in_blocks(bytes));
-    gs_unlock(&lock);
 }
 
 void gs_pool_made(CUmemoryPool handle, struct gs_card *card, bool managed)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = add((uint64_t)(uintptr_t)handle);
     if (pool) {
         pool->card = card;
         pool->managed = managed;
         pool->elsewhere = !card && !managed;
     }
-    gs_unlock(&lock);
 }
 
 void gs_pool_opened(CUmemoryPool handle, struct gs_card *card)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool && pool->elsewhere && !pool->opened) {
         pool->card = card;
         pool->opened = 1;
         gs_accounts_imported(&gs_accounts, card->index, 1);
     }
-    gs_unlock(&lock);
 }
 
 void gs_pool_block_lent(struct gs_entry *entry)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find(entry->owner);
     if (pool && pool->card && !pool->elsewhere) {
         entry->kind |= GS_LENT;
@@ -426,7 +397,6 @@ void gs_pool_block_lent(struct gs_entry *entry)
         pool->lent += entry->bytes;
         show_exported(pool);
     }
-    gs_unlock(&lock);
 }
 
 /* ---- the end of a pool ---- */
@@ -449,7 +419,7 @@ static bool count_and_rename(struct gs_entry *entry, void *context)
 static void end_pool(struct pool *pool)
 {
     if (pool->opened)
-        gs_loan_ended(pool->card->index);
+        gs_accounts_imported(&gs_accounts, pool->card->index, -1);
     if (!pool->elsewhere && pool->card) {
         leave_shared(pool, 0);
         recharge_pool(pool, 0, 0);
@@ -484,7 +454,7 @@ bool gs_pool_is_destroyed(uint64_t owner) { return last_destroyed && owner <= la
 
 void gs_pool_block_freed(const struct gs_entry *entry, const struct gs_giver *on)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find(entry->owner);
     if (pool && entry->kind & GS_LENT) {
         pool->lent = gs_less(pool->lent, entry->bytes);
@@ -501,12 +471,11 @@ void gs_pool_block_freed(const struct gs_entry *entry, const struct gs_giver *on
         end_pool(pool);
     else if (pool)
         note_idle(pool);
-    gs_unlock(&lock);
 }
 
 void gs_pool_ends(CUmemoryPool handle)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool)
         settle_pool(pool, 0);
@@ -514,29 +483,26 @@ void gs_pool_ends(CUmemoryPool handle)
         pool->destroyed = true; /* for those that look for pools to trim; the driver may decline */
         await_users(pool);
     }
-    gs_unlock(&lock);
 }
 
 void gs_pool_destroyed(CUmemoryPool handle, bool destroyed)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool && destroyed)
         bury(pool);
     else if (pool)
         pool->destroyed = false;
-    gs_unlock(&lock);
 }
 
 void gs_pool_threshold(CUmemoryPool handle, uint64_t bytes)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     struct pool *pool = find((uint64_t)(uintptr_t)handle);
     if (pool)
         pool->threshold = bytes;
     if (pool)
         settle_pool(pool, 0);
-    gs_unlock(&lock);
 }
 
 /* ---- graphs' memory ---- */
@@ -545,11 +511,10 @@ void gs_graph_memory_seen(CUdevice device, struct gs_card *card)
 {
     if (device < 0 || device >= GRAPH_DEVICES)
         return;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     graph_devices[device].card = card;
     graphs_exist = true;
     __atomic_store_n(&gs_pools_exist, true, __ATOMIC_RELAXED);
-    gs_unlock(&lock);
 }
 
 bool gs_graph_memory_exists(void) { return __atomic_load_n(&graphs_exist, __ATOMIC_RELAXED); }

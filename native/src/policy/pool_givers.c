@@ -11,14 +11,13 @@ static uint64_t last_given;
 void gs_giver_mark(struct gs_giver *giver)
 {
     CUcontext context = giver->context, popped;
-    int mode = gs_relax_capture();
+    GS_RELAX_CAPTURE;
     bool found = context || DRIVER(cuStreamGetCtx)(giver->stream, &context) == CUDA_SUCCESS;
     bool pushed = found && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
     if (giver->event || DRIVER(cuEventCreate)(&giver->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
         giver->own ? DRIVER(cuEventRecord_ptsz)(giver->event, NULL) : DRIVER(cuEventRecord)(giver->event, giver->stream);
     if (pushed)
         DRIVER(cuCtxPopCurrent_v2)(&popped);
-    gs_restore_capture(mode);
 }
 
 static bool is_capturing(const struct gs_giver *giver)
@@ -30,11 +29,10 @@ static bool is_capturing(const struct gs_giver *giver)
 /* Whether the stream has got to all that it was to free. */
 static bool has_given(const struct gs_giver *giver)
 {
-    int mode = gs_relax_capture();
+    GS_RELAX_CAPTURE;
     int result = !giver->bytes  ? CUDA_SUCCESS
                  : giver->event ? DRIVER(cuEventQuery)(giver->event)
                                 : DRIVER(cuStreamQuery)(giver->stream);
-    gs_restore_capture(mode);
     return result != CUDA_ERROR_NOT_READY;
 }
 

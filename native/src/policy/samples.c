@@ -4,7 +4,7 @@
 #include "policy/samples.h"
 
 #include "accounts/slots.h"
-#include "policy/nvml_readings.h"
+#include "policy/usage_reports.h"
 #include "system/at_fork.h"
 #include "system/os.h"
 
@@ -24,17 +24,10 @@ struct numbers {
     uint32_t count;
 };
 
-static struct gs_lock lock;
-static struct numbers strangers; /* worked while we did not */
-static struct numbers suspects;  /* one of them is us; empty: the search has not begun */
-static uint32_t sure, unseen;    /* consecutive samples with one suspect, with none */
-
-static void forget(void)
-{
-    lock = (struct gs_lock){0};
-    strangers.count = suspects.count = sure = unseen = 0;
-}
-GS_AT_FORK(forget);
+static struct gs_lock lock GS_PER_PROCESS;
+static struct numbers strangers GS_PER_PROCESS;             /* worked while we did not */
+static struct numbers suspects GS_PER_PROCESS;              /* one of them is us; empty: the search has not begun */
+static uint32_t sure GS_PER_PROCESS, unseen GS_PER_PROCESS; /* consecutive samples with one suspect, with none */
 
 /* ---- whose number is whose ---- */
 
@@ -43,15 +36,16 @@ static bool bears(const struct gpuslice_slot *slot, uint32_t pid)
     uint64_t host_pid = atomic_load(&slot->host_pid);
     if (!host_pid && atomic_load(&slot->pid_namespace) == HOST_PID_NAMESPACE)
         host_pid = atomic_load(&slot->pid);
-    return host_pid == pid && atomic_load(&slot->owner);
+    return host_pid == pid && gs_load(&slot->owner);
 }
 
 static bool is_ours(uint32_t pid)
 {
     struct gs_attachment at = gs_accounts_at(&gs_accounts);
-    for (uint64_t i = 0; pid && i < gs_slots_high(at.region, at.slot); i++)
-        if (bears(&at.region->slots[i], pid))
-            return true;
+    if (pid)
+        GS_FOR_EACH_SLOT(slot, at.region, at.slot)
+            if (bears(slot, pid))
+                return true;
     return false;
 }
 
@@ -182,19 +176,18 @@ void gs_samples_begin(const struct gs_card *card)
 
 static void compare(const struct list *list, const struct gs_activity *activity, bool whole)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     if (activity->idle_ns > IDLE_NS)
         add_strangers(list);
     else if (!lists_us(list) && whole && activity->busy_ns >= BUSY_NS * list->count)
         find_ourselves(list);
-    gs_unlock(&lock);
 }
 
 bool gs_sample(const struct gs_card *card, const struct gs_activity *activity, bool whole, struct gs_share_sample *sum)
 {
     struct list *list = new_list();
     uint64_t now = gs_realtime_us(), earliest = now - SAMPLED_US;
-    uint64_t seen = atomic_load(&gs_accounts_at(&gs_accounts).region->cards[card->index].sampled_us);
+    uint64_t seen = atomic_load(&gs_region_card(card)->sampled_us);
     /* A sample time later than now was seen before somebody set the clock back. */
     bool read = list && read_samples(card, seen > earliest && seen <= now ? seen : earliest, list);
     if (read && !in_host_namespace())

@@ -33,24 +33,20 @@
 /* The part of its due that a container gets whatever neighbours claim. */
 #define SURELY_DUE 0.9
 
-static int64_t clamp(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
-
-static uint32_t percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 100 : (uint32_t)value; }
-
 /* ---- credit ---- */
 
 /* Adds `by`, up to `most`; what is already above that stays, up to `at_all`. */
 static int64_t raised(int64_t before, int64_t by, int64_t most, int64_t at_all)
 {
     int64_t after = before + by < most ? before + by : most;
-    return clamp(after > before ? after : before, -MOST_DEBT_NS, at_all);
+    return gs_clamp(after > before ? after : before, -MOST_DEBT_NS, at_all);
 }
 
 static void give(struct gpuslice_credit *credit, int64_t ns, int64_t least, int64_t most, int64_t at_all)
 {
     int64_t before = atomic_load(&credit->ns), after;
     do
-        after = raised(clamp(before, least, MOST_DEBT_NS), ns, most, at_all);
+        after = raised(gs_clamp(before, least, MOST_DEBT_NS), ns, most, at_all);
     while (!atomic_compare_exchange_weak(&credit->ns, &before, after));
 }
 
@@ -58,7 +54,7 @@ static void take(struct gpuslice_credit *credit, int64_t ns)
 {
     int64_t before = atomic_load(&credit->ns), after;
     do
-        after = clamp(clamp(before, -MOST_DEBT_NS, MOST_DEBT_NS) - ns, -MOST_DEBT_NS, MOST_DEBT_NS);
+        after = gs_clamp(gs_clamp(before, -MOST_DEBT_NS, MOST_DEBT_NS) - ns, -MOST_DEBT_NS, MOST_DEBT_NS);
     while (!atomic_compare_exchange_weak(&credit->ns, &before, after));
 }
 
@@ -70,7 +66,7 @@ static void accrue(struct gpuslice_credit *credit, double rate, uint64_t now_ns,
     bool begins = before == 0 || before > now_ns + SECOND_NS; /* a time in the future was not written by us */
     if ((now_ns <= before && !begins) || !atomic_compare_exchange_strong(&credit->at_ns, &before, now_ns))
         return;
-    int64_t passed = begins ? 0 : clamp((int64_t)(now_ns - before), 0, MOST_DEBT_NS);
+    int64_t passed = begins ? 0 : gs_clamp((int64_t)(now_ns - before), 0, MOST_DEBT_NS);
     int64_t wanted = waits || in_flight_ns > passed ? passed : in_flight_ns;
     int64_t least = -(int64_t)(rate * LONGEST_WAIT_S * SECOND_NS), saved = MOST_SAVED_NS + in_flight_ns;
     bool idle = passed - wanted > IDLE_NS;
@@ -84,7 +80,7 @@ static int64_t headroom(struct gpuslice_credit *credit, double rate, uint64_t no
 {
     int64_t in_flight = in_flight_ns < (uint64_t)MOST_DEBT_NS ? (int64_t)in_flight_ns : MOST_DEBT_NS;
     accrue(credit, rate, now_ns, in_flight, waits);
-    int64_t left = clamp(atomic_load(&credit->ns), -MOST_DEBT_NS, MOST_DEBT_NS);
+    int64_t left = gs_clamp(atomic_load(&credit->ns), -MOST_DEBT_NS, MOST_DEBT_NS);
     return left - (int64_t)((double)in_flight * (1 - rate)); /* credit accrues while it runs */
 }
 
@@ -97,7 +93,7 @@ int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *sha
 int64_t gs_share_owed_ns(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
                          bool waits)
 {
-    return headroom(&card->due, SURELY_DUE * percent(share->weight) / 100.0, now_ns, in_flight_ns, waits);
+    return headroom(&card->due, SURELY_DUE * gs_percent(share->weight) / 100.0, now_ns, in_flight_ns, waits);
 }
 
 void gs_share_accrue(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,
@@ -111,12 +107,12 @@ uint64_t gs_share_wait_ns(const struct gs_share *share, int64_t headroom_ns)
 {
     if (headroom_ns > 0)
         return LEAST_WAIT_NS;
-    return (uint64_t)clamp((1 - headroom_ns) * 100 / percent(share->cap), LEAST_WAIT_NS, MOST_WAIT_NS);
+    return (uint64_t)gs_clamp((1 - headroom_ns) * 100 / gs_percent(share->cap), LEAST_WAIT_NS, MOST_WAIT_NS);
 }
 
 /* ---- charges ---- */
 
-int64_t gs_share_by_weight(const struct gs_share *share, int64_t own_ns) { return own_ns * 100 / percent(share->weight); }
+int64_t gs_share_by_weight(const struct gs_share *share, int64_t own_ns) { return own_ns * 100 / gs_percent(share->weight); }
 
 static void take_all(struct gpuslice_card *card, const struct gs_share *share, int64_t own_ns)
 {
@@ -175,7 +171,7 @@ static int64_t covered_ns(int64_t window_ns, int64_t busy_ns, enum gs_share_ask 
     return busy_ns >= window_ns * 8 / 10 ? busy_ns : 0;
 }
 
-static int64_t part(int64_t ns, int32_t percent) { return ns * clamp(percent, 0, 100) / 100; }
+static int64_t part(int64_t ns, int32_t percent) { return ns * gs_clamp(percent, 0, 100) / 100; }
 
 /* The least of the busy time that can be our own: what others did not have of it, but at most an even part. Work that
  * lasts for several windows may have met others in earlier ones, yet the card gives each process with work its turn. */
@@ -183,15 +179,15 @@ static int64_t least_own_ns(const struct gs_share_sample *sample, int64_t covere
 {
     int64_t even = busy_ns / (sample->listed ? sample->listed : 1);
     int64_t rest = busy_ns - part(covered_ns, sample->others_percent);
-    return clamp(rest, 0, even);
+    return gs_clamp(rest, 0, even);
 }
 
 /* Adds to the recent past, which is limited to the busy time that the share allows in a second. */
 static void remember(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, int64_t busy_ns, int64_t own_ns)
 {
-    int64_t most = SECOND_NS * percent(share->weight) / 100;
-    int64_t busy = clamp((int64_t)atomic_load(&card->recent_busy_ns), 0, MOST_DEBT_NS) + busy_ns;
-    int64_t own = clamp((int64_t)atomic_load(&card->recent_own_ns), 0, MOST_DEBT_NS) + own_ns;
+    int64_t most = SECOND_NS * gs_percent(share->weight) / 100;
+    int64_t busy = gs_clamp((int64_t)atomic_load(&card->recent_busy_ns), 0, MOST_DEBT_NS) + busy_ns;
+    int64_t own = gs_clamp((int64_t)atomic_load(&card->recent_own_ns), 0, MOST_DEBT_NS) + own_ns;
     if (busy > most) {
         own = (int64_t)((double)own * (double)most / (double)busy);
         busy = most;
@@ -274,8 +270,8 @@ static bool window_of(struct gs_share_past *past, const struct gs_share_moment *
     past->settled = until;
     if (off_ns > MOMENT_NS && !account_at(past, now, from_ns, &from))
         return false;
-    *window = (struct window){(int64_t)(until_ns - from_ns), clamp((int64_t)(until.busy_ns - from.busy_ns), 0, MOST_DEBT_NS),
-                              clamp((int64_t)(until.billed_ns - from.billed_ns), 0, MOST_DEBT_NS)};
+    *window = (struct window){(int64_t)(until_ns - from_ns), gs_clamp((int64_t)(until.busy_ns - from.busy_ns), 0, MOST_DEBT_NS),
+                              gs_clamp((int64_t)(until.billed_ns - from.billed_ns), 0, MOST_DEBT_NS)};
     return true;
 }
 
@@ -294,10 +290,10 @@ void gs_share_learn(struct gpuslice_card *card, const struct gs_share *share, ui
         return;
     }
     /* What was sampled beyond our busy time belongs to work in flight whose event has not passed yet. */
-    int64_t in_flight = clamp((int64_t)in_flight_ns, 0, MOST_DEBT_NS);
-    int64_t seen = clamp((int64_t)atomic_load(&card->unsettled_ns), 0, MOST_DEBT_NS) + part(covered, sample->own_percent);
-    int64_t own = clamp(seen, least_own_ns(sample, covered, window.busy_ns), window.busy_ns);
-    atomic_store(&card->unsettled_ns, (uint64_t)clamp(seen - own, 0, in_flight));
+    int64_t in_flight = gs_clamp((int64_t)in_flight_ns, 0, MOST_DEBT_NS);
+    int64_t seen = gs_clamp((int64_t)atomic_load(&card->unsettled_ns), 0, MOST_DEBT_NS) + part(covered, sample->own_percent);
+    int64_t own = gs_clamp(seen, least_own_ns(sample, covered, window.busy_ns), window.busy_ns);
+    atomic_store(&card->unsettled_ns, (uint64_t)gs_clamp(seen - own, 0, in_flight));
     settle(card, share, window.billed_ns, own, in_flight);
     remember(card, share, now_ns, window.busy_ns, own);
 }

@@ -25,6 +25,12 @@ struct gs_share {
     bool interactive;
 };
 
+static inline int64_t gs_clamp(int64_t value, int64_t least, int64_t most)
+{
+    return value < least ? least : value > most ? most : value;
+}
+static inline uint32_t gs_percent(uint64_t value) { return value < 1 ? 1 : value > 100 ? 100 : (uint32_t)value; }
+
 /* Headroom under the cap, in ns of device time: a launch may go while it is above zero. `in_flight_ns`: of the whole
  * container, estimated; `waits`: it has wanted to launch since the last call. */
 int64_t gs_share_headroom(struct gpuslice_card *card, const struct gs_share *share, uint64_t now_ns, uint64_t in_flight_ns,

@@ -4,22 +4,20 @@
 
 #include <string.h>
 
-#include "policy/figures.h"
 #include "policy/limits.h"
 #include "policy/throttle.h"
+#include "policy/usage_reports.h"
 #include "system/at_fork.h"
 #include "system/elf.h"
+#include "system/text.h"
 
 #define PATH_ROOM GS_PATH_ROOM
 #define OWN_FOLDER "/usr/lib/gpuslice/"
 
 bool gs_active;
 
-static struct gs_lock start_lock;
+static struct gs_lock start_lock GS_PER_PROCESS;
 static bool started;
-
-static void forget(void) { start_lock = (struct gs_lock){0}; }
-GS_AT_FORK(forget);
 
 /* Files are found relative to the library: <prefix>/usr/lib/gpuslice/… → <prefix>/etc/gpuslice/limits. In a container
  * the prefix is empty. No environment variable changes this. */
@@ -35,37 +33,19 @@ static bool own_prefix(char prefix[PATH_ROOM])
     return folder != NULL;
 }
 
-/* Not inlined: where the compiler sees that nothing overlaps it would call memcpy(), whose version is newer than the
- * oldest glibc. */
-__attribute__((noinline)) static bool join(char path[PATH_ROOM], const char *prefix, const char *rest)
-{
-    size_t length = strlen(prefix), more = strlen(rest);
-    if (length + more >= PATH_ROOM)
-        return false;
-    memmove(path, prefix, length);
-    memmove(path + length, rest, more + 1);
-    return true;
-}
-
 static enum gs_limits_state read_limits_at(const char *prefix, struct gs_limits *limits)
 {
     char path[PATH_ROOM];
-    return join(path, prefix, "/etc/gpuslice/limits") ? gs_limits_read(path, limits) : GS_LIMITS_CORRUPT;
-}
-
-static void follow_limits_at(const char *prefix)
-{
-    char path[PATH_ROOM];
-    if (join(path, prefix, "/etc/gpuslice/limits"))
-        gs_cards_follow(path);
+    return gs_text_join(path, sizeof path, prefix, "/etc/gpuslice/limits", "") ? gs_limits_read(path, limits)
+                                                                               : GS_LIMITS_CORRUPT;
 }
 
 static void open_accounts_at(const char *prefix)
 {
     char path[PATH_ROOM];
-    if (join(path, prefix, "/var/lib/gpuslice/region"))
+    if (gs_text_join(path, sizeof path, prefix, "/var/lib/gpuslice/region", ""))
         gs_accounts_open(&gs_accounts, path);
-    if (join(path, prefix, "/etc/gpuslice"))
+    if (gs_text_join(path, sizeof path, prefix, "/etc/gpuslice", ""))
         gs_exports_are_of(&gs_accounts.exports, path);
 }
 
@@ -85,7 +65,7 @@ static bool activate(void)
         return false;
     open_accounts_at(prefix);
     gs_cards_make(&limits);
-    follow_limits_at(prefix);
+    gs_cards_follow(prefix);
     gs_figures_start(prefix);
     gs_throttle_start(prefix);
     gs_watch_forks();
@@ -106,8 +86,6 @@ bool gs_start(void)
 {
     if (__atomic_load_n(&started, __ATOMIC_ACQUIRE))
         return __atomic_load_n(&gs_active, __ATOMIC_ACQUIRE);
-    gs_lock(&start_lock);
-    bool active = start_locked();
-    gs_unlock(&start_lock);
-    return active;
+    GS_GUARD(&start_lock);
+    return start_locked();
 }

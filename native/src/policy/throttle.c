@@ -44,7 +44,7 @@ static bool all_lend;
 struct gs_alone gs_alone;
 static const struct gs_queue *alone_queue; /* of the only card with a share: its estimates apply then */
 static char meeting_prefix[GS_PATH_ROOM];
-static struct gs_lock lock;
+static struct gs_lock lock GS_PER_PROCESS;
 static struct card_state states[GPUSLICE_CARDS];
 
 static bool is_limited(const struct gs_card *card) { return card->share.weight && card->share.weight < 100; }
@@ -63,7 +63,6 @@ void gs_throttle_start(const char *prefix)
 
 static void forget(void)
 {
-    lock = (struct gs_lock){0};
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].card) /* otherwise never used: do not touch its memory */
             memset(&states[i], 0, sizeof states[i]);
@@ -139,20 +138,13 @@ static const struct gs_events events = {create_event, record_event, record_event
 
 /* ---- the account, in the region ---- */
 
-static struct gpuslice_card *entry_of(const struct gs_card *card)
-{
-    return &gs_accounts_at(&gs_accounts).region->cards[card->index];
-}
-
 static struct gs_under_way under_way_of(const struct gs_card *card)
 {
     struct gs_attachment at = gs_accounts_at(&gs_accounts);
     struct gs_under_way sum = {0};
-    uint64_t high = gs_slots_high(at.region, at.slot);
-    for (uint64_t i = 0; i < high; i++) {
-        const struct gpuslice_slot *slot = &at.region->slots[i];
+    GS_FOR_EACH_SLOT(slot, at.region, at.slot) {
         uint64_t part = atomic_load_explicit(&slot->usage[card->index].in_flight_ns, memory_order_relaxed);
-        if (!part || part >= MOST_IN_FLIGHT_NS || !atomic_load(&slot->owner))
+        if (!part || part >= MOST_IN_FLIGHT_NS)
             continue;
         sum.ns += part;
         sum.unknown += atomic_load_explicit(&slot->usage[card->index].unknown, memory_order_relaxed);
@@ -185,13 +177,14 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns, bool wait
 {
     struct gs_neighbour others[GS_NEIGHBOURS];
     uint32_t count = gs_neighbours_read(&state->neighbours, now_ns, LIST_EVERY_NS, others);
-    gs_neighbourhood_update(&state->beside, entry_of(state->card), now_ns, others, count, gs_queue_run(&state->queue, now_ns));
+    gs_neighbourhood_update(&state->beside, gs_region_card(state->card), now_ns, others, count,
+                            gs_queue_run(&state->queue, now_ns));
     bool works = under_way_of(state->card).ns,
-         held = waits && gs_share_headroom(entry_of(state->card), &state->share, now_ns, 0, true) > 0;
+         held = waits && gs_share_headroom(gs_region_card(state->card), &state->share, now_ns, 0, true) > 0;
     uint64_t since_ns = waits && works ? UINT64_MAX
                         : held         ? state->queue.covered_ns
                                        : now_ns; /* unknown while work is in flight */
-    gs_neighbourhood_bill(&state->beside, entry_of(state->card), &state->share, now_ns, since_ns);
+    gs_neighbourhood_bill(&state->beside, gs_region_card(state->card), &state->share, now_ns, since_ns);
     if (!gs_all_rest(&state->beside, now_ns))
         __atomic_store_n(&gs_alone.until_ns, 0, __ATOMIC_RELAXED);
 }
@@ -203,7 +196,7 @@ static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool wait
     work.pause_ns = state->queue.pause_ns;
     work.awaited = state->queue.awaited_ns != 0;
     work.uncharged_ns = gs_queue_uncharged_ns(&state->queue, now_ns);
-    struct gpuslice_claim claim = gs_claim(entry_of(state->card), &state->share, now_ns, work, waits);
+    struct gpuslice_claim claim = gs_claim(gs_region_card(state->card), &state->share, now_ns, work, waits);
     gs_neighbours_tell(&state->neighbours, &claim);
     state->told_end_ns = gs_heard(&claim, now_ns).ends_ns;
     state->untold = false;
@@ -216,7 +209,7 @@ static uint64_t learn(struct card_state *state, uint64_t now_ns)
 {
     const struct gs_card *card = state->card;
     struct gs_share_sample sample;
-    enum gs_share_ask how = gs_share_ask(entry_of(card), now_ns, gs_realtime_us());
+    enum gs_share_ask how = gs_share_ask(gs_region_card(card), now_ns, gs_realtime_us());
     if (how == GS_SHARE_NOT_NOW)
         return now_ns;
     bool idle = !state->queue.count && state->worked_at_ns && now_ns > state->worked_at_ns;
@@ -230,7 +223,7 @@ static uint64_t learn(struct card_state *state, uint64_t now_ns)
         sample.own_percent = 0; /* neighbours know more about the gap than a sample of its end does */
     if (sampled) {
         state->settled_ns = 0;
-        gs_share_learn(entry_of(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
+        gs_share_learn(gs_region_card(card), &state->share, now_ns, in_flight, &state->past, &sample, until_ns, how);
     }
     return gs_monotonic_ns();
 }
@@ -239,13 +232,12 @@ static uint64_t learn(struct card_state *state, uint64_t now_ns)
 
 static void account(struct card_state *state, uint64_t now_ns, bool paused, bool waits)
 {
-    struct gpuslice_card *entry = entry_of(state->card);
+    struct gpuslice_card *entry = gs_region_card(state->card);
     struct gs_own_part part = gs_own_part(entry, now_ns, &state->beside);
     gs_share_accrue(entry, &state->share, now_ns, under_way_of(state->card).ns, waits);
-    int mode = gs_relax_capture();
+    GS_RELAX_CAPTURE;
     uint64_t finished = state->queue.finished_ns;
     struct gs_busy busy = gs_queue_look(&state->queue, &events, now_ns, paused, part);
-    gs_restore_capture(mode);
     if (busy.ns) {
         gs_share_charge(entry, &state->share, busy);
         state->beside.own_busy_ns += busy.ns;
@@ -264,10 +256,8 @@ static void account(struct card_state *state, uint64_t now_ns, bool paused, bool
 
 static bool has_ended(const struct card_state *state, uint64_t now_ns)
 {
-    int mode = gs_relax_capture();
-    bool ended = gs_queue_has_ended(&state->queue, &events, now_ns);
-    gs_restore_capture(mode);
-    return ended;
+    GS_RELAX_CAPTURE;
+    return gs_queue_has_ended(&state->queue, &events, now_ns);
 }
 
 /* Accounts for the work that the program has waited for, as of the time when it returned. */
@@ -286,7 +276,7 @@ static void settle(struct card_state *state)
 
 static void look(struct card_state *state, uint64_t now_ns, bool waits)
 {
-    struct gpuslice_card *entry = entry_of(state->card);
+    struct gpuslice_card *entry = gs_region_card(state->card);
     settle(state);
     bool due = waits || now_ns - state->looked_ns >= LOOK_EVERY_NS;
     if (!waits)
@@ -322,7 +312,7 @@ static struct gs_contention contention(const struct card_state *state, uint64_t 
 static uint64_t wait_ns(struct card_state *state, const struct gs_work *work, uint64_t now_ns, uint64_t waited_ns)
 {
     struct gs_contention met = contention(state, now_ns, waited_ns);
-    return gs_queue_wait_ns(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
+    return gs_queue_wait_ns(&state->queue, gs_region_card(state->card), &state->share, &met, &work->stream, work->key);
 }
 
 /* Under the lock, which it releases while it sleeps. Returns the time. */
@@ -331,7 +321,7 @@ static uint64_t wait_for_turn(struct card_state *state, const struct gs_work *wo
     uint64_t began = now, ns;
     if (state->looked_ns == now)
         now = gs_monotonic_ns(); /* reading claims takes some microseconds */
-    if (gs_share_is_divided(entry_of(state->card)))
+    if (gs_share_is_divided(gs_region_card(state->card)))
         now = learn(state, now);
     while ((ns = wait_ns(state, work, now, now - began))) {
         look(state, now, true);
@@ -343,24 +333,21 @@ static uint64_t wait_for_turn(struct card_state *state, const struct gs_work *wo
         gs_sleep_ns(ns);
         gs_lock(&lock);
         uint64_t woken = gs_monotonic_ns();
-        atomic_fetch_add(&entry_of(state->card)->throttled_ns, woken - now);
+        atomic_fetch_add(&gs_region_card(state->card)->throttled_ns, woken - now);
         look(state, woken, true);
         now = learn(state, woken);
     }
     return now;
 }
 
-static bool is_throttled(const struct gs_card *card)
-{
-    return card && card->index < GPUSLICE_CARDS && gs_accounts_at(&gs_accounts).region && is_limited(card);
-}
+static bool is_throttled(const struct gs_card *card) { return card && gs_region_card(card) && is_limited(card); }
 
 /* Work that cannot be timed, because no events are available, is charged what such work took before. */
 static void note_launch(struct card_state *state, struct gs_work *work, uint64_t now)
 {
     work->batch = gs_queue_begin(&state->queue, &events, &work->stream, work->key, now);
     if (!work->batch)
-        gs_share_spend(entry_of(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
+        gs_share_spend(gs_region_card(state->card), &state->share, gs_queue_estimate_ns(&state->queue, work->key));
     show_in_flight(state);
     bool longer = state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns;
     if ((state->untold || longer) && !state->queue.ended_ns)
@@ -373,7 +360,7 @@ void gs_throttle_meet(struct gs_card *card)
     if (!is_throttled(card))
         return;
     struct card_state *state = &states[card->index];
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     if (!state->card) {
         gs_neighbours_start(&state->neighbours, meeting_prefix, card->uuid);
         state->card = card;
@@ -383,7 +370,6 @@ void gs_throttle_meet(struct gs_card *card)
             state->share.cap = state->share.weight;
         tell_neighbours(state, gs_monotonic_ns(), false);
     }
-    gs_unlock(&lock);
 }
 
 /* ---- launches that are not timed ---- */
@@ -428,12 +414,11 @@ void gs_throttle_awaited(void)
 {
     if (!gs_throttles() || gs_is_alone())
         return;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     uint64_t now = gs_monotonic_ns(); /* under the lock, as at a launch */
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].card)
             settle_awaited(&states[i], now);
-    gs_unlock(&lock);
 }
 
 void gs_work_begin(struct gs_work *work)
@@ -447,7 +432,7 @@ void gs_work_begin(struct gs_work *work)
         gs_samples_begin(work->place.card);
         __atomic_store_n(&state->launched, true, __ATOMIC_RELEASE);
     }
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     uint64_t now = gs_monotonic_ns(); /* under the lock: not before what other threads have seen */
     bool cleared = gs_queue_is_cleared(&state->queue, work->key, now);
     if (!cleared)
@@ -457,7 +442,6 @@ void gs_work_begin(struct gs_work *work)
             now = wait_for_turn(state, work, now);
         note_launch(state, work, now);
     }
-    gs_unlock(&lock);
 }
 
 void gs_work_end(const struct gs_work *work, bool launched)
@@ -465,7 +449,7 @@ void gs_work_end(const struct gs_work *work, bool launched)
     if (!work->batch)
         return;
     struct card_state *state = &states[work->place.card->index];
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     gs_queue_end(work->batch, &events, launched);
     if (state->queue.ended_ns) {
         settle(state);
@@ -473,27 +457,25 @@ void gs_work_end(const struct gs_work *work, bool launched)
     }
     if (state->beside.count && gs_queue_is_alone(&state->queue, work->batch)) {
         struct gs_contention met = contention(state, gs_monotonic_ns(), 0);
-        gs_queue_clear_next(&state->queue, entry_of(state->card), &state->share, &met, &work->stream, work->key);
+        gs_queue_clear_next(&state->queue, gs_region_card(state->card), &state->share, &met, &work->stream, work->key);
     }
-    gs_unlock(&lock);
 }
 
 /* ---- destroyed streams and contexts ---- */
 
 void gs_throttle_stream_ends(CUstream stream)
 {
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].queue.count)
             gs_queue_stream_ends(&states[i].queue, &events, stream);
-    gs_unlock(&lock);
 }
 
 void gs_throttle_context_ends(CUcontext context)
 {
     if (!gs_throttles())
         return;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     uint64_t now = gs_monotonic_ns();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].queue.count) {
@@ -501,17 +483,15 @@ void gs_throttle_context_ends(CUcontext context)
             account(&states[i], now, true, true);
             gs_queue_context_ends(&states[i].queue, context);
         }
-    gs_unlock(&lock);
 }
 
 void gs_throttle_context_ended(CUcontext context, bool gone)
 {
     if (!gs_throttles())
         return;
-    gs_lock(&lock);
+    GS_GUARD(&lock);
     uint64_t now = gs_monotonic_ns();
     for (uint32_t i = 0; i < GPUSLICE_CARDS; i++)
         if (states[i].card)
             gs_queue_context_ended(&states[i].queue, context, gone, now);
-    gs_unlock(&lock);
 }

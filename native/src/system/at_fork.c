@@ -1,14 +1,20 @@
 #include "system/at_fork.h"
 
+#include <string.h>
+
 #include "system/elf.h"
 
-/* The linker defines these symbols as the start and the end of the section. */
-extern void (*const __start_gs_at_fork[])(void) __attribute__((visibility("hidden")));
-extern void (*const __stop_gs_at_fork[])(void) __attribute__((visibility("hidden")));
+/* The linker defines these symbols as the start and the end of each section. */
+typedef void (*const function)(void);
+extern function __start_gs_at_fork[] __attribute__((visibility("hidden")));
+extern function __stop_gs_at_fork[] __attribute__((visibility("hidden")));
+extern char __start_gs_per_process[] __attribute__((visibility("hidden")));
+extern char __stop_gs_per_process[] __attribute__((visibility("hidden")));
 
 static void forget_everything(void)
 {
-    for (void (*const *forget)(void) = __start_gs_at_fork; forget < __stop_gs_at_fork; forget++)
+    memset(__start_gs_per_process, 0, (size_t)(__stop_gs_per_process - __start_gs_per_process));
+    for (function *forget = __start_gs_at_fork; forget < __stop_gs_at_fork; forget++)
         (*forget)();
 }
 

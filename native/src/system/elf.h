@@ -5,6 +5,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct link_map;
 
@@ -26,6 +27,9 @@ const void *gs_elf_function_beside(const void *address, const char *name);
 bool gs_elf_together(const void *one, const void *other);
 /* An address in the n-th loaded object whose file name or SONAME starts with this prefix; NULL if there are fewer. */
 const void *gs_elf_nth_named(const char *file_name, int n);
+
+/* How many objects were ever loaded. */
+uint64_t gs_elf_loaded_ever(void);
 
 /* Whether an object whose file name starts with this prefix, e.g. "libcuda.so", is loaded. */
 bool gs_elf_is_loaded(const char *file_name);

@@ -26,19 +26,16 @@ static struct flock lock_of(struct gs_bytes bytes, short type)
 
 bool gs_lock_bytes(int descriptor, struct gs_bytes bytes, bool shared)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct flock lock = lock_of(bytes, shared ? F_RDLCK : F_WRLCK);
-    bool locked = syscall(SYS_fcntl, descriptor, OFD_SETLK, &lock) == 0;
-    errno = saved;
-    return locked;
+    return syscall(SYS_fcntl, descriptor, OFD_SETLK, &lock) == 0;
 }
 
 enum gs_held_byte gs_find_lock(int descriptor, struct gs_bytes within, struct gs_bytes *found)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct flock lock = lock_of(within, F_WRLCK);
     bool known = syscall(SYS_fcntl, descriptor, OFD_GETLK, &lock) == 0;
-    errno = saved;
     *found = (struct gs_bytes){lock.l_start, lock.l_len};
     return !known ? GS_BYTE_UNKNOWN : lock.l_type == F_UNLCK ? GS_BYTE_FREE : GS_BYTE_HELD;
 }
@@ -52,26 +49,24 @@ static int open_region(const char *path)
 
 enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct gs_bytes found;
     int file = open_region(path);
     enum gs_held_byte held = file >= 0 ? gs_find_lock(file, (struct gs_bytes){byte, 1}, &found) : GS_BYTE_UNKNOWN;
     if (file >= 0)
         syscall(SYS_close, file);
-    errno = saved;
     return held;
 }
 
 void *gs_hold_byte(const char *path, int64_t byte)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     void *address = MAP_FAILED;
     int file = open_region(path);
     if (file >= 0 && gs_lock_bytes(file, (struct gs_bytes){byte, 1}, false))
         address = mmap(NULL, 1, PROT_NONE, MAP_SHARED, file, 0);
     if (file >= 0)
         syscall(SYS_close, file);
-    errno = saved;
     if (address == MAP_FAILED)
         return NULL;
     if (gs_byte_is_held(path, byte) == GS_BYTE_HELD)

@@ -39,16 +39,12 @@ static long read_all(int file, char *buffer, size_t room)
 
 long gs_read_file(const char *path, char *buffer, size_t room)
 {
-    int saved = errno;
-    long result;
+    GS_KEEP_ERRNO;
     int file = open_file(path, O_RDONLY);
-    if (file < 0) {
-        result = errno == ENOENT || errno == ENOTDIR ? GS_NO_FILE : GS_FILE_ERROR;
-    } else {
-        result = read_all(file, buffer, room);
-        syscall(SYS_close, file);
-    }
-    errno = saved;
+    if (file < 0)
+        return errno == ENOENT || errno == ENOTDIR ? GS_NO_FILE : GS_FILE_ERROR;
+    long result = read_all(file, buffer, room);
+    syscall(SYS_close, file);
     return result;
 }
 
@@ -67,11 +63,9 @@ static bool has_room(int file, size_t bytes)
 /* A program that writes beyond RLIMIT_FSIZE is not only refused: SIGXFSZ ends it. */
 bool gs_may_write(size_t bytes)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct rlimit most;
-    bool may = syscall(SYS_prlimit64, 0, RLIMIT_FSIZE, NULL, &most) != 0 || most.rlim_cur >= bytes;
-    errno = saved;
-    return may;
+    return syscall(SYS_prlimit64, 0, RLIMIT_FSIZE, NULL, &most) != 0 || most.rlim_cur >= bytes;
 }
 
 static bool reaches(int file, const struct stat *found, size_t bytes)
@@ -91,7 +85,7 @@ static int open_or_make(const char *path, int flags)
 
 void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     void *address = MAP_FAILED;
     struct stat found;
     int file = open_or_make(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
@@ -104,50 +98,42 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
     }
     if (file >= 0)
         syscall(SYS_close, file);
-    errno = saved;
     return address == MAP_FAILED ? NULL : address;
 }
 
 enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct stat found;
-    enum gs_file_state state = GS_FILE_SAME;
     if (syscall(SYS_newfstatat, AT_FDCWD, path, &found, AT_SYMLINK_NOFOLLOW) != 0)
-        state = errno == ENOENT ? GS_FILE_ANOTHER : GS_FILE_SAME;
-    else if (found.st_dev != file->device || found.st_ino != file->inode)
-        state = GS_FILE_ANOTHER;
-    else if ((uint64_t)found.st_size < bytes)
-        state = GS_FILE_SHORT;
-    errno = saved;
-    return state;
+        return errno == ENOENT ? GS_FILE_ANOTHER : GS_FILE_SAME;
+    if (found.st_dev != file->device || found.st_ino != file->inode)
+        return GS_FILE_ANOTHER;
+    return (uint64_t)found.st_size < bytes ? GS_FILE_SHORT : GS_FILE_SAME;
 }
 
 void gs_file_grow(const char *path, size_t bytes)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct stat found;
     int file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (file >= 0 && describe(file, &found) && is_plain(&found))
         reaches(file, &found, bytes);
     if (file >= 0)
         syscall(SYS_close, file);
-    errno = saved;
 }
 
 void *gs_map_private(size_t bytes)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     void *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    errno = saved;
     return address == MAP_FAILED ? NULL : address;
 }
 
 void gs_unmap(void *address, size_t bytes)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     munmap(address, bytes);
-    errno = saved;
 }
 
 typedef int (*clock_function)(clockid_t, struct timespec *);
@@ -182,11 +168,7 @@ static uint64_t clock_ns(clockid_t clock)
 static struct {
     _Atomic bool known;
     int64_t monotonic_ns, boottime_ns;
-} shifted;
-
-/* A child may start in another time namespace. */
-static void forget_shift(void) { atomic_store(&shifted.known, false); }
-GS_AT_FORK(forget_shift);
+} shifted GS_PER_PROCESS; /* a child may start in another time namespace */
 
 /* The offset from the line of a clock: its name, seconds, nanoseconds. 0 if there is no such line. */
 static int64_t shift_of(const char *text, const char *clock)
@@ -216,9 +198,8 @@ static bool is_own_namespace(void)
 static void find_shift(void)
 {
     char text[256];
-    int saved = errno;
+    GS_KEEP_ERRNO;
     long bytes = is_own_namespace() ? gs_read_file("/proc/self/timens_offsets", text, sizeof text - 1) : 0;
-    errno = saved;
     text[bytes > 0 ? bytes : 0] = 0;
     __atomic_store_n(&shifted.monotonic_ns, shift_of(text, "monotonic"), __ATOMIC_RELAXED);
     __atomic_store_n(&shifted.boottime_ns, shift_of(text, "boottime"), __ATOMIC_RELAXED);
@@ -246,18 +227,16 @@ static uint64_t host_ticks(uint64_t ticks)
 
 void gs_sleep_ns(uint64_t ns)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     struct timespec time = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
     /* Not nanosleep(): it is a cancellation point, which the host program does not expect here. A signal ends the sleep early. */
     syscall(SYS_nanosleep, &time, NULL);
-    errno = saved;
 }
 
 void gs_yield(void)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     sched_yield();
-    errno = saved;
 }
 
 uint32_t gs_pid(void) { return (uint32_t)syscall(SYS_getpid); }
@@ -291,10 +270,8 @@ static uint64_t field(const char *text, int n)
 
 static bool exists(uint32_t pid)
 {
-    int saved = errno;
-    bool found = syscall(SYS_kill, pid, 0) == 0 || errno == EPERM;
-    errno = saved;
-    return found;
+    GS_KEEP_ERRNO;
+    return syscall(SYS_kill, pid, 0) == 0 || errno == EPERM;
 }
 
 /* Our own state is read from /proc/self: /proc may belong to another pid namespace, in which our pid is another process. */
@@ -324,9 +301,8 @@ struct gs_process gs_process(uint32_t pid)
 bool gs_stack_is_random(void)
 {
     char machine = '2';
-    int saved = errno;
+    GS_KEEP_ERRNO;
     unsigned long flags = (unsigned long)syscall(SYS_personality, 0xffffffffUL);
-    errno = saved;
     gs_read_file("/proc/sys/kernel/randomize_va_space", &machine, 1);
     return !(flags & ADDR_NO_RANDOMIZE) && machine != '0';
 }
@@ -334,9 +310,8 @@ bool gs_stack_is_random(void)
 uint64_t gs_pid_namespace(void)
 {
     char target[64];
-    int saved = errno;
+    GS_KEEP_ERRNO;
     long length = syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/ns/pid", target, sizeof target - 1);
-    errno = saved;
     if (length <= 5)
         return 0;
     target[length] = 0;
@@ -349,9 +324,8 @@ uint64_t gs_pid_namespace(void)
 
 static void futex(_Atomic uint32_t *word, int operation, uint32_t value)
 {
-    int saved = errno;
+    GS_KEEP_ERRNO;
     syscall(SYS_futex, word, operation, value, NULL, NULL, 0);
-    errno = saved;
 }
 
 _Thread_local unsigned gs_locks __attribute__((tls_model("initial-exec")));

@@ -4,10 +4,15 @@
 #ifndef GPUSLICE_OS_H
 #define GPUSLICE_OS_H
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* At the start of a block: errno is again what it was when the block is left, however it is left. */
+#define GS_KEEP_ERRNO const int kept_errno __attribute__((cleanup(gs_restore_errno), unused)) = errno
+static inline void gs_restore_errno(const int *kept) { errno = *kept; }
 
 #define GS_NO_FILE (-1L)
 #define GS_FILE_ERROR (-2L)
@@ -76,6 +81,15 @@ static inline void gs_unlock(struct gs_lock *lock)
     gs_locks--;
     if (atomic_exchange_explicit(&lock->state, 0, memory_order_release) == 2)
         gs_lock_passed_on(lock);
+}
+
+/* Holds a lock until the block is left, however it is left. */
+#define GS_GUARD(lock) struct gs_lock *const guarded __attribute__((cleanup(gs_unguard), unused)) = gs_guarded(lock)
+static inline void gs_unguard(struct gs_lock *const *lock) { gs_unlock(*lock); }
+static inline struct gs_lock *gs_guarded(struct gs_lock *lock)
+{
+    gs_lock(lock);
+    return lock;
 }
 
 #endif

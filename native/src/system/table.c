@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "system/at_fork.h"
 #include "system/os.h"
 
 #define FIRST_ROOM 64u
@@ -163,12 +164,18 @@ void gs_table_sift(struct gs_table *table, bool (*drop)(struct gs_entry *, void 
     }
 }
 
-void gs_table_forget(struct gs_table *table)
+/* The linker defines these symbols as the start and the end of the section, if there is one. */
+extern struct gs_table __start_gs_tables[] __attribute__((visibility("hidden"), weak));
+extern struct gs_table __stop_gs_tables[] __attribute__((visibility("hidden"), weak));
+
+/* Everything, locks included. */
+static void forget(void)
 {
-    for (uint32_t i = 0; i < GS_SHARDS; i++) {
-        struct gs_shard *shard = &table->shards[i];
-        if (shard->entries)
-            gs_unmap(shard->entries, shard->room * sizeof *shard->entries);
-        memset(shard, 0, sizeof *shard);
-    }
+    for (struct gs_table *table = __start_gs_tables; table < __stop_gs_tables; table++)
+        for (struct gs_shard *shard = table->shards; shard < table->shards + GS_SHARDS; shard++) {
+            if (shard->entries)
+                gs_unmap(shard->entries, shard->room * sizeof *shard->entries);
+            memset(shard, 0, sizeof *shard);
+        }
 }
+GS_AT_FORK(forget);

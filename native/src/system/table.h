@@ -27,6 +27,9 @@ struct gs_table {
     struct gs_shard shards[GS_SHARDS];
 };
 
+/* Empty in a forked child: the linker gathers these tables in a section. */
+#define GS_TABLE_PER_PROCESS __attribute__((section("gs_tables")))
+
 /* False if there is no memory for the entry. An entry with the same key is replaced. */
 bool gs_table_put(struct gs_table *table, const struct gs_entry *entry);
 bool gs_table_get(struct gs_table *table, uint64_t key, struct gs_entry *entry);
@@ -38,6 +41,5 @@ void gs_table_take_of(struct gs_table *table, uint64_t key, uint64_t owner);
 uint64_t gs_table_count(struct gs_table *table, uint64_t key, int64_t by);
 /* Removes the entries for which the callback returns true. The callback must not use the table. */
 void gs_table_sift(struct gs_table *table, bool (*drop)(struct gs_entry *entry, void *context), void *context);
-void gs_table_forget(struct gs_table *table); /* in a forked child: everything, locks included */
 
 #endif
