@@ -138,6 +138,11 @@ def test_a_plugin_that_is_bound_deeply_uses_its_own_libraries(tmp_path: Path, bi
         ("-DLOOKS_UP=RTLD_LOCAL",),
         ("-DLOOKS_UP=RTLD_DEEPBIND",),
         ("-DEARLY", "-DLOOKS_UP=RTLD_LOCAL", "-fno-plt"),
+        ("-nostartfiles", *LINKED),
+        ("-nostartfiles", "-fno-plt", *LINKED),
+        ("-nostartfiles", "-DEARLY", *LINKED),
+        ("-nostartfiles", "-DLOOKS_UP=RTLD_LOCAL"),
+        ("-nostartfiles", "-DLOOKS_UP=RTLD_DEEPBIND"),
     ],
 )
 def test_a_plugin_that_is_bound_deeply_is_held(tmp_path: Path, build: tuple[str, ...], binding: str) -> None:
@@ -146,6 +151,44 @@ def test_a_plugin_that_is_bound_deeply_is_held(tmp_path: Path, build: tuple[str,
     with container(tmp_path / "box") as box:
         assert box.run(str(program), binding, str(plugin)).stdout == "2 "  # 64 MiB given, 1900 refused
         assert box.run(str(program), binding, str(plugin), LD_PRELOAD="").stdout == "0 "
+
+
+@pytest.mark.parametrize("name", ["libplugin.so", "$ORIGIN/libplugin.so"])
+@pytest.mark.parametrize(
+    "build", [LINKED, ("-nostartfiles", *LINKED), ("-nostartfiles", "-DLOOKS_UP=RTLD_LOCAL")]
+)
+def test_a_plugin_is_searched_for_as_without_us_and_held(
+    tmp_path: Path, name: str, build: tuple[str, ...]
+) -> None:
+    """libc takes the folders from who calls dlopen."""
+    library(tmp_path / "libplugin.so", ALLOCATES, *build)
+    program = compiled(tmp_path / "program", OPENS, "-rdynamic", f"-Wl,-rpath,{tmp_path}")
+    with container(tmp_path / "box") as box:
+        assert box.run(str(program), "now", name).stdout == "2 "
+        assert box.run(str(program), "now", name, LD_PRELOAD="").stdout == "0 "
+
+
+def test_an_error_of_the_programs_own_stays_after_a_plugin_was_bound(tmp_path: Path) -> None:
+    plugin = library(tmp_path / "libplugin.so", "int plug(void) { return 0; }", "-nostartfiles")
+    source = """
+    #define _GNU_SOURCE
+    #include <dlfcn.h>
+    #include <stdio.h>
+    int main(int count, char **paths)
+    {
+        void *plug = dlopen(paths[1], RTLD_NOW | RTLD_DEEPBIND);
+        const char *none = dlerror();
+        void *other = dlopen("/nowhere/libother.so", RTLD_NOW | RTLD_DEEPBIND);
+        const char *error = dlerror();
+        printf("%d %d %d %s", !!plug, !!none, !!other, error ? error : "-");
+        return 0;
+    }
+    """
+    program = compiled(tmp_path / "program", source)
+    with container(tmp_path / "box") as box:
+        said = box.run(str(program), str(plugin)).stdout
+        assert said == box.run(str(program), str(plugin), LD_PRELOAD="").stdout
+        assert said.startswith("1 0 0 /nowhere/libother.so: cannot open")
 
 
 def test_a_library_below_a_plugin_that_is_bound_deeply_is_held(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@
 #include "entry/symbol_lookup.h"
 #include "system/elf.h"
 #include "system/elf_objects.h"
+#include "system/os.h"
 #include "system/text.h"
 
 #if defined(__x86_64__)
@@ -169,6 +170,14 @@ static void bind_object(const struct object *object, void *handle)
         bind_table(object, &symbols, DT_JMPREL, DT_PLTRELSZ, handle);
 }
 
+/* Our own failed lookups must not appear as the program's errors. */
+static void forget_error(void)
+{
+    char *(*error)(void) = (char *(*)(void))gs_elf_function("dlerror");
+    if (error)
+        error();
+}
+
 /* For an object that was opened: variables are looked for in it and in the libraries that it needs. */
 static void bind_opened(const struct object *object)
 {
@@ -252,25 +261,49 @@ static int describe_opened(struct dl_phdr_info *info, size_t size, void *context
     return any || object->is_deep || has_weak(info) ? 1 : -1;
 }
 
+static int count(struct dl_phdr_info *info, size_t size, void *objects)
+{
+    (void)info, (void)size;
+    ++*(int *)objects;
+    return 0;
+}
+
+/* The objects loaded since so many ever were: the last ones. An object without start files does not call us (below). */
+static void bind_deep_since(uint64_t loaded_before)
+{
+    struct object object;
+    int objects = 0;
+    GS_KEEP_ERRNO;
+    gs_elf_each_object(count, &objects);
+    uint64_t since = gs_elf_loaded_ever() - loaded_before;
+    for (int i = since < (uint64_t)objects ? objects - (int)since : 1; i < objects; i++) {
+        object.passed_over = i;
+        if (!gs_elf_each_object(describe_nth, &object))
+            break;
+        object.is_deep = true;
+        bind_opened(&object);
+    }
+    forget_error();
+}
+
 /* If a function of this name exists, which is meant for profilers, every library and program that was linked with the compiler's
  * start files calls it first (from _init in glibc's crti.o). By then the object and all that it needs are bound, what it needs
  * has run its constructors, and its own constructors come next. The linker's lock is held, so no object can be closed. */
 __attribute__((visibility("default"))) void __gmon_start__(void)
 {
     struct object object; /* not zeroed: a sanitizer may override memset() */
-    int saved = errno;
+    GS_KEEP_ERRNO;
     object.code = __builtin_return_address(0);
     bool bound = false;
+    gs_when_opened_deep(bind_deep_since);
+    if (gs_opens_deep()) /* before the constructors of an object that does not call us, if what it needs does */
+        gs_bind_what_was_opened_deep();
     if (!loaded_at_start)
         bound = bind_all_at_start(&object);
     else if (gs_elf_each_object(describe_opened, &object) == 1) {
         bind_opened(&object);
         bound = true;
     }
-    if (bound) { /* our own failed lookups must not appear as the program's errors */
-        char *(*forget_error)(void) = (char *(*)(void))gs_elf_function("dlerror");
-        if (forget_error)
-            forget_error();
-    }
-    errno = saved;
+    if (bound)
+        forget_error();
 }

@@ -117,39 +117,89 @@ void *gs_own_entry(const char *name)
                                            : NULL;
 }
 
-/* Called by the stubs. Returns what the stub returns, or NULL to continue in libc. */
-__attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
+/* Called by the stubs. Returns what the stub returns, or NULL to continue in libc. `version`: NULL for dlsym. */
+static void *choose(void *handle, const char *name, const char *version, const void *caller)
 {
-    dlsym_function real = (dlsym_function)find(&gs_libc_dlsym, "dlsym");
+    if (gs_unlikely(gs_opens_deep()))
+        gs_bind_what_was_opened_deep();
     if (name && name[0] == 'd' && name[1] == 'l')
         return gs_own_entry(name);
     if (!name || !gs_is_driver_name(name))
         return NULL;
-    return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name), caller);
+    if (handle == RTLD_NEXT)
+        return next(name, caller);
+    void *found =
+        version ? ((dlvsym_function)find(&gs_libc_dlvsym, "dlvsym"))(handle, name, version) : gs_real_dlsym(handle, name);
+    return replacement_for(handle, name, found, caller);
+}
+
+__attribute__((visibility("hidden"))) void *gs_choose_dlsym(void *handle, const char *name, const void *caller)
+{
+    find(&gs_libc_dlsym, "dlsym");
+    return choose(handle, name, NULL, caller);
 }
 
 __attribute__((visibility("hidden"))) void *gs_choose_dlvsym(void *handle, const char *name, const char *version,
                                                              const void *caller)
 {
-    dlvsym_function real = (dlvsym_function)find(&gs_libc_dlvsym, "dlvsym");
-    if (name && name[0] == 'd' && name[1] == 'l')
-        return gs_own_entry(name);
-    if (!name || !version || !gs_is_driver_name(name))
-        return NULL;
-    return handle == RTLD_NEXT ? next(name, caller) : replacement_for(handle, name, real(handle, name, version), caller);
+    find(&gs_libc_dlvsym, "dlvsym");
+    return version ? choose(handle, name, version, caller) : NULL;
 }
 
-static bool opens_deep; /* something was opened with RTLD_DEEPBIND */
-bool gs_opens_deep(void) { return __atomic_load_n(&opens_deep, __ATOMIC_RELAXED); }
+/* ---- RTLD_DEEPBIND ---- */
 
-__attribute__((visibility("hidden"))) void gs_watch_dlopen(int flags)
+static bool opens_deep;
+static void (*bind_deep)(uint64_t loaded_before); /* NULL until the program has started */
+/* What was opened with RTLD_DEEPBIND, if it is not bound yet: how many objects were ever loaded before that, and one. */
+static uint64_t unbound_since;
+
+bool gs_opens_deep(void) { return __atomic_load_n(&opens_deep, __ATOMIC_RELAXED); }
+void gs_when_opened_deep(void (*bind)(uint64_t)) { __atomic_store_n(&bind_deep, bind, __ATOMIC_RELEASE); }
+
+static void bind_since(uint64_t loaded_before)
+{
+    void (*bind)(uint64_t) = __atomic_load_n(&bind_deep, __ATOMIC_ACQUIRE);
+    if (bind)
+        bind(loaded_before);
+}
+
+/* Another thread may not have loaded anything yet. */
+void gs_bind_what_was_opened_deep(void)
+{
+    uint64_t since = __atomic_load_n(&unbound_since, __ATOMIC_ACQUIRE);
+    if (!since || gs_elf_loaded_ever() == since - 1)
+        return;
+    bind_since(since - 1);
+    __atomic_compare_exchange_n(&unbound_since, &since, 0, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+static bool is_path(const char *name)
+{
+    bool path = false;
+    for (; name && *name && *name != '$'; name++)
+        path |= *name == '/';
+    return path && !*name;
+}
+
+/* Called by the stub of dlopen; NULL to continue in libc. What is opened with RTLD_DEEPBIND is bound to ours as soon as it is loaded.
+ * libc wants to know its real caller only for a name that it has to search for, or with a $ in it: then when the program looks for
+ * something in it. */
+__attribute__((visibility("hidden"))) void *gs_choose_dlopen(const char *path, int flags)
 {
     find(&gs_libc_dlopen, "dlopen");
 #ifdef RTLD_DEEPBIND
-    if (flags & RTLD_DEEPBIND)
-        __atomic_store_n(&opens_deep, true, __ATOMIC_RELAXED);
+    if (!(flags & RTLD_DEEPBIND))
+        return NULL;
+    uint64_t none = 0, before = gs_elf_loaded_ever();
+    __atomic_compare_exchange_n(&unbound_since, &none, before + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    __atomic_store_n(&opens_deep, true, __ATOMIC_RELAXED);
+    void *handle = is_path(path) ? gs_real_dlopen(path, flags) : NULL;
+    if (handle)
+        bind_since(before);
+    return handle;
 #else
-    (void)flags;
+    (void)path, (void)flags;
+    return NULL;
 #endif
 }
 
@@ -178,10 +228,12 @@ __asm__(".text\n"
         ".globl dlopen\n.type dlopen,@function\n"
         "dlopen:\n"
         "  endbr64\n"
-        "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n  movl %esi, %edi\n"
-        "  call gs_watch_dlopen\n"
+        "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
+        "  call gs_choose_dlopen\n"
         "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
-        "  jmp *gs_libc_dlopen(%rip)\n.size dlopen,.-dlopen\n");
+        "  testq %rax, %rax\n  jne 1f\n"
+        "  jmp *gs_libc_dlopen(%rip)\n"
+        "1: ret\n.size dlopen,.-dlopen\n");
 #elif defined(__aarch64__)
 __asm__(".text\n"
         ".globl dlsym\n.type dlsym,%function\n"
@@ -204,10 +256,12 @@ __asm__(".text\n"
         "  ret\n.size dlvsym,.-dlvsym\n"
         ".globl dlopen\n.type dlopen,%function\n"
         "dlopen:\n"
-        "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov w0, w1\n"
-        "  bl gs_watch_dlopen\n"
+        "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n"
+        "  bl gs_choose_dlopen\n  mov x9, x0\n"
         "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
-        "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n.size dlopen,.-dlopen\n");
+        "  cbnz x9, 1f\n"
+        "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n"
+        "1: mov x0, x9\n  ret\n.size dlopen,.-dlopen\n");
 #else
 #error "dlsym must be entered without a frame of its own: write the stub for this architecture"
 #endif
