@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -305,25 +304,6 @@ def test_a_green_context_takes_a_part_of_a_contexts_share(state: Path, process: 
         assert machine.used_bytes() == 0
 
 
-def test_a_checkpoint_takes_a_process_off_the_card_and_back(state: Path, process: DriverProcess) -> None:
-    process.alloc(10 * MIB)
-    with gpu.Machine(state) as machine, DriverProcess(state) as other:
-        other.cu("cuInit", 0)
-        assert other.call("cuCheckpointProcessCheckpoint", process.pid, None).result == 401  # not locked yet
-        other.cu("cuCheckpointProcessLock", process.pid, None)
-        other.cu("cuCheckpointProcessCheckpoint", process.pid, None)
-        assert other.cu("cuCheckpointProcessGetState", process.pid, out(4)).number(size=4) == 2
-        assert machine.used_bytes() == 0
-        other.start()
-        free, _ = other.memory()
-        filler = other.alloc(free)
-        assert other.call("cuCheckpointProcessRestore", process.pid, None).result == 2
-        other.cu("cuMemFree_v2", filler)
-        other.cu("cuCheckpointProcessRestore", process.pid, None)
-        other.cu("cuCheckpointProcessUnlock", process.pid, None)
-        assert machine.used_bytes(pid=process.pid) == CONTEXT + 10 * MIB
-
-
 def test_small_memory_keeps_its_contents(process: DriverProcess) -> None:
     address, other = process.alloc(MIB), process.alloc(MIB)
     process.cu("cuMemcpyHtoD_v2", address + 100, given(b"sixteen bytes ok"), 16)
@@ -363,18 +343,3 @@ def test_memory_keeps_every_byte_that_was_copied_to_it_however_large(process: Dr
     assert process.cu("cuMemcpyDtoH_v2", out(16), other + (9 << 30), 16).bytes[0] == b"sixteen bytes ok"
     process.cu("cuMemsetD8_v2", other, 0, 10 << 30)
     assert process.cu("cuMemcpyDtoH_v2", out(16), other + (9 << 30), 16).bytes[0] == bytes(16)
-
-
-def test_a_checkpoint_takes_the_time_of_the_cards_link(state: Path, process: DriverProcess) -> None:
-    """And keeps what was there."""
-    address = process.alloc(2 << 30)
-    process.cu("cuMemcpyHtoD_v2", address, given(b"sixteen bytes ok"), 16)
-    with DriverProcess(state) as other:
-        other.cu("cuInit", 0)
-        other.cu("cuCheckpointProcessLock", process.pid, None)
-        began = time.monotonic()
-        other.cu("cuCheckpointProcessCheckpoint", process.pid, None)
-        assert time.monotonic() - began > (2 << 30) / 64e9  # sixteen lanes of the fifth generation
-        other.cu("cuCheckpointProcessRestore", process.pid, None)
-        other.cu("cuCheckpointProcessUnlock", process.pid, None)
-    assert process.cu("cuMemcpyDtoH_v2", out(16), address, 16).bytes[0] == b"sixteen bytes ok"

@@ -134,6 +134,12 @@ void gate_pass(const char *name);
  * own across it keeps its other threads waiting too, or all of them for ever. Ends the process with a message then. */
 void may_wait(const char *call);
 struct device *device_on(uint32_t card); /* NULL for a card that this process does not see */
+/* Calls of a process that is locked wait here; and what a checkpoint had copied to its host memory is given back. */
+struct sim_process;
+void checkpoint_await(struct sim_process *self);
+/* Sets aside addresses for such copies, at cuInit. */
+void checkpoint_make_room(void);
+
 /* The content of a file without a name, which another process may be given. */
 CUresult share_by_file(const char *name, const void *content, size_t bytes, int *file);
 const struct sim_card *card_of(const struct device *device);

@@ -33,8 +33,7 @@ CUresult driver_ready(void)
     CUresult result = driver_started();
     uint32_t self = result == CUDA_SUCCESS ? sim_self_if_any() : SIM_PROCESSES;
     if (self != SIM_PROCESSES)
-        while (__atomic_load_n(&sim_state()->processes[self].checkpoint, __ATOMIC_RELAXED))
-            clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_nsec = 500000}, NULL);
+        checkpoint_await(&sim_state()->processes[self]);
     return result;
 }
 
@@ -54,6 +53,7 @@ static CUresult start(void)
             return CUDA_ERROR_OUT_OF_MEMORY;
         devices[i].primary->primary = true;
     }
+    checkpoint_make_room();
     pthread_atfork(NULL, NULL, in_child);
     return view.count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }

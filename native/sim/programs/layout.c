@@ -55,6 +55,7 @@ int main(void)
     FIELD(sim_process, start_time);
     FIELD(sim_process, cgroups);
     FIELD(sim_process, context_count);
+    FIELD(sim_process, host_bytes);
     FIELD(sim_process, used_bytes);
     FIELD(sim_process, done_ns);
     FIELD(sim_process, queues);

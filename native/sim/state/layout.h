@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x3155504753494c53) /* "SLISGPU1", little-endian */
-#define SIM_LAYOUT_VERSION 13u
+#define SIM_LAYOUT_VERSION 14u
 #define SIM_CARDS 32u
 #define SIM_PROCESSES 1024u
 #define SIM_RECORDS (1u << 18)
@@ -159,7 +159,9 @@ struct sim_process {
     uint64_t cgroups[SIM_CGROUPS]; /* its own first, then those above it, 0 for no more */
     uint32_t contained;            /* 1: it had NVIDIA_VISIBLE_DEVICES, so it stands for a container */
     uint32_t context_count[SIM_CARDS];
-    uint32_t checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card */
+    uint32_t
+        checkpoint; /* CUprocessState: 0 running, 1 locked, 2 checkpointed: its memory is not on the card, 3 failed: lost */
+    uint64_t host_address, host_bytes; /* where it has room for what a checkpoint copies to the host, and how much is there */
     uint64_t used_bytes[SIM_CARDS][SIM_KINDS];
     double done_ns[SIM_CARDS];            /* time the card worked for it, ever: kernels that run side by side count once */
     double sample_ns[SIM_CARDS];          /* its time by NVML within the sample being gathered */

@@ -337,6 +337,8 @@ void sim_reap_sometimes(void)
         sim_reap_now();
 }
 
+uint64_t sim_host_address;
+
 static void fill_slot(struct sim_process *process)
 {
     memset(process, 0, sizeof *process);
@@ -345,6 +347,7 @@ static void fill_slot(struct sim_process *process)
     process->pid_namespace = namespace_here();
     process->contained = getenv("NVIDIA_VISIBLE_DEVICES") != NULL;
     sim_cgroups_of(process->pid, process->cgroups);
+    process->host_address = sim_host_address;
     atomic_store_explicit(&process->live, 1, memory_order_release);
 }
 

@@ -22,7 +22,8 @@ struct sim_state *sim_state(void);
 uint32_t sim_self(void);
 /* The slot if there is one already, else SIM_PROCESSES. */
 uint32_t sim_self_if_any(void);
-void sim_forget_self(void); /* in a forked child */
+void sim_forget_self(void);       /* in a forked child */
+extern uint64_t sim_host_address; /* where this process has room for checkpoints; before the slot is taken */
 
 void sim_lock(void);
 void sim_unlock(void);

@@ -7,7 +7,7 @@ import ctypes
 from typing import Final, TypeVar
 
 MAGIC: Final = int.from_bytes(b"SLISGPU1", "little")
-LAYOUT_VERSION: Final = 13
+LAYOUT_VERSION: Final = 14
 CARDS: Final = 32
 PROCESSES: Final = 1024
 RECORDS: Final = 1 << 18
@@ -129,6 +129,8 @@ class Process(ctypes.Structure):
         ("contained", u32),
         ("context_count", u32 * CARDS),
         ("checkpoint", u32),
+        ("host_address", u64),
+        ("host_bytes", u64),
         ("used_bytes", (u64 * KIND_ROOM) * CARDS),
         ("done_ns", ctypes.c_double * CARDS),
         ("sample_ns", ctypes.c_double * CARDS),
