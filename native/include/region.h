@@ -97,7 +97,8 @@ struct gpuslice_region {
     _Atomic uint64_t magic;      /* GPUSLICE_REGION_MAGIC | GPUSLICE_REGION_VERSION */
     _Atomic uint64_t slots_high; /* slots [0, slots_high) were ever taken */
     _Atomic uint64_t swept;      /* slots of dead processes emptied, ever */
-    uint64_t padding[5];
+    _Atomic uint64_t swept_ns;   /* monotonic time when all slots were last looked at */
+    uint64_t padding[4];
     struct gpuslice_driver_file driver_file;
     struct gpuslice_card cards[GPUSLICE_CARDS];
     struct gpuslice_slot slots[GPUSLICE_SLOTS];

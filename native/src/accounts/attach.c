@@ -18,7 +18,8 @@
 /* An access to a truncated file ends the host program with SIGBUS, so the file is checked often. A check is one system
  * call, whose cost at this rate is negligible. */
 #define LOOK_EVERY_NS UINT64_C(10000000)
-#define MOST_MOVES 64 /* to another file; each leaves the old mapping, which a thread may still be using */
+#define SWEPT_FOR_NS UINT64_C(10000000) /* of many processes that start at once not each looks at all */
+#define MOST_MOVES 64                   /* to another file; each leaves the old mapping, which a thread may still be using */
 
 static const uint64_t ours = GPUSLICE_REGION_MAGIC | GPUSLICE_REGION_VERSION;
 static struct gs_lock lock;
@@ -147,8 +148,11 @@ struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts)
 
 static bool claim(const struct gs_accounts *accounts, struct gs_attachment *at, uint64_t last)
 {
-    gs_slots_sweep(at->region, NULL, accounts->path);
-    gs_orphans_settle(&accounts->exports, at->region, at->slot);
+    uint64_t now = gs_coarse_ns(), swept = gs_load(&at->region->swept_ns);
+    if (swept > now || now - swept > SWEPT_FOR_NS) {
+        gs_slots_sweep(at->region, NULL, accounts->path);
+        gs_orphans_settle(&accounts->exports, at->region, at->slot);
+    }
     struct gpuslice_slot *slot = gs_slot_claim(at->region, last);
     if (slot)
         gs_slot_lock(at->region, slot, accounts->path);

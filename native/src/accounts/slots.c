@@ -164,6 +164,7 @@ uint32_t gs_slots_sweep(struct gpuslice_region *region, const struct gpuslice_sl
     }
     if (swept)
         atomic_fetch_add(&region->swept, swept);
+    atomic_store(&region->swept_ns, gs_coarse_ns());
     return swept;
 }
 

@@ -49,6 +49,7 @@ struct creation {
     struct gs_processes listed; /* before */
     uint64_t reserved, counted; /* counted: all that this process held, with the reservation */
     bool refused;
+    bool exact; /* NVML's figure and the account agree */
     bool green; /* a part of a context, of unknown size */
 };
 
@@ -109,7 +110,7 @@ static uint64_t least_of_the_new(const struct gs_processes *before, const struct
     return least;
 }
 
-static uint64_t context_bytes(const struct creation *creation)
+static uint64_t context_bytes(struct creation *creation)
 {
     struct gs_card *card = creation->card;
     struct gs_processes listed;
@@ -124,6 +125,7 @@ static uint64_t context_bytes(const struct creation *creation)
     /* The account includes what is charged for the driver's own use and the reservation, and both are for what is measured here. */
     if (after.mine && gs_accounts_mine(&gs_accounts, card->index) == creation->counted) {
         uint64_t other = creation->counted - creation->reserved;
+        creation->exact = after.mine >= other;
         return after.mine > other ? after.mine - other : 0;
     }
     uint64_t bytes = after.mine || gs_own_bytes(card) ? 0 : least_of_the_new(&creation->listed, &listed);
@@ -142,7 +144,8 @@ static bool finish(struct creation *creation, bool made, const void *key)
     uint64_t bytes = context_bytes(creation);
     gs_settle(creation->card, creation->reserved, 0);
     gs_context_made(creation->card, (uint64_t)(uintptr_t)key, bytes);
-    gs_measure(creation->card); /* excludes what other threads allocated meanwhile */
+    if (!creation->exact)
+        gs_measure(creation->card); /* excludes what other threads allocated meanwhile */
     gs_throttle_meet(creation->card);
     if (!creation->green && bytes && gs_region_card(creation->card))
         atomic_store(&gs_region_card(creation->card)->context_bytes, bytes);

@@ -275,7 +275,7 @@ static bool exists(uint32_t pid)
 }
 
 /* Our own state is read from /proc/self: /proc may belong to another pid namespace, in which our pid is another process. */
-struct gs_process gs_process(uint32_t pid)
+static struct gs_process read_process(uint32_t pid)
 {
     char path[32] = "/proc/self/stat", text[1024];
     if (pid != gs_pid())
@@ -297,6 +297,19 @@ struct gs_process gs_process(uint32_t pid)
         .alive = alive, .start_time = host_ticks(field(behind + 2, 22 - 3)), .start_stack = stack > 1 ? stack : 0};
 }
 
+struct gs_process gs_process(uint32_t pid)
+{
+    static struct gs_process self GS_PER_PROCESS;
+    static _Atomic bool known GS_PER_PROCESS;
+    if (pid != gs_pid())
+        return read_process(pid);
+    if (!atomic_load_explicit(&known, memory_order_acquire)) { /* two threads may both do it, with the same result */
+        self = read_process(pid);
+        atomic_store_explicit(&known, self.start_time != 0, memory_order_release);
+    }
+    return self;
+}
+
 /* It is not under a debugger, for example, or where the machine has address randomization turned off. */
 bool gs_stack_is_random(void)
 {
@@ -309,8 +322,11 @@ bool gs_stack_is_random(void)
 
 uint64_t gs_pid_namespace(void)
 {
+    static _Atomic uint64_t known GS_PER_PROCESS;
     char target[64];
     GS_KEEP_ERRNO;
+    if (known)
+        return known;
     long length = syscall(SYS_readlinkat, AT_FDCWD, "/proc/self/ns/pid", target, sizeof target - 1);
     if (length <= 5)
         return 0;
@@ -319,7 +335,7 @@ uint64_t gs_pid_namespace(void)
     for (const char *at = target; *at; at++)
         if (*at >= '0' && *at <= '9')
             inode = inode * 10 + (uint64_t)(*at - '0');
-    return inode;
+    return known = inode;
 }
 
 static void futex(_Atomic uint32_t *word, int operation, uint32_t value)

@@ -107,7 +107,8 @@ class RegionHead(ctypes.Structure):
         ("magic", ctypes.c_uint64),
         ("slots_high", ctypes.c_uint64),
         ("swept", ctypes.c_uint64),
-        ("padding", ctypes.c_uint64 * 5),
+        ("swept_ns", ctypes.c_uint64),
+        ("padding", ctypes.c_uint64 * 4),
         ("driver_file", DriverFile),
         ("cards", RegionCard * CARDS),
     )
