@@ -202,10 +202,16 @@ def cell(kind: str, way: str) -> str:
 
 
 def table() -> str:
-    head = ["allocation", *WAYS.values()]
-    rows = [head, ["---"] * len(head)]
-    rows += [[f"`{name}`", *(cell(kind, way) for way in WAYS)] for kind, name in EVERY.items()]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    """Ways that lead to the same versions share a column, allocations that do a row."""
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for way, name in WAYS.items():
+        columns.setdefault(tuple(cell(kind, way) for kind in EVERY), []).append(name)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name, cells in zip(EVERY.values(), zip(*columns, strict=True), strict=True):
+        rows.setdefault(cells, []).append(f"`{name}`")
+    head = ["allocation", *(", ".join(names) for names in columns.values())]
+    lines = [head, ["---"] * len(head), *(["<br>".join(names), *cells] for cells, names in rows.items())]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def test_the_page_shows_what_was_found() -> None:
