@@ -27,11 +27,11 @@ from bench.churn import churn, churn_arrivals
 from bench.placement import DATA_VARIABLE, DEFAULT_DATA, seeds_of
 from bench.traces import find_pods
 
-from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import DEFAULT_POLICY, Fleet, FleetNode, Shape, fitting_rows, make_policy
 from gpuslice.core.policy.fleet import Rows
 from gpuslice.core.simulation.replay import FULL_DEMAND, Cluster, fill, filling_arrivals, shuffled_nodes
 from gpuslice.core.simulation.trace import fleet_of
+from gpuslice.diagnosis.simulate.facts import find_nodes, load_nodes, load_pods
 
 
 @dataclass(slots=True)

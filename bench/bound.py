@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python bench/bo
 from bench.placement import DATA_VARIABLE, DEFAULT_DATA, seeds_of
 from bench.traces import find_pods
 
-from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import DEFAULT_POLICY, FleetNode, Shape, make_policy
 from gpuslice.core.policy.cutting_stock import best_pattern
 from gpuslice.core.simulation.replay import FULL_DEMAND, Cluster, filling_arrivals, shuffled_nodes
 from gpuslice.core.simulation.trace import CARD_MILLI, fleet_of
+from gpuslice.diagnosis.simulate.facts import find_nodes, load_nodes, load_pods
 
 Pattern = tuple[tuple[int, int], ...]  # size → pieces
 ENOUGH = 1e-6  # a pattern worth at most a card does not improve the bound

@@ -18,13 +18,13 @@ from gpuslice.adapters.kube.errors import AlreadyExistsError
 from gpuslice.adapters.kube.objects import ResourceClaim
 from gpuslice.adapters.kube.resources import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from gpuslice.adapters.wire.review import pod_form
-from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES
 from gpuslice.core.claim_shape import as_claims, claim_shape, template_spec
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, CLAIM_MEMORY
 from gpuslice.core.model import Card
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.units import MIB
+from gpuslice.diagnosis.doctor.facts import DEVICE_CLASSES
 
 Object = dict[str, Any]
 UNIT = "GiB"

@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # `python bench/pl
 from bench.churn import churn, churn_arrivals
 from bench.traces import find_pods
 
-from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.policy import POLICIES, Fgd, Policy
 from gpuslice.core.policy.fleet import Fleet, FleetNode
@@ -42,6 +41,7 @@ from gpuslice.core.simulation.replay import (
     shuffled_nodes,
 )
 from gpuslice.core.simulation.trace import Trace, fleet_of
+from gpuslice.diagnosis.simulate.facts import find_nodes, load_nodes, load_pods
 
 DATA_VARIABLE = "GPUSLICE_TRACE_DATA"
 DEFAULT_DATA = "data/openb"

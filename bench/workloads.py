@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from bench.traces import find_pods
 
-from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.policy import FleetNode, Shape
 from gpuslice.core.simulation.trace import CARD_MILLI
+from gpuslice.diagnosis.simulate.facts import find_nodes, load_nodes, load_pods
 
 PODS = 6_000  # of a generated workload, from which arrivals are drawn
 CORES, MEMORY_MIB = 12_000, 64 << 10  # of a node for each of its cards

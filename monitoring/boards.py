@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuslice.apps.diagnosis.prometheus import CARD_LABELS, one
 from gpuslice.apps.exporter import catalogue as c
+from gpuslice.diagnosis.prometheus import CARD_LABELS, one
 from monitoring.cluster_boards import scheduling, teams
 from monitoring.panels import Dashboard, Panel, Query, Variable, gauge, series, stat
 from monitoring.selectors import (

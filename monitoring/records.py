@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.diagnosis.prometheus import CARD_LABELS, one
 from gpuslice.apps.exporter import catalogue as c
+from gpuslice.diagnosis.prometheus import CARD_LABELS, one
 from monitoring.scaling import of_pod
 from monitoring.selectors import of_cards
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuslice.apps.diagnosis.prometheus import one
 from gpuslice.apps.exporter import catalogue as c
+from gpuslice.diagnosis.prometheus import one
 
 PROMETHEUS = "http://kube-prometheus-stack-prometheus.monitoring.svc"
 MEMORY = ("pod_gpu_memory_used_bytes", "memory_used_bytes_current")  # our name, and the vendor's

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.diagnosis.prometheus import CARD_LABELS, one
 from gpuslice.apps.exporter import catalogue as c
+from gpuslice.diagnosis.prometheus import CARD_LABELS, one
 from monitoring.panels import Variable
 
 CLUSTER = 'cluster=~"$cluster"'

@@ -23,9 +23,11 @@ from pathlib import Path
 
 from tests import HANG_S
 
+CLI = ("inspect", "top", "explain", "doctor", "migrate", "simulate", "cluster", "top_print", "doctor_answers")
 MODULES = (
-    *("inspect", "top", "explain", "doctor", "migrate", "simulate"),
-    *("cluster", "top_print", "explanation_text", "doctor_answers", "migration", "simulation_text"),
+    *(f"apps.cli.{name}" for name in CLI),
+    *(f"diagnosis.{name}" for name in ("explain.words", "doctor.checks", "simulate.words", "waste")),
+    "migration.plan",
 )
 ORDER_BYTES = 1 << 16
 MOST_FILES = 4096
@@ -80,7 +82,7 @@ def _server(pid: int) -> socket.socket:
 def serve(orders: socket.socket) -> None:
     """Fork for each order; returns in the child, to become the program."""
     for name in MODULES:
-        importlib.import_module(f"gpuslice.apps.cli.{name}")
+        importlib.import_module(f"gpuslice.{name}")
     gc.freeze()  # what is collected nowhere is copied nowhere
     running: dict[int, tuple[int, int]] = {}  # pid and where to tell its end, by pidfd
     while True:

@@ -46,7 +46,6 @@ from gpuslice.adapters.web.webconfig import WebConfigFile
 from gpuslice.adapters.wire.extender import Questions, decode_binding, decode_preemption
 from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.agent.health import excluded_cards
-from gpuslice.apps.cli.trace_files import load_nodes, load_pods
 from gpuslice.apps.exporter import counters, fields
 from gpuslice.apps.exporter.flags import read_upstream_file
 from gpuslice.apps.exporter.settings import parse_address, parse_devices
@@ -57,6 +56,7 @@ from gpuslice.core.card_links import decode_links
 from gpuslice.core.contract import ANN_TIERS
 from gpuslice.core.errors import GpusliceError
 from gpuslice.core.quantity import whole_number
+from gpuslice.diagnosis.simulate.facts import load_nodes, load_pods
 from tests.builders import api_node, api_pod
 from tests.integration.http2_rig import PREFACE, Memory
 

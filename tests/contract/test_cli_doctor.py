@@ -16,10 +16,10 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.objects import ConfigMap, Metadata, Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.diagnosis.doctor_facts import HOOKS, SLICES, Facts, Level
-from gpuslice.apps.diagnosis.doctor_scheduler import scheduler_configuration
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from gpuslice.core.node_sample import sample_size
+from gpuslice.diagnosis.doctor.facts import HOOKS, SLICES, Facts, Level
+from gpuslice.diagnosis.doctor.scheduler import scheduler_configuration
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_explain import node, placed

@@ -15,8 +15,8 @@ from gpuslice.adapters.kube.objects import Node
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.cli.doctor_answers import answers, places_of
-from gpuslice.apps.diagnosis.doctor_facts import SLICES, Facts, Level
 from gpuslice.core.contract import GPU_MEM
+from gpuslice.diagnosis.doctor.facts import SLICES, Facts, Level
 from simcluster.cluster.faults import Fault
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell

@@ -16,8 +16,9 @@ import pytest
 from msgspec import convert
 
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.apps.diagnosis import doctor_nodes, doctor_pods
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
+from gpuslice.diagnosis.doctor import nodes as doctor_nodes
+from gpuslice.diagnosis.doctor import pods as doctor_pods
+from gpuslice.diagnosis.doctor.facts import Facts, Level
 from tests import HANG_S
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from gpuslice.adapters.kube.objects import Pod
-from gpuslice.apps.diagnosis.claims import Claims
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
-from gpuslice.apps.diagnosis.doctor_rights import excess, in_the_clear, policies
-from gpuslice.apps.diagnosis.rights import EXCESS_RIGHTS
+from gpuslice.diagnosis.claims import Claims
+from gpuslice.diagnosis.doctor.facts import Facts, Level
+from gpuslice.diagnosis.doctor.rights import EXCESS_RIGHTS
+from gpuslice.diagnosis.doctor.trust import excess, in_the_clear, policies
 from tests.chart import render
 
 ACCOUNT = ("kube-system", "gpushare-device-plugin")

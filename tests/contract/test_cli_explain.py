@@ -287,7 +287,7 @@ async def test_a_pod_that_crash_loops_is_told_how_it_ended(shell: Shell) -> None
 
 
 async def set_conditions(shell: Shell, name: str, *conditions: dict[str, Any]) -> None:
-    from gpuslice.apps.cli.explanation import OWNERS
+    from gpuslice.diagnosis.explain.facts import OWNERS
 
     async with HttpTransport(Connection(shell.server.url)) as transport:
         status = {"conditions": list(conditions)}
@@ -313,7 +313,7 @@ def deployment(name: str) -> dict[str, Any]:
 
 
 async def create(shell: Shell, document: dict[str, Any]) -> None:
-    from gpuslice.apps.cli.explanation import OWNERS
+    from gpuslice.diagnosis.explain.facts import OWNERS
 
     async with HttpTransport(Connection(shell.server.url)) as transport:
         await KubeClient(transport).create(OWNERS[document["kind"].lower()], document, "default")

@@ -15,7 +15,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.diagnosis.decisions import decisions_in
+from gpuslice.diagnosis.explain.decisions import decisions_in
 from simcluster.cluster.streams import KUBELET_URL
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell

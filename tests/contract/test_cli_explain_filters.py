@@ -9,7 +9,7 @@ import pytest
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.diagnosis.places import PERSISTENT_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
+from gpuslice.diagnosis.places import PERSISTENT_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES
 from tests.builders import api_container, api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_explain import node, placed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 from pathlib import Path
@@ -12,14 +11,13 @@ import pytest
 import yaml
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.config import Connection, connect
+from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.cli.migration_reader import WORKLOADS
-from gpuslice.apps.cli.migration_systems import ACCOUNTS, DAEMON_SETS, DEPLOYMENTS, JOBS, ROLES, SYSTEMS
-from gpuslice.apps.cli.migration_writes import Change, carry_out, unchanged
 from gpuslice.core.contract import of_our_chart
+from gpuslice.migration.reader import WORKLOADS
+from gpuslice.migration.systems import ACCOUNTS, DAEMON_SETS, DEPLOYMENTS, JOBS, ROLES, SYSTEMS
+from gpuslice.migration.writes import Change, carry_out, unchanged
 from gpuslice_demo.install import manifests
 from gpuslice_demo.places import Places
 from tests.builders import api_container, api_node, api_pod
@@ -320,10 +318,7 @@ async def test_of_a_node_the_labels_alone_must_be_as_they_were(
     step = {"op": "remove", "path": "/metadata/labels/gpushare"}
     change = Change("node n1", ("label gpushare is removed",), nodes, "", "n1", version, (*tests, step))
     await cluster.client.merge_patch(nodes, "n1", meanwhile, subresource="status" * ("status" in meanwhile))
-    transport = SyncTransport(connect({}, kubeconfig=str(cluster.shell.folder / "config")))
-    done = await asyncio.to_thread(lambda: list(carry_out(SyncClient(transport), "gpushare", [change])))
-    transport.close()
-    ((_, told),) = done
+    ((_, told),) = [each async for each in carry_out(cluster.client, "gpushare", [change])]
     assert (why in told, bool(told)) == (True, bool(why))
 
 

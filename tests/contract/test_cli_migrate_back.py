@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, NODES
-from gpuslice.apps.cli.migration_reader import WORKLOADS
-from gpuslice.apps.cli.migration_systems import DAEMON_SETS, DEPLOYMENTS
+from gpuslice.migration.reader import WORKLOADS
+from gpuslice.migration.systems import DAEMON_SETS, DEPLOYMENTS
 from tests.builders import api_container, api_pod
 from tests.contract.test_cli_cluster import shell
 from tests.contract.test_cli_migrate import INSTALLED, Cluster, cluster, node, system, wheres, workload

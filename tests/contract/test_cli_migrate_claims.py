@@ -12,8 +12,8 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import NAMESPACES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES
 from gpuslice.core.contract import CLAIM_CLASS, LABEL_CLAIMS, LABEL_MODE
+from gpuslice.diagnosis.doctor.facts import DEVICE_CLASSES
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_explain import node, placed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.cli.migration_systems import DAEMON_SETS, DEPLOYMENTS
+from gpuslice.migration.systems import DAEMON_SETS, DEPLOYMENTS
 from tests.builders import api_container
 from tests.contract.test_cli_cluster import shell
 from tests.contract.test_cli_migrate import INSTALLED, Cluster, cluster, limits, node, wheres, workload

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuslice.apps.cli.migration_systems import DAEMON_SETS, DEPLOYMENTS
+from gpuslice.migration.systems import DAEMON_SETS, DEPLOYMENTS
 from tests.builders import api_container, api_pod
 from tests.contract.test_cli_cluster import shell
 from tests.contract.test_cli_migrate import (

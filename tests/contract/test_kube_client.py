@@ -22,7 +22,6 @@ from gpuslice.adapters.kube.errors import (
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.resources import CONFIG_MAPS, EVENTS, LEASES, NODES, PODS
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.watch import Change, ChangeKind, Pace, Reflector
 from simcluster.apiserver.server import ApiServer
@@ -271,19 +270,6 @@ async def test_the_reflector_misses_no_delete_while_the_server_forgets(
         assert following.told.index("deleted again") < following.told.index("added again", 3)
 
 
-async def test_the_blocking_client_reads_the_same(server: ApiServer, client: KubeClient) -> None:
-    for number in range(3):
-        await client.create(PODS, pod(f"p{number}"))
-
-    def read() -> tuple[list[str], str]:
-        with SyncTransport(Connection(server=server.url)) as transport:
-            blocking = SyncClient(transport)
-            names = [item.metadata.name for item in blocking.list(PODS, labels="")]
-            return names, blocking.get(PODS, "p1", "default").metadata.name
-
-    assert await asyncio.to_thread(read) == (["p0", "p1", "p2"], "p1")
-
-
 async def test_a_server_that_is_too_busy_for_now_is_asked_again_when_it_says(
     server: ApiServer, client: KubeClient
 ) -> None:
@@ -291,11 +277,7 @@ async def test_a_server_that_is_too_busy_for_now_is_asked_again_when_it_says(
     await client.create(PODS, pod("p1"))
     server.cluster.add_fault(Fault(method="GET", code=429, times=1, retry_after_s=1))
 
-    def read() -> str:
-        with SyncTransport(Connection(server=server.url)) as transport:
-            return SyncClient(transport).get(PODS, "p1", "default").metadata.name
-
-    assert await asyncio.to_thread(read) == "p1"
+    assert (await client.get(PODS, "p1", "default")).metadata.name == "p1"
 
 
 async def test_a_429_that_names_no_time_is_an_answer(server: ApiServer, client: KubeClient) -> None:

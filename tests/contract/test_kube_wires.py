@@ -8,7 +8,7 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,29 +21,17 @@ from gpuslice.adapters.kube.config import Connection, connect, in_cluster
 from gpuslice.adapters.kube.credentials import Fixed, Secret, Tls, TokenFile
 from gpuslice.adapters.kube.errors import ConfigError, ForbiddenError, UnavailableError
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
-from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice_demo.ports import free_port
 from tests import HANG_S
 
-Ask = Callable[..., Awaitable[ApiResponse]]
 
-
-async def ask_async(connection: Connection, path: str, timeout_s: float = HANG_S) -> ApiResponse:
+async def ask(connection: Connection, path: str, timeout_s: float = HANG_S) -> ApiResponse:
     async with HttpTransport(connection, timeout_s=timeout_s) as transport:
         return await transport.request(ApiRequest("GET", path, query={"a": "b c"}))
 
 
-async def ask_blocking(connection: Connection, path: str, timeout_s: float = HANG_S) -> ApiResponse:
-    def ask() -> ApiResponse:
-        with SyncTransport(connection, timeout_s=timeout_s) as transport:
-            return transport.request(ApiRequest("GET", path, {"a": "b c"}))
-
-    return await asyncio.to_thread(ask)
-
-
 LOGIN = "Basic " + base64.b64encode(b"me:p@ss").decode()
-both = pytest.mark.parametrize("ask", [ask_async, ask_blocking], ids=["async", "blocking"])
 
 
 @dataclass
@@ -102,8 +90,7 @@ async def echo(request: web.Request) -> web.Response:
     )
 
 
-@both
-async def test_plain_http_with_token_and_headers(ask: Ask) -> None:
+async def test_plain_http_with_token_and_headers() -> None:
     async with serving(echo) as url:
         connection = Connection(
             f"{url}/prefix", credentials=Fixed(Secret(token="t")), headers={"Impersonate-User": "jane"}
@@ -116,15 +103,13 @@ async def test_plain_http_with_token_and_headers(ask: Ask) -> None:
     assert (heard["authorization"], heard["impersonated"]) == ("Bearer t", "jane")
 
 
-@both
-async def test_a_client_certificate_says_who_we_are(ask: Ask, authority: Authority) -> None:
+async def test_a_client_certificate_says_who_we_are(authority: Authority) -> None:
     async with serving(echo, authority.server("127.0.0.1", wants_certificate=True)) as url:
         connection = Connection(url, tls=Tls(authority.pem), credentials=Fixed(authority.client("me")))
         assert json.loads((await ask(connection, "/")).body)["who"] == "me"
 
 
-@both
-async def test_a_server_of_another_authority_is_not_trusted(ask: Ask, authority: Authority) -> None:
+async def test_a_server_of_another_authority_is_not_trusted(authority: Authority) -> None:
     async with serving(echo, authority.server("127.0.0.1")) as url:
         other = Authority(trustme.CA())
         with pytest.raises(UnavailableError, match="certificate verify failed") as caught:
@@ -133,8 +118,7 @@ async def test_a_server_of_another_authority_is_not_trusted(ask: Ask, authority:
         assert (await ask(Connection(url, tls=Tls(insecure=True)), "/")).status == 200
 
 
-@both
-async def test_the_name_in_the_certificate_can_be_told(ask: Ask, authority: Authority) -> None:
+async def test_the_name_in_the_certificate_can_be_told(authority: Authority) -> None:
     async with serving(echo, authority.server("kubernetes.example")) as url:
         with pytest.raises(UnavailableError):
             await ask(Connection(url, tls=Tls(authority.pem)), "/")
@@ -142,7 +126,6 @@ async def test_the_name_in_the_certificate_can_be_told(ask: Ask, authority: Auth
         assert (await ask(Connection(url, tls=named), "/")).status == 200
 
 
-@both
 @pytest.mark.parametrize(
     ("tls", "secret", "words"),
     [
@@ -150,13 +133,12 @@ async def test_the_name_in_the_certificate_can_be_told(ask: Ask, authority: Auth
         (Tls(), Secret(certificate="x", key="y"), "cannot be used together"),
     ],
 )
-async def test_unusable_certificates_are_named(ask: Ask, tls: Tls, secret: Secret, words: str) -> None:
+async def test_unusable_certificates_are_named(tls: Tls, secret: Secret, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         await ask(Connection("https://127.0.0.1:1", tls=tls, credentials=Fixed(secret)), "/")
 
 
-@both
-async def test_nobody_listening_is_surely_not_done(ask: Ask) -> None:
+async def test_nobody_listening_is_surely_not_done() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         connection = Connection(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -165,8 +147,7 @@ async def test_nobody_listening_is_surely_not_done(ask: Ask) -> None:
     assert not caught.value.outcome_unknown
 
 
-@both
-async def test_no_answer_in_time_may_have_worked(ask: Ask) -> None:
+async def test_no_answer_in_time_may_have_worked() -> None:
     async def hang(_: web.Request) -> web.Response:
         await asyncio.sleep(5)
         return web.Response()
@@ -177,8 +158,7 @@ async def test_no_answer_in_time_may_have_worked(ask: Ask) -> None:
     assert caught.value.outcome_unknown
 
 
-@both
-async def test_a_connection_cut_in_the_middle_may_have_worked(ask: Ask) -> None:
+async def test_a_connection_cut_in_the_middle_may_have_worked() -> None:
     async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
@@ -191,8 +171,7 @@ async def test_a_connection_cut_in_the_middle_may_have_worked(ask: Ask) -> None:
     assert caught.value.outcome_unknown
 
 
-@both
-async def test_a_401_is_answered_once_with_a_rotated_token(ask: Ask, tmp_path: Path) -> None:
+async def test_a_401_is_answered_once_with_a_rotated_token(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("old")
     heard: list[str] = []
@@ -208,8 +187,7 @@ async def test_a_401_is_answered_once_with_a_rotated_token(ask: Ask, tmp_path: P
     assert heard == ["Bearer old", "Bearer new"]
 
 
-@both
-async def test_a_401_with_the_same_token_is_an_answer(ask: Ask) -> None:
+async def test_a_401_with_the_same_token_is_an_answer() -> None:
     heard: list[str] = []
 
     async def refuse(request: web.Request) -> web.Response:
@@ -221,8 +199,7 @@ async def test_a_401_with_the_same_token_is_an_answer(ask: Ask) -> None:
     assert len(heard) == 1
 
 
-@both
-async def test_plain_http_goes_through_a_proxy(ask: Ask) -> None:
+async def test_plain_http_goes_through_a_proxy() -> None:
     known: list[str | None] = []
 
     async def proxy(request: web.Request) -> web.Response:
@@ -236,9 +213,8 @@ async def test_plain_http_goes_through_a_proxy(ask: Ask) -> None:
     assert known == [None, LOGIN]
 
 
-@both
 @pytest.mark.parametrize(("name", "written"), [("api.example", "api.example"), ("fd00::1", "[fd00::1]")])
-async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority, name: str, written: str) -> None:
+async def test_https_goes_through_a_tunnel(authority: Authority, name: str, written: str) -> None:
     asked: list[str] = []
 
     async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -261,11 +237,6 @@ async def test_https_goes_through_a_tunnel(ask: Ask, authority: Authority, name:
     (head,) = asked
     assert head.startswith(f"CONNECT {written}:6443 ")
     assert f"\r\nProxy-Authorization: {LOGIN}\r\n" in head
-
-
-async def test_a_proxy_that_wants_tls_itself_is_none_for_commands() -> None:
-    with pytest.raises(ConfigError, match=r'proxy is "https://proxy:3128", must be an http URL'):
-        await ask_blocking(Connection("https://x", proxy_url="https://me:secret@proxy:3128"), "/")
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -311,26 +282,6 @@ class Rotating:
 
     def blocks(self) -> bool:
         return False
-
-
-async def test_the_blocking_client_reconnects_after_an_idle_close() -> None:
-    answered = asyncio.Event()
-
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-        await writer.drain()
-        writer.close()
-        answered.set()
-
-    async with await asyncio.start_server(once, "127.0.0.1", 0) as server:
-        connection = Connection(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-
-        def twice() -> list[bytes]:
-            with SyncTransport(connection) as transport:
-                return [transport.request(ApiRequest("GET", "/")).body for _ in range(2)]
-
-        assert await asyncio.to_thread(twice) == [b"ok", b"ok"]
 
 
 async def lines_of(url: str, **query: str) -> list[bytes]:
@@ -414,7 +365,6 @@ async def test_each_context_has_its_own_certificate_files(authority: Authority, 
         ]
         document = {"clusters": clusters, "users": users, "contexts": contexts, "current-context": "viewer@c"}
         (tmp_path / "config").write_text(json.dumps(document))
-        for ask in (ask_async, ask_blocking):
-            for context, who in (("", "viewer"), ("admin@c", "admin")):
-                connection = connect({}, kubeconfig=str(tmp_path / "config"), context=context)
-                assert json.loads((await ask(connection, "/")).body)["who"] == who
+        for context, who in (("", "viewer"), ("admin@c", "admin")):
+            connection = connect({}, kubeconfig=str(tmp_path / "config"), context=context)
+            assert json.loads((await ask(connection, "/")).body)["who"] == who

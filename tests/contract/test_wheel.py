@@ -155,7 +155,7 @@ def test_the_command_line_alone_is_small(light: list[str]) -> None:
     assert sum(path.stat().st_size for path in kept) + own < 20e6
 
 
-@pytest.mark.parametrize("name", ["extender", "simulate", "agent", "webhook", "exporter"])
+@pytest.mark.parametrize("name", ["extender", "simulate", "agent", "exporter"])
 def test_the_command_line_alone_says_what_a_daemon_needs_more(light: list[str], name: str) -> None:
     arguments = ["--node-name=n"] if name in ("agent", "exporter") else []
     told = ended(light, name, *arguments)

@@ -29,9 +29,9 @@ import msgspec
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import JSON, MERGE_PATCH, expect_success
-from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice_demo.ports import free_port
 from tests import HANG_S
+from tests.blocking import BlockingTransport
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane
 
@@ -366,10 +366,10 @@ class Api:
     """The API server, asked plainly: documents and paths; one that begins with / is not below /api/v1."""
 
     def __init__(self, plane: ControlPlane) -> None:
-        self._transport = SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
+        self._transport = BlockingTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
 
     def close(self) -> None:
-        self._transport.close()
+        pass
 
     def get(self, path: str) -> dict[str, Any]:
         return self._ask("GET", path)

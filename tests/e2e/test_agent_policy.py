@@ -13,7 +13,7 @@ import pytest
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import MERGE_PATCH
-from gpuslice.adapters.kube.sync import SyncTransport
+from tests.blocking import BlockingTransport
 from tests.e2e.control_plane import ControlPlane, api_server, minor_version, missing
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api
@@ -63,7 +63,7 @@ class Thief:
     """Somebody who has the token of the agent of `node`."""
 
     def __init__(self, plane: ControlPlane, node: str) -> None:
-        self._transport = SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
+        self._transport = BlockingTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
         self._headers = {
             "Impersonate-User": AGENT,
             "Impersonate-Group": "system:serviceaccounts",
@@ -71,7 +71,7 @@ class Thief:
         }
 
     def close(self) -> None:
-        self._transport.close()
+        pass
 
     def status(self, method: str, path: str, document: object, kind: str = MERGE_PATCH) -> tuple[int, str]:
         headers = {**self._headers, "Content-Type": kind}

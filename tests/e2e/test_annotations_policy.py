@@ -13,8 +13,8 @@ import pytest
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import APPLY_PATCH, JSON, JSON_PATCH, MERGE_PATCH
-from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice.core.contract import AGENT, EXTENDER, NODE_ANNOTATION_WRITERS, POD_ANNOTATION_WRITERS
+from tests.blocking import BlockingTransport
 from tests.e2e.control_plane import ControlPlane, api_server, minor_version, missing
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api, until
@@ -47,11 +47,10 @@ NUMBERS = itertools.count()
 class World:
     def __init__(self, plane: ControlPlane) -> None:
         self.api = Api(plane)
-        self._transport = SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
+        self._transport = BlockingTransport(connect({}, kubeconfig=str(plane.kubeconfig)))
 
     def close(self) -> None:
         self.api.close()
-        self._transport.close()
 
     def ask(
         self, who: str, method: str, path: str, document: Any, kind: str = MERGE_PATCH

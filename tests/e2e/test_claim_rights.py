@@ -15,11 +15,11 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.errors import ForbiddenError, InvalidError, KubeError
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.requests import APPLY_PATCH, JSON, MERGE_PATCH, expect_success
-from gpuslice.adapters.kube.sync import SyncTransport
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_DRIVER
 from gpuslice.core.model import Card
 from tests import tools
+from tests.blocking import BlockingTransport
 from tests.chart import CHART, NAMED
 from tests.e2e.control_plane import ControlPlane, api_server, claim_flags, minor_version
 from tests.e2e.marks import WHERE_CLAIMS_ARE_KNOWN
@@ -63,8 +63,7 @@ class Agent:
         headers = {**self._headers, **({"Content-Type": kind} if body else {})}
         query = {"fieldManager": "agent", "force": "true"} if kind == APPLY_PATCH else {}
         request = ApiRequest(method, path, query, headers, body)
-        with closing(SyncTransport(connect({}, kubeconfig=self._kubeconfig))) as transport:
-            answer = transport.request(request)
+        answer = BlockingTransport(connect({}, kubeconfig=self._kubeconfig)).request(request)
         expect_success(answer, request)
         found: dict[str, Any] = msgspec.json.decode(answer.body)
         return found

@@ -30,10 +30,10 @@ from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.agent.dra.publisher import NOT_SHARED, SlicePublisher
 from gpuslice.apps.claims.main import TemplateController
 from gpuslice.apps.claims.settings import ClaimsSettings
-from gpuslice.apps.diagnosis.doctor_facts import DEVICE_CLASSES
 from gpuslice.core.claim_shape import ClaimShape, template_spec
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, LABEL_CLAIMS
+from gpuslice.diagnosis.doctor.facts import DEVICE_CLASSES
 from tests import HANG_S, tools
 from tests.builders import api_node, make_card
 from tests.chart import CHART, NAMED

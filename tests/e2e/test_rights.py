@@ -13,8 +13,8 @@ from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.http import ApiRequest
 from gpuslice.adapters.kube.objects import Metadata, Pod, PodSpec
 from gpuslice.adapters.kube.requests import JSON, expect_success
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-from gpuslice.apps.diagnosis.rights import PLUGIN_RIGHTS, missing_rights
+from gpuslice.diagnosis.doctor.rights import PLUGIN_RIGHTS, missing_rights
+from tests.blocking import BlockingTransport, asked
 from tests.e2e.control_plane import ControlPlane, api_server
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api
@@ -52,8 +52,7 @@ def rules(plane: ControlPlane, account: str, namespace: str) -> set[Grant]:
     }
     body = msgspec.json.encode({"spec": {"namespace": namespace}})
     request = ApiRequest("POST", REVIEWS, {}, headers, body)
-    with closing(SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))) as transport:
-        answer = transport.request(request)
+    answer = BlockingTransport(connect({}, kubeconfig=str(plane.kubeconfig))).request(request)
     expect_success(answer, request)
     status: dict[str, Any] = msgspec.json.decode(answer.body)["status"]
     assert not status["incomplete"]
@@ -82,6 +81,6 @@ def test_doctor_finds_the_rights_that_a_device_plugin_lacks(plane: ControlPlane)
         Pod(metadata=Metadata(namespace=RELEASE_NAMESPACE), spec=PodSpec(service_account_name=account))
         for account in ("gpushare-device-plugin", NOBODY)
     ]
-    with closing(SyncTransport(connect({}, kubeconfig=str(plane.kubeconfig)))) as transport:
-        missing = missing_rights(SyncClient(transport), plugins)
+    connection = connect({}, kubeconfig=str(plane.kubeconfig))
+    missing = asked(connection, lambda client: missing_rights(client, plugins))
     assert missing == {(RELEASE_NAMESPACE, NOBODY): list(PLUGIN_RIGHTS)}

@@ -32,8 +32,8 @@ from monitoring.panels import WIDTH, Dashboard, Panel, document
 
 from gpuslice.adapters.kube.config import Connection, connect
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice_demo.ports import free_port
+from tests.blocking import asked
 from tests.tools import find, playwright
 
 COLUMN, ROW = 66, 36  # pixels of Grafana's grid
@@ -54,7 +54,7 @@ td { white-space: nowrap; } .none { color: #ff7383; } small { color: #8e8ea0; }
 def scraped(connection: Connection) -> list[dict[str, Any]]:
     """Prometheus' targets: each pod that says where its metrics are, by way of the API server."""
     server, found = urlsplit(connection.server), []
-    for pod in SyncClient(SyncTransport(connection)).list(PODS):
+    for pod in asked(connection, lambda client: client.all(PODS)):
         if port := (pod.metadata.annotations or {}).get("prometheus.io/port"):
             path = f"{PODS.path(pod.metadata.namespace)}/{pod.metadata.name}:{port}/proxy/metrics"
             labels = {"__metrics_path__": path, "__scheme__": server.scheme, "instance": pod.metadata.name}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuslice.apps.console.usage_history import STEP_S, STEPS, Point, UsageHistory
-from gpuslice.apps.diagnosis.prometheus import TeamHours
 from gpuslice.core.units import MIB
+from gpuslice.diagnosis.prometheus import TeamHours
 from tests.integration.console_rig import V100, Rig, console, node, sample
 from tests.integration.test_console_browser import VIEWS, fill, page, put_enemies
 

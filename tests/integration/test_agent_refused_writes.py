@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
-from gpuslice.apps.diagnosis.doctor_facts import HOOKS
+from gpuslice.diagnosis.doctor.facts import HOOKS
 from tests.integration.agent_bench import Bench, eventually, uuid
 
 V100 = 16130

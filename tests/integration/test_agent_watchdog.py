@@ -177,6 +177,30 @@ async def test_nobody_else_is_minded(tmp_path: Path, settings: dict[str, Any]) -
             assert await warnings(node) == []
 
 
+@pytest.mark.parametrize(
+    ("labels", "settings", "env"),
+    [
+        pytest.param({"cgpu.disable.isolation": "true"}, {}, {}, id="a node without isolation"),
+        pytest.param({}, {"allow_cgpu_disable": True}, {"CGPU_DISABLE": "true"}, id="an exempt container"),
+    ],
+)
+async def test_who_nothing_limits_is_told_of_what_it_holds_beyond_its_request_and_goes_on(
+    tmp_path: Path, labels: dict[str, str], settings: dict[str, Any], env: dict[str, str]
+) -> None:
+    async with Bench(tmp_path, labels=labels, settings={"watchdog": "stop", **settings}).running() as node:
+        one, other = Tenant(node, "a"), Tenant(node, "b")
+        await one.start(None, **env)
+        await other.start(None, **env)
+        with one.process() as big, other.process() as small:
+            holds(node, (big, 2 * LIMIT_MIB), (small, LIMIT_MIB))
+            await eventually(lambda: warnings(node, "GPUMemoryPastRequest"), "an event")
+            (message,) = await warnings(node, "GPUMemoryPastRequest")
+            assert f"holds {2 * LIMIT_MIB} MiB of card {uuid(0)} and asked for {LIMIT_MIB} MiB" in message
+            assert await warnings(node) == []
+            assert "gpuslice_agent_containers_past_limit 0" in await metrics(node)
+            assert (big.poll(), small.poll()) == (None, None)
+
+
 async def test_a_pid_that_went_to_a_neighbour_meanwhile_is_left_alone(tmp_path: Path) -> None:
     """The driver's figures are of a moment ago: what counts is where the process is now."""
     async with Bench(tmp_path, settings={"watchdog": "off"}).running() as node:

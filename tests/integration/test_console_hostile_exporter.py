@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.web.scrape import parse
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
 from gpuslice.apps.console.usage_reader import UsageReader
-from gpuslice.apps.diagnosis.exporters import PORT
-from gpuslice.apps.diagnosis.usage import usage_of
+from gpuslice.diagnosis.exporters import PORT, proxied
+from gpuslice.diagnosis.usage import usage_of
 
 AT = '{node="n",gpu="0",gpu_uuid="GPU-0",namespace="ns",pod="p",container="%s"}'
 
@@ -46,7 +47,7 @@ def reader_of(exporter: Exporter, *pods: objects.Pod, **annotations: str) -> Usa
     metadata = objects.Metadata(name="e", namespace="tenant", annotations=annotations)
     state.exporters = {"n": objects.Pod(metadata=metadata, spec=objects.PodSpec(node_name="n"))}
     state.pods = {f"{pod.metadata.namespace}/{pod.metadata.name}": pod for pod in pods}
-    return UsageReader(state, exporter, direct=False)  # type: ignore[arg-type]
+    return UsageReader(state, proxied(KubeClient(exporter)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("figure", ["+Inf", "-Inf", "NaN", "1e308", "-1e308"])

@@ -17,7 +17,7 @@ import yaml
 from gpuslice.adapters.web.app import Router, get
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.serve import Listen, serving
-from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
+from gpuslice.diagnosis.prometheus import Prometheus, PrometheusError
 from gpuslice_demo.ports import free_port
 from tests import HANG_S
 from tests.integration.console_rig import HOLDERS, V100, console, exporter_page, exporters, sample_nodes

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
-from gpuslice.apps.console.usage_reader import AT_ONCE, PAGE_TIMEOUT_S, UsageReader
-from gpuslice.apps.diagnosis.exporters import IN_VAIN_S
+from gpuslice.apps.console.usage_reader import AT_ONCE, UsageReader
+from gpuslice.diagnosis.exporters import IN_VAIN_S, PAGE_TIMEOUT_S, proxied
 from tests.integration.virtual import VirtualLoop
 
 EXPORTERS = 1000
@@ -40,7 +41,7 @@ def test_a_thousand_exporters_that_do_not_answer_are_not_waited_for() -> None:
     loop, rows, silent = VirtualLoop(), Rows(), Silent()
     state = ClusterState(ObservedClient(silent, manager="test"), rows)  # type: ignore[arg-type]
     state.exporters = {f"n{number}": exporter(number) for number in range(1, EXPORTERS + 1)}
-    reader = UsageReader(state, silent, direct=False)  # type: ignore[arg-type]
+    reader = UsageReader(state, proxied(KubeClient(silent)))  # type: ignore[arg-type]
 
     def look() -> None:
         begun_s, reading = loop.time(), loop.create_task(reader.read())

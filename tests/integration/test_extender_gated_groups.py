@@ -13,13 +13,12 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.objects import Pod
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.diagnosis.pod_explanation import explained
 from gpuslice.apps.extender.gated_groups import MOST_TRIES, GatedGroups
 from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import GATE_POD_GROUP, LABEL_GROUP_MIN, LABEL_GROUP_NAME
-from gpuslice.core.ledger import Ledger
+from gpuslice.diagnosis.cluster import Cluster as KnownCluster
+from gpuslice.diagnosis.explain.rule import explained
 from simcluster.cluster.faults import Fault
 from tests.builders import api_pod
 from tests.integration.extender_rig import Rig, cluster, rig, until
@@ -277,11 +276,8 @@ async def test_many_groups_that_do_not_fit_leave_a_turn_to_those_behind_them() -
 
 def test_explain_says_how_many_members_are_missing() -> None:
     def hints(pods: list[Object]) -> tuple[str, ...]:
-        ledger = Ledger()
         found = [convert(each, Pod) for each in pods]
-        for each in found:
-            ledger.apply_pod(pod_view(each))
-        return explained(found[0], ledger, {}, places=[]).hints
+        return explained(found[0], KnownCluster(pods=found)).hints
 
     labels = {LABEL_GROUP_NAME: "train", LABEL_GROUP_MIN: "4"}
     gates = [{"name": GATE_POD_GROUP}]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from gpuslice.adapters.kube.errors import ForbiddenError
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.resources import NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from gpuslice.adapters.kube.reviews import PathReviews
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import Claimed
 from gpuslice.apps.agent.keep_off import keep_off
@@ -32,14 +30,14 @@ from gpuslice.apps.claims.main import TemplateController
 from gpuslice.apps.claims.settings import ClaimsSettings
 from gpuslice.apps.console.main import Console
 from gpuslice.apps.console.settings import ConsoleSettings
-from gpuslice.apps.diagnosis import doctor_plugins
-from gpuslice.apps.diagnosis.doctor_facts import Facts, read_facts
-from gpuslice.apps.diagnosis.rights import CLAIM_RIGHTS, PLUGIN_RIGHTS
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.apps.exporter.device_grants import NVIDIA_DRIVER, DeviceSlices
 from gpuslice.apps.exporter.node_pods import NodePods, follow_api
 from gpuslice.core.contract import ANN_INDEX, LABEL_CLAIMED, LABEL_LEADER, LABEL_MODE
 from gpuslice.core.model import Pod
+from gpuslice.diagnosis.doctor import plugins as doctor_plugins
+from gpuslice.diagnosis.doctor.facts import Facts, read_facts
+from gpuslice.diagnosis.doctor.rights import CLAIM_RIGHTS, PLUGIN_RIGHTS
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
 from tests.builders import api_pod
@@ -298,8 +296,8 @@ def add_plugin(api: Api, node: str = "n1") -> None:
 async def looked_at(cluster: Cluster, account: str = "") -> Facts:
     async with ApiServer(cluster) as server:
         headers = as_account(account) if account else {}
-        with closing(SyncTransport(Connection(server=server.url, headers=headers))) as transport:
-            return await asyncio.to_thread(read_facts, SyncClient(transport))
+        async with HttpTransport(Connection(server=server.url, headers=headers)) as transport:
+            return await read_facts(KubeClient(transport))
 
 
 async def test_doctor_finds_what_a_device_plugin_may_not_do(grants: Grants) -> None:

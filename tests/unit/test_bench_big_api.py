@@ -9,7 +9,7 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice.apps.diagnosis.exporters import EXPORTERS
+from gpuslice.diagnosis.exporters import EXPORTERS
 
 
 async def test_it_lists_those_that_have_the_labels() -> None:

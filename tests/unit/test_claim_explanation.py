@@ -9,18 +9,19 @@ import pytest
 from msgspec import convert
 
 from gpuslice.adapters.kube.objects import Node, Pod, ResourceClaim
-from gpuslice.adapters.kube.views import node_view, pod_view
-from gpuslice.apps.diagnosis import doctor_claims, doctor_plugins, doctor_pods
-from gpuslice.apps.diagnosis.claims import Claims, claims_of
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
-from gpuslice.apps.diagnosis.places import place_of
-from gpuslice.apps.diagnosis.pod_document import pod_document
-from gpuslice.apps.diagnosis.pod_explanation import PodExplanation, explained
+from gpuslice.adapters.kube.views import pod_view
 from gpuslice.core.annotations import encode_cards
 from gpuslice.core.claim_shape import claim_shape, template_spec
 from gpuslice.core.claims import Pool
 from gpuslice.core.contract import CLAIM_CLASS, CLAIM_DRIVER, LABEL_CLAIMED, NODE_GPUS
-from gpuslice.core.ledger import Ledger
+from gpuslice.diagnosis.claims import Claims, claims_of
+from gpuslice.diagnosis.cluster import Cluster
+from gpuslice.diagnosis.doctor import claims as doctor_claims
+from gpuslice.diagnosis.doctor import plugins as doctor_plugins
+from gpuslice.diagnosis.doctor import pods as doctor_pods
+from gpuslice.diagnosis.doctor.facts import Facts, Level
+from gpuslice.diagnosis.explain.rule import PodExplanation, explained
+from gpuslice.diagnosis.explain.words import pod_document
 from tests.builders import api_node, api_pod, make_card
 
 Json = dict[str, Any]
@@ -91,12 +92,7 @@ def known(
 
 
 def told(pod: Json, nodes: list[Node], claims: Claims | None) -> PodExplanation:
-    ledger = Ledger()
-    for node in nodes:
-        ledger.apply_node(node_view(node))
-    by_name = {node.metadata.name: node for node in nodes}
-    places = [place_of(node) for node in nodes]
-    return explained(convert(pod, Pod), ledger, by_name, places=places, claims=claims)
+    return explained(convert(pod, Pod), Cluster(nodes=nodes, claims=claims, partial=True))
 
 
 # -- explain ---------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.cli.simulation import policy_names
 from gpuslice.core.claims import Pool, device_index
 from gpuslice.core.policy import Fleet, FleetNode, Shape
 from gpuslice.core.simulation.claims import SIMULATED, simulated_policy
+from gpuslice.diagnosis.simulate.rule import policy_names
 from tests.builders import make_card
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gpuslice.apps.cli.documents import arena_document, inspect_document
-from gpuslice.apps.diagnosis.usage import CardUsage
+from gpuslice.diagnosis.usage import CardUsage
 from tests.golden.clusters import (
     T4_NODE,
     V100_NODE,

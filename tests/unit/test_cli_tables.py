@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gpuslice.apps.cli import inspect_table, top_table
-from gpuslice.apps.cli.table import aligned, fitted
-from gpuslice.apps.diagnosis.usage import CardUsage
+from gpuslice.diagnosis.table import aligned, fitted
+from gpuslice.diagnosis.usage import CardUsage
 from tests.golden.clusters import T4_NODE, five_nodes, node, pod, report_of, three_notebooks
 
 GIB = 1 << 30

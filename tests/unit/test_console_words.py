@@ -26,13 +26,13 @@ SAYING = (
         for name in ("explanation", "lookalikes", "node_filters", "placement", "request", "claim_shape")
     ),
     *(
-        f"apps/diagnosis/doctor_{name}.py"
+        f"diagnosis/doctor/{name}.py"
         for name in ("nodes", "pods", "plugins", "rejections", "claims", "services")
     ),
-    "apps/diagnosis/pod_explanation.py",
-    "apps/diagnosis/use_explanation.py",
-    "apps/diagnosis/other_pods.py",
-    "apps/diagnosis/claims.py",
+    "diagnosis/explain/rule.py",
+    "diagnosis/explain/use.py",
+    "diagnosis/explain/others.py",
+    "diagnosis/claims.py",
     "apps/console/usage_reader.py",
 )
 """Files whose sentences the page shows."""

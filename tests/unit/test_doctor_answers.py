@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gpuslice.apps.cli.doctor_answers import answers, ask, places_of
-from gpuslice.apps.diagnosis.doctor_facts import Facts
+from gpuslice.diagnosis.doctor.facts import Facts
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 from msgspec import convert
 
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.apps.diagnosis import doctor_pods
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding, Level
-from gpuslice.apps.diagnosis.doctor_groups import Group, grouped
+from gpuslice.diagnosis.doctor import pods as doctor_pods
+from gpuslice.diagnosis.doctor.facts import Facts, Finding, Level
+from gpuslice.diagnosis.doctor.groups import Group, grouped
 from tests.builders import api_node, api_pod
 
 NODES = [convert(api_node(f"n{number}", 8), Node) for number in range(4)]

@@ -9,8 +9,8 @@ import pytest
 from msgspec import convert
 
 from gpuslice.adapters.kube.objects import Node, Pod
-from gpuslice.apps.diagnosis import doctor_release
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
+from gpuslice.diagnosis.doctor import release as doctor_release
+from gpuslice.diagnosis.doctor.facts import Facts, Finding
 from tests.builders import api_node, api_pod
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gpuslice.adapters.kube import objects
-from gpuslice.apps.diagnosis.places import place_of, places_of, wish_of
 from gpuslice.core.host_resources import HostResources
 from gpuslice.core.node_filters import NodeFilters, Shortage, Volume
+from gpuslice.diagnosis.places import place_of, places_of, wish_of
 from tests.builders import make_request
 
 Object = dict[str, Any]

@@ -12,11 +12,11 @@ from bench.decisions import main as bench_decisions
 from bench.placement import main as bench_placement
 from bench.traces import find_pods
 
-from gpuslice.apps.cli.trace_files import find_nodes, load_nodes, load_pods
 from gpuslice.core.errors import ContractError
 from gpuslice.core.policy import POLICIES, Binpack, FleetNode, Shape, make_policy
 from gpuslice.core.simulation.replay import Cluster, fill, filling_arrivals, shuffled_nodes
 from gpuslice.core.simulation.trace import Trace, fleet_of, read_nodes, read_pods
+from gpuslice.diagnosis.simulate.facts import find_nodes, load_nodes, load_pods
 
 DATA = Path(__file__).parents[1] / "fixtures" / "traces"
 HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos\n"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
+from gpuslice.diagnosis.prometheus import Prometheus, PrometheusError
 
 
 @pytest.fixture

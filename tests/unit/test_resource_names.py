@@ -9,8 +9,6 @@ import pytest
 
 from gpuslice.adapters.kube import objects
 from gpuslice.apps.agent.node_reconciler import wanted_amounts
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Level
-from gpuslice.apps.diagnosis.doctor_nodes import one_set_of_names
 from gpuslice.apps.exporter.device_grants import grants_of
 from gpuslice.core.admission import AdmissionRules
 from gpuslice.core.contract import NAME_SETS, NEUTRAL_NAMES, VENDOR_NAMES, ResourceNames
@@ -26,6 +24,8 @@ from gpuslice.core.placement import NodeState, place
 from gpuslice.core.report import NodeFacts, report
 from gpuslice.core.request import ContainerSpec, pod_request
 from gpuslice.core.views import node_of
+from gpuslice.diagnosis.doctor.facts import Facts, Level
+from gpuslice.diagnosis.doctor.nodes import one_set_of_names
 from tests.builders import api_container, api_pod, make_node, make_request
 from tests.unit.admission_rig import HAMI, denial, invalid, mutated
 

@@ -15,11 +15,11 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuslice.apps.cli.chart import Chart, Line, round_step, round_up, svg
 from gpuslice.apps.cli.main import command
-from gpuslice.apps.cli.trace_files import load_pods
 from gpuslice.core.policy import FleetNode, Shape
 from gpuslice.core.simulation.capacity import cards_needed, explain, mixed, place_all
+from gpuslice.diagnosis.simulate.chart import Chart, Line, round_step, round_up, svg
+from gpuslice.diagnosis.simulate.facts import load_pods
 from tests.unit.fleets import make_fleet, make_fleet_node
 
 DATA = Path(__file__).parents[1] / "fixtures" / "traces"

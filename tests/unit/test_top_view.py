@@ -19,8 +19,8 @@ from textual.widgets._footer import FooterKey
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.apps.cli.top_app import CELL_GAP, SCROLLBAR, HelpScreen, PodScreen, TopApp
 from gpuslice.apps.cli.top_print import History, container_cells, show_once
-from gpuslice.apps.diagnosis.exporters import UrlSource
-from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
+from gpuslice.diagnosis.exporters import UrlSource
+from gpuslice.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"
@@ -123,8 +123,8 @@ def test_unknown_is_not_nought() -> None:
     assert "-/-" in shown(found)[1]
 
 
-def test_where_nothing_can_be_read_there_is_only_the_reason() -> None:
-    found = UrlSource(["127.0.0.1:1"]).read()
+async def test_where_nothing_can_be_read_there_is_only_the_reason() -> None:
+    found = await UrlSource(["127.0.0.1:1"]).read()
     assert shown(found) == ["http://127.0.0.1:1/metrics: Connection refused"]
 
 
@@ -137,7 +137,7 @@ class Playing:
     def __init__(self, *readings: ClusterUsage | Exception) -> None:
         self.readings = list(readings)
 
-    def read(self) -> ClusterUsage:
+    async def read(self) -> ClusterUsage:
         found = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
         if isinstance(found, Exception):
             raise found

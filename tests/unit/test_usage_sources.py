@@ -13,10 +13,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.scrape import ScrapeError, fetch, parse
-from gpuslice.apps.diagnosis.exporters import AT_ONCE, ClusterSource
-from gpuslice.apps.diagnosis.usage import usage_of
+from gpuslice.diagnosis.exporters import AT_ONCE, ClusterSource, Exporters, proxied
+from gpuslice.diagnosis.usage import usage_of
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):
@@ -112,31 +115,37 @@ def cluster(others: int = 1, *, hang: bool = True) -> Iterator[str]:
             over.set()
 
 
-def test_an_exporter_that_does_not_answer_keeps_nobody_waiting() -> None:
+async def test_an_exporter_that_does_not_answer_keeps_nobody_waiting() -> None:
     with cluster() as url:
-        found = ClusterSource(Connection(url), page_timeout_s=0.3).read()
+        async with HttpTransport(Connection(url)) as transport:
+            client = KubeClient(transport)
+            exporters = Exporters(proxied(client), page_timeout_s=0.3)
+            found = await exporters.read(await client.all(PODS))
     assert [card.node for card in found.cards] == ["n1"]
     (problem,) = found.problems
-    assert problem.startswith(
-        "n2: GET /api/v1/namespaces/x/pods/e2:9400/proxy/metrics: no answer within 0.3 s"
-    )
+    assert problem.startswith("n2: its exporter does not answer: no page within 0.3 s")
 
 
-def test_many_exporters_that_give_no_page_cost_a_bounded_time_together() -> None:
+async def test_many_exporters_that_give_no_page_cost_a_bounded_time_together() -> None:
     with cluster(others=100, hang=False) as url:
-        source = ClusterSource(Connection(url), in_vain_s=1e-6)  # the first one that gives none is enough
-        found = source.read()
-        first, second = found.problem_lines[:2]
-        assert len(found.problems) <= AT_ONCE + 1
-        assert first.startswith("not asked, after 1e-06 s of waiting for ")
-        assert re.search(r"that do not answer: the exporters of n\d+, n\d+, .* and \d+ more$", first)
-        assert "HTTP 503" in second
-        for _ in range(100):  # those that were not asked come first, so all of them have their turn
-            if found.cards:
-                break
-            found = source.read()
-        assert [card.node for card in found.cards] == ["n1"]
-        assert [card.node for card in source.read().cards] == ["n1"]
+        async with HttpTransport(Connection(url)) as transport:
+            await look_at_silent(ClusterSource(KubeClient(transport), in_vain_s=1e-6))
+
+
+async def look_at_silent(source: ClusterSource) -> None:
+    """The first one that gives no page is enough."""
+    found = await source.read()
+    first, second = found.problem_lines[:2]
+    assert len(found.problems) <= AT_ONCE + 1
+    assert first.startswith("not asked, after 1e-06 s of waiting for ")
+    assert re.search(r"that do not answer: the exporters of n\d+, n\d+, .* and \d+ more$", first)
+    assert "HTTP 503" in second
+    for _ in range(100):  # those that were not asked come first, so all of them have their turn
+        if found.cards:
+            break
+        found = await source.read()
+    assert [card.node for card in found.cards] == ["n1"]
+    assert [card.node for card in (await source.read()).cards] == ["n1"]
 
 
 def test_a_container_that_two_exporters_report_is_one() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.apps.diagnosis.usage import ContainerUsage
-from gpuslice.apps.diagnosis.waste import document, sums, usage_by_pod
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.units import MIB
+from gpuslice.diagnosis.usage import ContainerUsage, UsageByPod
+from gpuslice.diagnosis.waste import document, sums, usage_by_pod
 from tests.builders import make_node, make_pod
 
 
@@ -28,7 +28,7 @@ def used(number: int, mib: float | None, allocated_bytes: float | None = None) -
 
 
 def test_what_is_not_known_comes_last_and_is_not_0() -> None:
-    found = usage_by_pod([cluster(15, 4, 8)], [used(1, 0.0), used(2, None)])
+    found = usage_by_pod([cluster(15, 4, 8)], UsageByPod([used(1, 0.0), used(2, None)]))
     assert [(each.pod, each.wasted_mib) for each in found] == [("p1", 4301), ("p0", None), ("p2", None)]
     assert "usedMiB" not in document(found[1])
     assert document(found[0])["usedMiB"] == 0
@@ -39,33 +39,34 @@ def test_a_pod_on_several_cards_or_with_several_containers_is_one_row() -> None:
     ledger.apply_node(make_node("n0", [15, 15]))
     ledger.apply_pod(make_pod("p0", 8, node="n0", cards=[0, 1]))
     parts = [ContainerUsage("n0", card, "default", "p0", "main", used_bytes=MIB) for card in ("0", "1")]
-    (found,) = usage_by_pod([ledger], parts)
+    (found,) = usage_by_pod([ledger], UsageByPod(parts))
     assert (found.gpus, found.held_mib, found.used_mib) == ("0,1", 2 * 4301, 2)
 
 
 def test_who_holds_a_whole_card_or_none_is_known_by_the_exporter_alone() -> None:
     whole = used(7, 10.0, allocated_bytes=16130 * MIB)
     stranger = used(8, 600.0)
-    found = {each.pod: each for each in usage_by_pod([Ledger()], [whole, stranger])}
+    found = {each.pod: each for each in usage_by_pod([Ledger()], UsageByPod([whole, stranger]))}
     assert (found["p7"].wasted_mib, found["p8"].excess_mib) == (16120, 600)
 
 
 def test_who_is_refused_memory_is_not_told_to_give_it_back() -> None:
     fails = ContainerUsage("n0", "0", "default", "p0", "main", used_bytes=0, peak_bytes=0, refused=3)
-    (found,) = usage_by_pod([cluster(15)], [fails])
+    (found,) = usage_by_pod([cluster(15)], UsageByPod([fails]))
     assert not found.is_spare
-    (found,) = usage_by_pod([cluster(15)], [replace(fails, refused=0)])
+    (found,) = usage_by_pod([cluster(15)], UsageByPod([replace(fails, refused=0)]))
     assert found.is_spare
 
 
 def test_of_a_namespace_only_its_pods_are_shown() -> None:
-    assert usage_by_pod([cluster(15)], [], "other") == []
+    assert usage_by_pod([cluster(15)], {}, "other") == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 15), st.none() | st.integers(0, 40_000)), min_size=1, max_size=8))
 def test_held_is_used_and_wasted_less_what_is_beyond_it(pods: list[tuple[int, int | None]]) -> None:
     ledger = cluster(*(units for units, _ in pods))
-    found = usage_by_pod([ledger], [used(number, mib) for number, (_, mib) in enumerate(pods)])
+    usage = UsageByPod([used(number, mib) for number, (_, mib) in enumerate(pods)])
+    found = usage_by_pod([ledger], usage)
     of = sums(found)
     assert of["heldMiB"] - of["usedMiB"] == of["wastedMiB"] - of["excessMiB"]
     shown = [document(each) for each in found]

@@ -26,10 +26,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import click
 import msgspec
 
-from gpuslice.apps.command_line import nearest
 from gpuslice.core.errors import GpusliceError, without_login, words_of
 from gpuslice.core.errors import shown as printable_value
 from gpuslice.core.nesting import checked_depth
+from gpuslice.core.words import nearest
 
 ENVIRONMENT_PREFIX = "GPUSLICE_"
 CONFIG_FLAG = "config"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _NUMBER = r"[+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})"
 _SUFFIX = r"[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,2}"
@@ -36,12 +39,16 @@ def scaled(value: object, factor: int) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
+        from fractions import Fraction
+
         return int(Fraction(value) * factor)  # a product of floats may be beyond them
     number = _number(value) if isinstance(value, str) else None
     return None if number is None else int(number * factor)
 
 
 def _number(text: str) -> Fraction | None:
+    from fractions import Fraction  # not for whole numbers, which nearly all are
+
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+MOST_MEANT = 3
+
 
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 node, 2 nodes."""
@@ -18,3 +22,12 @@ def lasting(seconds: float) -> str:
     if days < 1:
         return f"{hours} h {minutes % 60} min" if minutes % 60 else f"{hours} h"
     return f"{days} d {hours % 24} h" if hours % 24 else f"{days} d"
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """``did you mean a or b?``, "" when nothing is like it; the beginning of a name counts as like it."""
+    from difflib import get_close_matches  # not for who makes no mistake
+
+    near = get_close_matches(name, names, MOST_MEANT)
+    near = near or [each for each in names if each.startswith(name)][:MOST_MEANT]
+    return f"did you mean {' or '.join(near)}?" if near else ""

@@ -1,4 +1,4 @@
-"""The Kubernetes API for the daemons: one method for each verb, each answer decoded or raised.
+"""The Kubernetes API: one method for each verb, each answer decoded or raised.
 
 Nothing is retried here: whether a repeat is right is for the caller to know (see `errors`). Objects are
 addressed by a `Resource`, which also says what they are decoded to.
@@ -56,6 +56,19 @@ class KubeClient:
         GoneError when the list changed so long ago that its pages expired; start again, without pages.
         """
         return await self.list_as(resource, _unchanged, namespace, labels=labels, fields=fields, page=page)
+
+    async def all(
+        self, resource: Resource[T], namespace: str = "", *, labels: str = "", fields: str = ""
+    ) -> Sequence[T]:
+        """The objects of `list`, where their version does not matter."""
+        return (await self.list(resource, namespace, labels=labels, fields=fields)).items or ()
+
+    async def read(self, path: str) -> bytes:
+        """What the server answers under a path of its own, such as a pod's ``proxy`` or ``log``."""
+        request = ApiRequest("GET", path)
+        response = await self._transport.request(request)
+        requests.expect_success(response, request)
+        return response.body
 
     async def list_as(
         self,

@@ -1,14 +1,12 @@
 """Who we are to the API server: tokens, client certificates and the plugins that fetch them.
 
-All are asked before every request, so a rotated token or certificate is used without a restart. Nothing here
-needs an event loop: the command line uses it too.
+All are asked before every request, so a rotated token or certificate is used without a restart.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-import shutil
 import ssl
 import subprocess
 import sys
@@ -192,6 +190,8 @@ class Exec:
         except subprocess.TimeoutExpired as error:
             raise self._failure(f"gave no answer in {self.timeout_s:g} s") from error
         except OSError as error:
+            import shutil
+
             hint = f". {self.plugin.install_hint.strip()}" if self.plugin.install_hint else ""
             # where one folder of the PATH may not be read, the system says so of a program that is nowhere
             found = "/" in self.plugin.command or shutil.which(self.plugin.command, path=environ.get("PATH"))

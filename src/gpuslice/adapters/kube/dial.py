@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import cast
@@ -10,6 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from gpuslice.adapters.kube.http import proxy_authorization
 from gpuslice.adapters.kube.http_connection import HttpConnection
+from gpuslice.core.errors import without_login, words_of
 from gpuslice.core.hosts import bracketed
 
 _LONGEST_HEAD_BYTES = 16 << 10
@@ -23,6 +26,10 @@ class Route:
     server: str
     proxy_url: str = ""
     server_name: str = ""
+
+    def __str__(self) -> str:
+        proxy = urlsplit(self.proxy_url).netloc.rpartition("@")[2]
+        return without_login(self.server) + (f", through the proxy {proxy}" if proxy else "")
 
     @property
     def tunnelled(self) -> bool:
@@ -40,6 +47,13 @@ class Route:
         if self.proxy_url and not self.tunnelled:
             headers |= proxy_authorization(self.proxy_url)
         return headers
+
+
+def reason_of(error: OSError) -> str:
+    """Why there is no connection, in the system's words; asyncio's own name the address once more."""
+    if isinstance(error, ssl.SSLError | socket.gaierror) or error.errno is None:
+        return words_of(error)
+    return os.strerror(error.errno)
 
 
 async def dial(route: Route, context: ssl.SSLContext | None) -> HttpConnection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -184,6 +183,8 @@ def _words(text: str) -> str:
 
 
 def _reason_phrase(code: int) -> str:
+    from http import HTTPStatus  # not for who succeeds
+
     try:
         return HTTPStatus(code).phrase
     except ValueError:

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.credentials import Secret, authorization, tls_context
-from gpuslice.adapters.kube.dial import Route, dial
+from gpuslice.adapters.kube.dial import Route, dial, reason_of
 from gpuslice.adapters.kube.errors import ConfigError, UnavailableError, error_of
 from gpuslice.adapters.kube.followed_config import FollowedConfig
 from gpuslice.adapters.kube.http import BUSY_TRIES, ApiRequest, ApiResponse
@@ -115,7 +115,7 @@ class HttpTransport:
                 lasts_s + _GRACE_S if lasts_s else _FOREVER_S, connection.abandon, "no end in time"
             )
             try:
-                async with contextlib.aclosing(_lines(connection, request)) as texts:
+                async with contextlib.aclosing(self._lines(connection, request)) as texts:
                     async for text in texts:
                         yield text
             finally:
@@ -135,7 +135,7 @@ class HttpTransport:
             if connection is not None:
                 self._discard(connection)
             if isinstance(error, FAILURES):
-                failure = _as_unavailable(error, request, sent)
+                failure = self._as_unavailable(error, request, sent)
                 self._note_failure(failure)
                 raise failure from error
             raise
@@ -160,7 +160,7 @@ class HttpTransport:
                 self._drop_idle()
                 return await self._exchange(request, sent)
         except FAILURES as error:
-            failure = _as_unavailable(error, request, sent)
+            failure = self._as_unavailable(error, request, sent)
             self._note_failure(failure)
             raise failure from error
 
@@ -266,6 +266,36 @@ class HttpTransport:
         self._open.clear()
         return True
 
+    async def _lines(self, connection: HttpConnection, request: ApiRequest) -> AsyncGenerator[bytes]:
+        """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
+        rest = b""
+        while True:
+            try:
+                part = await connection.part()
+            except FAILURES as error:
+                raise self._as_unavailable(error, request, _Sent(begun=True)) from error
+            if not part:
+                break
+            rest, start = rest + part, 0
+            while (end := rest.find(b"\n", start)) >= 0:
+                if end > start:
+                    yield rest[start:end]
+                start = end + 1
+            rest = rest[start:]
+        if rest.strip():
+            yield rest
+
+    def _as_unavailable(self, error: BaseException, request: ApiRequest, sent: _Sent) -> UnavailableError:
+        """The error that callers get for a failure, with whether the request may have worked."""
+        place = f"{request}: {self._route}"
+        if isinstance(error, TimeoutError):
+            what = f"no answer within {self._timeout_s:g} s"
+            return UnavailableError(f"{place}: {what}", outcome_unknown=sent.begun)
+        if isinstance(error, BrokenConnectionError):
+            return UnavailableError(f"{place}: {error}")
+        assert isinstance(error, OSError)
+        return UnavailableError(f"{place}: {reason_of(error)}", outcome_unknown=False)
+
     # -- whether it answers ----------------------------------------------------------------------------------
 
     def _note_failure(self, failure: UnavailableError) -> None:
@@ -291,9 +321,8 @@ class HttpTransport:
         """The current credentials. A failure may be temporary: a plugin, too, uses the network."""
         credentials = self._config.credentials
         try:
-            if credentials.blocks():  # it may take seconds: not on the event loop
-                async with asyncio.timeout(self._timeout_s):
-                    return await asyncio.to_thread(credentials.current)
+            if credentials.blocks():  # for seconds, or as long as a person needs: not on the event loop
+                return await asyncio.to_thread(credentials.current)
             return credentials.current()
         except ConfigError as error:
             raise UnavailableError(f"no credentials: {error}", outcome_unknown=False) from error
@@ -336,36 +365,6 @@ def _header_lines(headers: Mapping[str, str]) -> str:
 
 FAILURES = (TimeoutError, BrokenConnectionError, OSError)
 """Every way in which a connection can fail."""
-
-
-def _as_unavailable(error: BaseException, request: ApiRequest, sent: _Sent) -> UnavailableError:
-    """The error that callers get for a failure, with whether the request may have worked."""
-    if isinstance(error, TimeoutError):
-        what = "no answer in time" if sent.begun else "cannot connect: no answer in time"
-        return UnavailableError(f"{request}: {what}", outcome_unknown=sent.begun)
-    if isinstance(error, BrokenConnectionError):
-        return UnavailableError(f"{request}: {error}")
-    return UnavailableError(f"{request}: cannot connect: {error}", outcome_unknown=False)
-
-
-async def _lines(connection: HttpConnection, request: ApiRequest) -> AsyncGenerator[bytes]:
-    """The answer's body split at newlines, however long: an object may have 1.5 MiB."""
-    rest = b""
-    while True:
-        try:
-            part = await connection.part()
-        except FAILURES as error:
-            raise _as_unavailable(error, request, _Sent(begun=True)) from error
-        if not part:
-            break
-        rest, start = rest + part, 0
-        while (end := rest.find(b"\n", start)) >= 0:
-            if end > start:
-                yield rest[start:end]
-            start = end + 1
-        rest = rest[start:]
-    if rest.strip():
-        yield rest
 
 
 Observe = Callable[[float, str, str], None]

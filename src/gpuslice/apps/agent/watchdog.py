@@ -1,8 +1,9 @@
-"""Acts where a container holds more of a card than its limit, by the driver's own figures.
+"""Acts where a container holds more of a card than its limit, or its request, by the driver's own figures.
 
 The library limits every program into which it is loaded. It does not limit a program that is linked
 statically, talks to the devices directly or finds undocumented functions of the driver, and its neighbours
-then lack the memory. The driver counts it nevertheless.
+then lack the memory. The driver counts it nevertheless. On a node without isolation nothing limits anybody:
+whoever holds more than it asked for is told so, and that is all.
 
 The libraries in the containers get these figures too: many drivers report nothing for a process that asks
 from inside a container, so that the size of a context is measured by difference, which a neighbour's growth
@@ -57,8 +58,11 @@ class Holder(NamedTuple):
 
 @dataclass(slots=True)
 class Excess:
-    """A container that was past its limit at the last check; `ending` are pidfds that got SIGTERM."""
+    """A container that was past its limit, or what it asked for without one, at the last check; `ending` are
+    pidfds that got SIGTERM.
+    """
 
+    limited: bool = True
     reported: bool = False
     kill_at_s: float = 0.0
     ending: dict[int, int] = field(default_factory=dict)
@@ -105,7 +109,13 @@ class Watchdog:
 
     @property
     def containers_past_limit(self) -> int:
-        return len({(each.uid, each.container) for each, found in self._excesses.items() if found.reported})
+        return len(
+            {
+                (each.uid, each.container)
+                for each, found in self._excesses.items()
+                if found.reported and found.limited
+            }
+        )
 
     async def run(self) -> None:
         """Check for ever."""
@@ -144,11 +154,11 @@ class Watchdog:
         excesses = {}
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
-            limit_bytes = self._limit_bytes(holder)
+            limit_bytes, limited = self._promised_bytes(holder)
             if (claimed := by_claims.get((holder.uid, holder.container))) is not None:
                 limit_bytes = claimed.get(holder.card, 0)
             if limit_bytes is not None and self._used_bytes[holder] > limit_bytes * UNSEEN:
-                excess = self._excesses.pop(holder) if holder in self._excesses else Excess()
+                excess = self._excesses.pop(holder) if holder in self._excesses else Excess(limited)
                 excesses[holder] = excess
                 if holder in self._seen:
                     self._act(holder, excess, readings, limit_bytes)
@@ -184,26 +194,35 @@ class Watchdog:
         named = ((pod, pod.container_ids.get(found.container_id, "")) for pod in self._state.pods())
         return next(((pod, name) for pod, name in named if name), None)
 
-    def _limit_bytes(self, holder: Holder) -> int | None:
-        """None if it has none, or if kubelet does not list what it was given."""
+    def _promised_bytes(self, holder: Holder) -> tuple[int | None, bool]:
+        """What it asked for, and whether that limits it. None if kubelet does not list what it was given."""
         pod, limits = self._state.pod(holder.uid), self._state.limits(holder.uid, holder.container)
+        if limits is None:
+            return None, False
         exempt = pod is not None and self._allow_cgpu_disable and holder.container in pod.unlimited
-        if limits is None or exempt or not self._state.rules.isolation:
-            return None
-        return limits[holder.card].memory_mib * MIB if holder.card in limits else 0
+        promised = limits[holder.card].memory_mib * MIB if holder.card in limits else 0
+        return promised, self._state.rules.isolation and not exempt
 
     def _act(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
         """Deal with a container past its limit; its pod is told once."""
         pod = self._state.pod(holder.uid)
         if pod is None:
             return
-        if self._stop:
+        if self._stop and excess.limited:
             self._end(holder, excess, readings, limit_bytes)
         if excess.reported:
             return
         excess.reported = True
-        self._counters.past_limit += 1
         used_mib, limit_mib = sum(each.memory_bytes or 0 for each in readings) // MIB, limit_bytes // MIB
+        if not excess.limited:
+            what = (
+                f"container {holder.container} holds {used_mib} MiB of card {holder.card} and asked for "
+                f"{limit_mib} MiB: nothing limits it here, and its neighbours lack the rest"
+            )
+            _log.warning("past its request", extra={"pod": pod.view.key, "used_mib": used_mib})
+            self._writer.pod_event(pod.view, "GPUMemoryPastRequest", what)
+            return
+        self._counters.past_limit += 1
         what = (
             f"container {holder.container} holds {used_mib} MiB of card {holder.card}, its limit is "
             f"{limit_mib} MiB: a program in it is not held by libgpuslice"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +10,8 @@ from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 
 if TYPE_CHECKING:
-    from gpuslice.core.advice import Advice
-
-MOST_SHOWN = 40
+    from gpuslice.adapters.kube.client import KubeClient
+    from gpuslice.diagnosis.cluster import Cluster
 
 
 @click.command("advise")
@@ -49,83 +47,32 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
       gpuslice advise -n team-a -o json
       gpuslice advise --prometheus http://localhost:9090 --days 14
     """
-    from gpuslice.adapters.kube.resources import LIVING, NODES, PODS
-    from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-    from gpuslice.apps.cli.cluster import check_namespace, connection_of
-    from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
-    from gpuslice.apps.diagnosis.claims import Claims, read_claims
-    from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
-    from gpuslice.apps.diagnosis.exporters import ClusterSource
-    from gpuslice.apps.diagnosis.places import may_run
-    from gpuslice.apps.diagnosis.prometheus import Prometheus
-    from gpuslice.apps.diagnosis.usage import ClusterUsage
-    from gpuslice.core.advice import advise
+    from gpuslice.apps.cli.cluster import ask
+    from gpuslice.diagnosis.advise import words
+    from gpuslice.diagnosis.advise.facts import advice_of
+    from gpuslice.diagnosis.cluster import read_cluster
+    from gpuslice.diagnosis.exporters import ClusterSource
+    from gpuslice.diagnosis.names import check_namespace
+    from gpuslice.diagnosis.prometheus import Prometheus
+    from gpuslice.diagnosis.usage import UsageByPod, problem_lines
 
     flags = flags_of(context, cluster)
-    connection = connection_of(flags)
-    client = SyncClient(SyncTransport(connection))
-    if flags.namespace:
-        check_namespace(client, flags.namespace)
-    nodes = client.list(NODES)
-    pods = client.list(PODS, fields=f"{LIVING},spec.nodeName!=")
-    ledger = ledger_of(nodes, pods, read_config_maps(client))
-    claims = (read_claims(client, nodes, pods) or Claims()).ledger
+
+    async def read(client: KubeClient) -> Cluster:
+        if flags.namespace:
+            await check_namespace(client, flags.namespace)
+        return await read_cluster(client, None if prometheus else ClusterSource(client))
+
+    found = ask(flags, read)
+    usage = found.usage
     if prometheus:
-        usage = ClusterUsage((), tuple(Prometheus(prometheus).containers(days=days)))
-    else:
-        usage = ClusterSource(connection).read()
-    containers = usage.of_namespace(flags.namespace).containers
-    peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], containers)
-    found = advise(ledger, peaks, claims, now_s=time.time(), may_run=may_run(pods, nodes))
-    for problem in usage.problem_lines:
+        usage = UsageByPod(Prometheus(prometheus).containers(days=days))
+    if flags.namespace:
+        usage = {key: each for key, each in usage.items() if key.startswith(f"{flags.namespace}/")}
+    advice = advice_of(found, usage)
+    for problem in problem_lines(found.problems):
         complain(f"Warning: {problem}")
     if output == "table":
-        tell(text(found))
+        tell(words.text(advice))
     else:
-        print_document(advice_document(found), output)
-
-
-def text(found: Advice) -> str:
-    """The advice as text: sizes, what namespaces could give back, cards to empty, and the risk."""
-    from gpuslice.apps.cli.table import fitted
-    from gpuslice.core.advice import MOVE_RISK, SETTLED_S, SIZE_RISK
-    from gpuslice.core.words import counted
-
-    parts = []
-    if found.resizes:
-        rows = [["POD", "ASKS FOR", "PEAK", "BETTER", "WHY"]]
-        for each in found.resizes[:MOST_SHOWN]:
-            better = f"{counted(each.suggested_units, 'unit')} ({each.suggested_mib} MiB)"
-            better = f"at least {better}" if each.more else better if each.suggested_units else "nothing"
-            spare = f"{each.mib - each.suggested_mib} MiB" if each.suggested_units else "all of it"
-            why = "memory was refused" if each.more else f"{spare} never used"
-            on = f" on each of {each.cards} cards" if each.cards > 1 else ""
-            asks = f"{counted(each.units, 'unit')} ({each.mib} MiB)"
-            rows.append([each.pod.key, asks, f"{each.peak_mib:.0f} MiB{on}", better, why])
-        parts.append(fitted(rows, cut=(0,)) + _rest(len(found.resizes)))
-        parts.append("")
-        rows = [["NAMESPACE", "COULD GIVE BACK"]]
-        rows += [[name, f"{mib} MiB"] for name, mib in found.given_back.items()]
-        parts.append(fitted(rows, cut=(0,)) if found.given_back else "")
-        parts.append(f"{SIZE_RISK}\n")
-    if found.cards:
-        rows = [["CARD TO EMPTY", "POD", "MEMORY", "TO"]]
-        for card in found.cards[:MOST_SHOWN]:
-            for move in card.moves:
-                place = f"{card.node}, card {card.card}"
-                rows.append([place, move.pod.key, f"{move.mib} MiB", f"{move.node}, card {move.card}"])
-        parts.append(fitted(rows, cut=(0, 1, 3)) + _rest(len(found.cards)))
-        parts.append(f"{MOVE_RISK}\n")
-    if found.young:
-        minutes = round(SETTLED_S / 60)
-        parts.append(
-            f"{counted(found.young, 'pod')} may need less: ask again {minutes} minutes after the start.\n"
-        )
-    if not parts:
-        known = f"the peak of {counted(found.measured, 'pod')} is known"
-        return f"Nothing to advise: {known}, and no card in use could be emptied.\n"
-    return "\n".join(filter(None, parts))
-
-
-def _rest(number: int) -> str:
-    return f"… and {number - MOST_SHOWN} more: -o json has all.\n" if number > MOST_SHOWN else ""
+        print_document(words.document(advice), output)

@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
 
+from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection, connect
-from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.objects import ContainerStatus, Node, Pod
-from gpuslice.adapters.kube.resources import LIVING, NAMESPACES, NODES, PODS, RESOURCE_CLAIMS
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+from gpuslice.adapters.kube.resources import LIVING, NODES, PODS, RESOURCE_CLAIMS
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kube.views import held_by_claims, pod_view
 from gpuslice.apps.cli.flags import Flags
 from gpuslice.apps.cli.output import complain
-from gpuslice.apps.command_line import nearest
 from gpuslice.core.claim_views import amounts_of, cards_of_claims, with_claimed
 from gpuslice.core.claims import ClaimedSlice
 from gpuslice.core.contract import EXCLUSIVE_GPU
-from gpuslice.core.errors import GpusliceError
 from gpuslice.core.model import Card
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.report import NodeFacts, PodFacts, Report, report
+from gpuslice.diagnosis.names import read_node
 
-
-class NoSuchNodeError(GpusliceError):
-    """There is no node of that name; the message names the most similar one."""
-
-    def __init__(self, name: str, names: Sequence[str]) -> None:
-        hint = nearest(name, names)
-        super().__init__(f'nodes "{name}" not found' + (f"; {hint}" if hint else ""))
-
-
-class NoSuchNamespaceError(GpusliceError):
-    """There is no namespace of that name; the message names the most similar one."""
-
-
-def client_of(flags: Flags, timeout_s: float = 30) -> SyncClient:
-    """A client for the cluster selected by flags and environment."""
-    return SyncClient(SyncTransport(connection_of(flags), timeout_s=timeout_s))
+T = TypeVar("T")
+CONNECTIONS = 40  # at once: exporters are read through the API server, a few dozen at a time
 
 
 def connection_of(flags: Flags) -> Connection:
@@ -50,45 +38,36 @@ def connection_of(flags: Flags) -> Connection:
     )
 
 
-def read_report(client: SyncClient, node: str = "") -> Report:
+def ask(flags: Flags, question: Callable[[KubeClient], Awaitable[T]], timeout_s: float = 30) -> T:
+    """What `question` learns from the cluster selected by flags and environment."""
+    connection = connection_of(flags)
+
+    async def asked() -> T:
+        async with HttpTransport(connection, timeout_s=timeout_s, connections=CONNECTIONS) as transport:
+            return await question(KubeClient(transport))
+
+    return asyncio.run(asked())
+
+
+async def read_report(client: KubeClient, node: str = "") -> Report:
     """Allocations of all nodes, or of one. NoSuchNodeError if there is no node of that name."""
-    nodes = [read_node(client, node)] if node else client.list(NODES)
     fields = f"{LIVING},spec.nodeName={node}" if node else f"{LIVING},spec.nodeName!="
-    pods = client.list(PODS, fields=fields)
+    nodes, pods = await asyncio.gather(_nodes(client, node), client.all(PODS, fields=fields))
     cards = {each.metadata.name: _cards_of_claims(each) for each in nodes}
     held: Mapping[str, Sequence[ClaimedSlice]] = {}  # by pod uid; a shared claim counts for its first pod
     try:
-        held = held_by_claims(client.list(RESOURCE_CLAIMS) if any(cards.values()) else (), cards)
+        held = held_by_claims(await client.all(RESOURCE_CLAIMS) if any(cards.values()) else (), cards)
     except KubeError as error:
         complain(f"claims cannot be read, so what they hold is not shown: {error}")
     return report(map(node_facts, nodes), (pod_facts(pod, held) for pod in pods))
 
 
-def read_node(client: SyncClient, name: str) -> Node:
-    """NoSuchNodeError if there is none of that name."""
-    try:
-        return client.get(NODES, name)
-    except NotFoundError as error:
-        raise NoSuchNodeError(name, node_names(client)) from error
+async def _nodes(client: KubeClient, name: str) -> Sequence[Node]:
+    return [await read_node(client, name)] if name else await client.all(NODES)
 
 
 def _cards_of_claims(node: Node) -> tuple[Card, ...]:
     return cards_of_claims(node.metadata.labels or {}, node.metadata.annotations or {})
-
-
-def check_namespace(client: SyncClient, namespace: str) -> None:
-    """Raises `NoSuchNamespaceError`; without the right to list namespaces nothing can be said."""
-    try:
-        names = [each["metadata"]["name"] for each in client.list(NAMESPACES)]
-    except KubeError:
-        return
-    if namespace not in names:
-        hint = nearest(namespace, names) or "kubectl get namespaces lists them"
-        raise NoSuchNamespaceError(f'there is no namespace "{namespace}"; {hint}')
-
-
-def node_names(client: SyncClient) -> list[str]:
-    return sorted(node.metadata.name for node in client.list(NODES))
 
 
 def node_facts(node: Node) -> NodeFacts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,30 +42,29 @@ def command(context: click.Context, shell: str) -> None:
 
 def nodes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of nodes; none if the cluster does not answer soon, as Tab must not print errors."""
-    from gpuslice.apps.cli.cluster import client_of, node_names
-
-    return _proposals(context, incomplete, lambda flags: node_names(client_of(flags, _PATIENCE_S)))
+    return _of_cluster(context, incomplete, "NODES")
 
 
 def pods(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the pods of the namespace; none under the same condition."""
-    from gpuslice.adapters.kube.resources import PODS
-    from gpuslice.apps.cli.cluster import client_of, connection_of
-
-    def names(flags: Flags) -> list[str]:
-        found = client_of(flags, _PATIENCE_S).list(PODS, connection_of(flags).namespace)
-        return [pod.metadata.name for pod in found]
-
-    return _proposals(context, incomplete, names)
+    return _of_cluster(context, incomplete, "PODS")
 
 
 def namespaces(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of namespaces; none under the same condition, or without the right to list them."""
-    from gpuslice.adapters.kube.resources import NAMESPACES
-    from gpuslice.apps.cli.cluster import client_of
+    return _of_cluster(context, incomplete, "NAMESPACES")
+
+
+def _of_cluster(context: click.Context, incomplete: str, kind: str) -> list[CompletionItem]:
+    from gpuslice.adapters.kube import resources
+    from gpuslice.apps.cli.cluster import ask, connection_of
+
+    resource: resources.Resource[dict[str, Any]] = getattr(resources, kind).as_dict()
 
     def names(flags: Flags) -> list[str]:
-        return [each["metadata"]["name"] for each in client_of(flags, _PATIENCE_S).list(NAMESPACES)]
+        namespace = connection_of(flags).namespace if resource.namespaced else ""
+        found = ask(flags, lambda client: client.all(resource, namespace), _PATIENCE_S)
+        return sorted(each["metadata"]["name"] for each in found)
 
     return _proposals(context, incomplete, names)
 

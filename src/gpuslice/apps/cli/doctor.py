@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import aged, output_flag, print_document, tell, wrapped
+from gpuslice.apps.cli.output import output_flag, print_document, tell, wrapped
 from gpuslice.core.contract import LABEL_SHARED
 from gpuslice.core.words import counted
 
 if TYPE_CHECKING:
-    from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
-    from gpuslice.apps.diagnosis.doctor_groups import Group
+    from gpuslice.adapters.kube.client import KubeClient
+    from gpuslice.diagnosis.doctor.facts import Facts, Finding
+    from gpuslice.diagnosis.doctor.groups import Group
 
 PAUSE_S = 2.0
 INDENT = " " * 9
@@ -96,20 +97,23 @@ def command(
       gpuslice doctor --all | less   every finding by itself
       gpuslice doctor -o json        for programs: the same, with level, where, what, fix
     """
-    from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-    from gpuslice.apps.cli.cluster import connection_of
+    from gpuslice.apps.cli.cluster import ask
     from gpuslice.apps.cli.doctor_answers import answers, places_of
-    from gpuslice.apps.diagnosis.doctor import examine, worst_first
-    from gpuslice.apps.diagnosis.doctor_facts import Level, read_facts
-    from gpuslice.apps.diagnosis.exporters import ClusterSource
+    from gpuslice.diagnosis.doctor.checks import examine, worst_first
+    from gpuslice.diagnosis.doctor.facts import Level, read_facts
+    from gpuslice.diagnosis.exporters import ClusterSource
 
-    connection, ends = connection_of(flags_of(context, cluster)), time.monotonic() + patience_s
-    client, source = SyncClient(SyncTransport(connection, timeout_s=30)), ClusterSource(connection)
+    async def look(client: KubeClient) -> Facts:
+        known: dict[str, Any] = {
+            "node_label": node_label,
+            "wants_cards": want_cards,
+            "places": places_of(urls),
+        }
+        return await read_facts(client, **known, source=ClusterSource(client))
+
+    ends = time.monotonic() + patience_s
     while True:
-        places = places_of(urls)
-        facts = read_facts(
-            client, node_label=node_label, wants_cards=want_cards, places=places, source=source
-        )
+        facts = ask(flags_of(context, cluster), look)
         findings = worst_first([*examine(facts), *answers(facts, urls)])
         wrong = any(each.level in {Level.ERROR, Level(fail_on)} for each in findings)
         if not wrong or time.monotonic() >= ends:
@@ -126,8 +130,9 @@ def command(
 
 def print_findings(findings: Sequence[Finding], facts: Facts, *, one_by_one: bool) -> None:
     """Print findings as text: those shared by many objects once, and no more than people read."""
-    from gpuslice.apps.diagnosis.doctor_facts import Level
-    from gpuslice.apps.diagnosis.doctor_groups import grouped
+    from gpuslice.diagnosis.ages import aged
+    from gpuslice.diagnosis.doctor.facts import Level
+    from gpuslice.diagnosis.doctor.groups import grouped
 
     groups: Sequence[Finding | Group] = findings if one_by_one else grouped(findings, facts)
     shown = groups if one_by_one else groups[:MOST_SHOWN]

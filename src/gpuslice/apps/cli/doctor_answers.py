@@ -10,8 +10,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, Facts, Finding, Level, hook_service
 from gpuslice.core.errors import words_of
+from gpuslice.diagnosis.doctor.facts import EXTENDER, Facts, Finding, Level, hook_service
 
 TIMEOUT_S = 5.0
 

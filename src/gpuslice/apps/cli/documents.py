@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from gpuslice.apps.diagnosis.usage import CardUsage, known
 from gpuslice.core.report import (
     ExclusiveUse,
     NodeFacts,
@@ -30,6 +29,7 @@ from gpuslice.core.report import (
     roles,
 )
 from gpuslice.core.views import names_offered
+from gpuslice.diagnosis.usage import CardUsage, known
 
 Document = dict[str, Any]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpuslice.apps.cli.completion import pods
-from gpuslice.apps.cli.flags import cluster_flags, flags_of
+from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
 from gpuslice.apps.cli.output import DOCUMENTS, as_document, listing_flags, print_repeatedly
+
+if TYPE_CHECKING:
+    from gpuslice.diagnosis.explain.facts import Explanations
 
 
 @click.command("explain")
@@ -48,8 +51,7 @@ def command(
       gpuslice explain -A --waiting          all pods that wait for a card
       gpuslice explain node/gpu-1            who is on a node's cards
     """
-    from gpuslice.apps.cli.explanation import read
-    from gpuslice.apps.cli.explanation_text import document, text
+    from gpuslice.diagnosis.explain.words import document, text
 
     flags = flags_of(context, cluster)
 
@@ -62,3 +64,16 @@ def command(
         return text(found, headers=not no_headers, wide=output == "wide")
 
     print_repeatedly(show, output, watch=watch)
+
+
+def read(flags: Flags, pod: str | None, *, waiting: bool = False) -> Explanations:
+    """What explains POD, or the pods of the selected namespace."""
+    from gpuslice.apps.cli.cluster import ask, connection_of
+    from gpuslice.diagnosis.explain import facts
+
+    if pod is not None:
+        facts.kind_and_name(pod)  # what can be no name is not asked for
+    namespace, everywhere = connection_of(flags).namespace, flags.everywhere
+    return ask(
+        flags, lambda client: facts.read(client, pod, namespace, everywhere=everywhere, waiting=waiting)
+    )

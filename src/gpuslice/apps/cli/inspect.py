@@ -29,9 +29,9 @@ def command(context: click.Context, /, node: str, details: bool, output: str, **
       kubectl inspect cgpu -d node-1       one node only
       gpuslice inspect -o json             for programs
     """
-    from gpuslice.apps.cli.cluster import client_of, read_report
+    from gpuslice.apps.cli.cluster import ask, read_report
 
-    report = read_report(client_of(flags_of(context, cluster)), node)
+    report = ask(flags_of(context, cluster), lambda client: read_report(client, node))
     if not report.shared:
         where = f'Node "{node}" shares no GPU' if node else "No node shares its GPUs"
         complain(

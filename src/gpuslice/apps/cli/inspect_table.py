@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuslice.apps.cli.table import aligned, closed_row, dashes, row, size
 from gpuslice.core.report import CardUse, NodeUse, PodUse, Report, percent
+from gpuslice.diagnosis.table import aligned, closed_row, dashes, row, size
 
 UNKNOWN_ADDRESS = "unknown"
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130  # 128 plus the number of the signal, as in shells
 
 
-OF_DAEMONS = {"httptools", "grpclib", "google", "numpy", "highspy", "bcrypt"}
+OF_DAEMONS = {"grpclib", "google", "numpy", "highspy", "bcrypt"}
 """Packages that the command line does without; pyproject.toml has them in the extra "daemons"."""
 
 PLUGINS = "gpuslice.commands"  # entry points by which other distributions add a command

@@ -15,9 +15,9 @@ from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuslice.adapters.kube.sync import SyncClient
+    from gpuslice.adapters.kube.client import KubeClient
     from gpuslice.apps.cli.flags import Flags
-    from gpuslice.apps.cli.migration import Plan
+    from gpuslice.migration.plan import Plan
 
 FROM = ("gpushare", "hami", "ack", "time-slicing", "kai", "run-ai")
 FAILED = 3  # some changes could not be made; each is reported with its reason
@@ -85,27 +85,22 @@ def command(
       gpuslice migrate --to dra gpu-1 --apply            give the cards of gpu-1 out by claims
       gpuslice migrate --to dra gpu-1 --undo             what the way back would change
     """
-    from gpuslice.apps.cli.cluster import client_of
-    from gpuslice.apps.cli.migration_writes import carry_out
+    from gpuslice.apps.cli.cluster import ask
 
     if (system is None) == (to is None):
         raise click.UsageError("either --from SYSTEM or --to dra NODE must be given")
     if bool(switched) != (to is not None):
         raise click.UsageError("NODE and --to go together: --from takes all nodes, or those of --node")
     flags = flags_of(context, asked)
-    client = client_of(flags)
-    if system is None:
-        from gpuslice.apps.cli.migration_claims import plan_claims
-
-        found = plan_claims(client, switched, asked["node_label"], back=undo)
-    else:
-        found = _from(client, flags, system, asked, back=undo)
     failed: dict[str, str] = {}
-    for change, why in carry_out(client, system or "claims", found.changes) if apply else ():
-        if why:
-            failed[change.where] = why
-        if output == "table":
-            complain(f"{change.where}: {why or 'done'}")
+
+    async def migrate(client: KubeClient) -> Plan:
+        planned = await _planned(client, flags, system, switched, asked, back=undo)
+        if apply:
+            await _carry_out(client, system, planned, failed, tells=output == "table")
+        return planned
+
+    found = ask(flags, migrate)
     if output == "table":
         tell(_text(found, system, undo=undo, applied=apply, failed=failed))
     else:
@@ -113,18 +108,42 @@ def command(
     context.exit(FAILED if failed else 0)
 
 
-def _from(client: SyncClient, flags: Flags, system: str, asked: dict[str, Any], *, back: bool) -> Plan:
-    """What has to be done to migrate from another system, or to go back to it."""
-    from gpuslice.apps.cli.migration import plan
-    from gpuslice.apps.cli.migration_back import plan_back
-    from gpuslice.apps.cli.migration_reader import Reader
-    from gpuslice.apps.cli.migration_systems import SYSTEMS, sizes_of
+async def _planned(
+    client: KubeClient,
+    flags: Flags,
+    system: str | None,
+    switched: Sequence[str],
+    asked: dict[str, Any],
+    *,
+    back: bool,
+) -> Plan:
+    """What has to be done to switch nodes to claims, to migrate from another system, or to go back."""
+    from gpuslice.migration.back import plan_back
+    from gpuslice.migration.claims import plan_claims
+    from gpuslice.migration.plan import plan
+    from gpuslice.migration.reader import read
+    from gpuslice.migration.systems import SYSTEMS, sizes_of
 
-    reader, known = Reader(client, flags.namespace, asked["nodes"]), SYSTEMS[system]
+    if system is None:
+        return await plan_claims(client, switched, asked["node_label"], back=back)
+    known = SYSTEMS[system]
+    cluster = await read(client, flags.namespace, asked["nodes"], known.owned)
     if back:
-        return plan_back(known, reader)
-    sizes = sizes_of(reader.all_nodes, asked["memory_unit"], asked["card_units"], asked["slice_units"])
-    return plan(known, reader, sizes, asked["node_label"])
+        return plan_back(known, cluster)
+    sizes = sizes_of(cluster.all_nodes, asked["memory_unit"], asked["card_units"], asked["slice_units"])
+    return plan(known, cluster, sizes, asked["node_label"])
+
+
+async def _carry_out(
+    client: KubeClient, system: str | None, planned: Plan, failed: dict[str, str], *, tells: bool
+) -> None:
+    from gpuslice.migration.writes import carry_out
+
+    async for change, why in carry_out(client, system or "claims", planned.changes):
+        if why:
+            failed[change.where] = why
+        if tells:
+            complain(f"{change.where}: {why or 'done'}")
 
 
 def _document(plan: Plan, system: str | None, *, applied: bool, failed: dict[str, str]) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import sys
 import textwrap
 import time
@@ -81,6 +79,8 @@ def wrapped(line: str, indent: str) -> str:
     """
     if not sys.stdout.isatty():
         return line
+    import shutil  # not for who writes into a pipe
+
     width = shutil.get_terminal_size().columns
     return textwrap.fill(
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
@@ -92,24 +92,6 @@ def tell(text: str, *, err: bool = False) -> None:
     somebody's kubeconfig, so control characters are removed before they reach the terminal.
     """
     click.echo("\n".join(map(printable, text.split("\n"))), nl=False, err=err)
-
-
-_TIME = re.compile(
-    r"(?:\bat |\bsince )?(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d))"
-)
-
-
-def aged(text: str) -> str:
-    """`text` with how long ago its times are, whatever format a component writes them in."""
-    from datetime import UTC, datetime
-
-    from gpuslice.core.words import lasting
-
-    def ago(found: re.Match[str]) -> str:
-        passed_s = (datetime.now(UTC) - datetime.fromisoformat(found["time"])).total_seconds()
-        return f"for {lasting(passed_s)}" if found[0].startswith("since") else f"{lasting(passed_s)} ago"
-
-    return _TIME.sub(ago, text)
 
 
 def complain(sentence: str) -> None:

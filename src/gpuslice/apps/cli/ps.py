@@ -10,8 +10,8 @@ import click
 from gpuslice.adapters.region.budget import Budget, Budgets
 from gpuslice.adapters.region.limits import LimitsEntry
 from gpuslice.apps.cli.output import output_flag, print_document
-from gpuslice.apps.cli.table import aligned, row
 from gpuslice.core.units import MIB
+from gpuslice.diagnosis.table import aligned, row
 
 BASE = Path("/tmp/gpuslice-budgets")
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import click
 
 from gpuslice.adapters.kube import objects
+from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
-from gpuslice.adapters.kube.resources import LIVING, NODES, PODS, QUOTAS
-from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
+from gpuslice.adapters.kube.resources import PODS, QUOTAS
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.cli.cluster import connection_of
-from gpuslice.apps.cli.explanation import named_pods
+from gpuslice.apps.cli.cluster import ask, connection_of
 from gpuslice.apps.cli.flags import Flags
-from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
 from gpuslice.core.claim_views import unit_of
 from gpuslice.core.contract import ANN_POD_UNITS, ANN_REQUEST
 from gpuslice.core.errors import GpusliceError, InvalidRequestError
@@ -27,6 +25,8 @@ from gpuslice.core.quota import why_over_quota
 from gpuslice.core.resize import added_in, grown, more, wanted, with_amounts
 from gpuslice.core.units import MIB, UNIT_MIB
 from gpuslice.core.words import counted
+from gpuslice.diagnosis.cluster import read_cluster
+from gpuslice.diagnosis.explain.facts import named_pods
 
 LOOK_EVERY_S = 0.2
 
@@ -37,27 +37,30 @@ class NotResizedError(GpusliceError):
 
 def resize(flags: Flags, name: str, amount: str, container: str, *, wait_s: float) -> None:
     """Change each of the pods, or none if one of them cannot be. Raises GpusliceError."""
-    connection = connection_of(flags)
-    client = SyncClient(SyncTransport(connection))
-    found = named_pods(client, connection.namespace, name)
+    namespace = connection_of(flags).namespace
+    ask(flags, lambda client: _resize(client, namespace, name, amount, container, wait_s=wait_s))
+
+
+async def _resize(
+    client: KubeClient, namespace: str, name: str, amount: str, container: str, *, wait_s: float
+) -> None:
+    found = await named_pods(client, namespace, name)
     if not found:
         raise NotResizedError(f"{name} has no pods")
-    ledger = ledger_of(
-        client.list(NODES), client.list(PODS, fields=f"{LIVING},spec.nodeName!="), read_config_maps(client)
-    )
+    ledger = (await read_cluster(client)).ledger
     wishes = [(pod, _wish(pod_view(pod), pod, ledger, amount, container)) for pod in found]
-    refusals = [] if wait_s else [*_refusals(client, ledger, [pod for _, (pod, _) in wishes])]
+    refusals = [] if wait_s else await _refusals(client, ledger, [pod for _, (pod, _) in wishes])
     if refusals:
         raise NotResizedError("; ".join(refusals))
     for pod, (then, text) in wishes:
         meta, now = pod.metadata, pod_view(pod).request
         patch = {"metadata": {"annotations": {ANN_REQUEST: text}}}
-        client.merge_patch(PODS, meta.name, patch, meta.namespace)
+        await client.merge_patch(PODS, meta.name, patch, meta.namespace)
         assert now is not None
         assert then.wanted is not None
         click.echo(f"pod/{meta.name} {counted(now.units, 'unit')} -> {then.wanted.units}")
     if wait_s:
-        _wait(client, [pod for _, (pod, _) in wishes], time.monotonic() + wait_s, wait_s)
+        await _wait(client, [pod for _, (pod, _) in wishes], time.monotonic() + wait_s, wait_s)
 
 
 def _wish(view: Pod, pod: objects.Pod, ledger: Ledger, amount: str, container: str) -> tuple[Pod, str]:
@@ -92,36 +95,38 @@ def _units(amount: str, unit_mib: int) -> int:
     return -(-found // (unit_mib * MIB))
 
 
-def _refusals(client: SyncClient, ledger: Ledger, pods: list[Pod]) -> Iterator[str]:
+async def _refusals(client: KubeClient, ledger: Ledger, pods: list[Pod]) -> list[str]:
     """What keeps pods from more, in the words of the extender, which decides."""
+    found = []
     for pod in pods:
         request, holds = more(pod), ledger.holds.on(pod.node)
         if request is None or holds is None:
             continue
         answer: Pod | Refusal | None = grown(pod, request, holds.state(), dict(holds.beside(pod)))
         if isinstance(answer, Pod):
-            answer = _over_quota(client, ledger, pod, request)
+            answer = await _over_quota(client, ledger, pod, request)
         if isinstance(answer, Refusal):
-            yield f"pod {pod.key}: {answer}"
+            found.append(f"pod {pod.key}: {answer}")
+    return found
 
 
-def _over_quota(client: SyncClient, ledger: Ledger, pod: Pod, request: Request) -> Refusal | None:
+async def _over_quota(client: KubeClient, ledger: Ledger, pod: Pod, request: Request) -> Refusal | None:
     """None as well where quotas may not be read: then the extender says so."""
     try:
-        quotas = client.list(QUOTAS, pod.namespace)
+        quotas = await client.all(QUOTAS, pod.namespace)
     except KubeError:
         return None
     asked = request.units - (pod.request.units if pod.request else 0)
     return why_over_quota(quotas, request.names.memory, added_in(ledger.pods.values(), pod.namespace), asked)
 
 
-def _wait(client: SyncClient, pods: list[Pod], until_s: float, wait_s: float) -> None:
+async def _wait(client: KubeClient, pods: list[Pod], until_s: float, wait_s: float) -> None:
     """Until the agents of their nodes say so in the pods' annotations."""
     waiting = {pod.uid: pod for pod in pods}
     while waiting:
         for pod in tuple(waiting.values()):
             try:
-                seen = client.get(PODS, pod.name, pod.namespace)
+                seen = await client.get(PODS, pod.name, pod.namespace)
             except NotFoundError:
                 raise NotResizedError(f"pod {pod.key} has gone") from None
             view, said = pod_view(seen), (seen.metadata.annotations or {}).get(ANN_POD_UNITS, "")
@@ -134,4 +139,4 @@ def _wait(client: SyncClient, pods: list[Pod], until_s: float, wait_s: float) ->
                 f"what it waits for"
             )
         if waiting:
-            time.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(LOOK_EVERY_S)

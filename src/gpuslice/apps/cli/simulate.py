@@ -14,7 +14,7 @@ from gpuslice.apps.command_line import FiniteRange
 from gpuslice.core.errors import GpusliceError, words_of
 
 if TYPE_CHECKING:
-    from gpuslice.apps.cli.simulation import Simulation
+    from gpuslice.diagnosis.simulate.rule import Simulation
 
 PARTS = 100  # of each replay, in the progress bar
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -55,7 +55,7 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
       gpuslice simulate --from-cluster --drop 'old-*' --growth 1.2
       gpuslice simulate --trace pods.csv --nodes nodes.csv --plot filling.svg
     """
-    from gpuslice.apps.cli.simulation_text import document, table
+    from gpuslice.diagnosis.simulate.words import document, table
 
     if plot is not None and not plot.absolute().parent.is_dir():
         raise click.UsageError(f'--plot is "{plot}", must be a file in a folder that exists')
@@ -66,7 +66,7 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
         print_document(document(simulation), output)
     if plot is None:
         return
-    from gpuslice.apps.cli.chart import chart, svg
+    from gpuslice.diagnosis.simulate.chart import chart, svg
 
     try:  # last: a full disk costs only the chart
         plot.write_text(svg(chart(simulation)), encoding="utf-8")
@@ -75,20 +75,23 @@ def command(context: click.Context, /, output: str, plot: Path | None, **asked: 
 
 
 def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
-    from gpuslice.apps.cli import simulation
+    from gpuslice.diagnosis.simulate import facts, rule
 
     if asked["from_cluster"] == (asked["trace"] is not None):
         raise click.UsageError("either --from-cluster or --trace FILE must be given")
     try:
-        policies = simulation.policy_names(asked["policy"])
+        policies = rule.policy_names(asked["policy"])
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     try:
         if asked["from_cluster"]:
-            start = simulation.from_cluster(flags_of(context, asked))
+            from gpuslice.apps.cli.cluster import ask
+            from gpuslice.diagnosis.cluster import read_cluster
+
+            start = facts.of_cluster(ask(flags_of(context, asked), read_cluster))
         else:
-            start = simulation.from_files(asked["trace"], asked["nodes"])
-        wish = simulation.Wish(
+            start = facts.of_files(asked["trace"], asked["nodes"])
+        wish = rule.Wish(
             add=asked["add"],
             drop=asked["drop"],
             growth=asked["growth"],
@@ -96,9 +99,9 @@ def _simulate(context: click.Context, asked: dict[str, Any]) -> Simulation:
             seed=asked["seed"],
             needed=asked["needed"],
         )
-        plan = simulation.plan(start, wish)
+        plan = rule.plan(start, wish)
     except (ValueError, OSError) as error:
         raise GpusliceError(str(error)) from error
-    steps, unseen = simulation.steps(plan), not sys.stderr.isatty()
+    steps, unseen = rule.steps(plan), not sys.stderr.isatty()
     with click.progressbar(length=PARTS * steps, label="placing", file=sys.stderr, hidden=unseen) as bar:
-        return simulation.run(plan, lambda done: bar.update(int(PARTS * min(done, steps)) - bar.pos))
+        return rule.run(plan, lambda done: bar.update(int(PARTS * min(done, steps)) - bar.pos))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,6 +12,13 @@ from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
 from gpuslice.apps.command_line import FiniteRange
 from gpuslice.core.errors import GpusliceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from gpuslice.diagnosis.cluster import UsageSource
+
+T = TypeVar("T")
 
 
 class BothKindsError(GpusliceError):
@@ -65,27 +72,26 @@ def command(
     context.obj = flags
     if context.invoked_subcommand is not None:
         return
-    from gpuslice.apps.cli.cluster import connection_of
-    from gpuslice.apps.diagnosis import exporters, usage
+    from gpuslice.apps.cli.cluster import ask
+    from gpuslice.diagnosis import exporters, usage
 
-    source = exporters.UrlSource(urls) if urls else exporters.ClusterSource(connection_of(flags))
+    def with_source(do: Callable[[UsageSource], Coroutine[Any, Any, T]]) -> T:
+        if urls:
+            import asyncio
+
+            return asyncio.run(do(exporters.UrlSource(urls)))
+        return ask(flags, lambda client: do(exporters.ClusterSource(client)))
+
     draws = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
     if output == "table" and not once and draws:
         from gpuslice.apps.cli.top_app import TopApp
 
         explain = None if urls else lambda name: explained(flags, name)
         ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # set by many terminals
-        view = TopApp(
-            source,
-            every_s,
-            context=flags.context,
-            namespace=flags.namespace,
-            explain=explain,
-            light=ground in {"7", "15"},
-        )
-        view.run()
+        shown: dict[str, Any] = {"context": flags.context, "namespace": flags.namespace, "explain": explain}
+        with_source(lambda source: TopApp(source, every_s, **shown, light=ground in {"7", "15"}).run_async())
         return
-    found = source.read()
+    found = with_source(lambda source: source.read())
     nothing = bool(found.problems) and not found.cards
     found = found.of_namespace(flags.namespace)  # as in the live view
     if output == "table" and flags.namespace and not (found.containers or nothing):
@@ -105,8 +111,8 @@ def command(
 
 def explained(flags: Flags, name: str) -> str:
     """What `gpuslice explain NAME` prints."""
-    from gpuslice.apps.cli.explanation import read
-    from gpuslice.apps.cli.explanation_text import text
+    from gpuslice.apps.cli.explain import read
+    from gpuslice.diagnosis.explain.words import text
 
     return text(read(flags, name))
 
@@ -132,13 +138,13 @@ def node(
       gpuslice top node -o json      the keys of `arena top node -o json`; memory in bytes
     """
     from gpuslice.apps.cli import top_table
-    from gpuslice.apps.cli.cluster import client_of, connection_of, read_report
-    from gpuslice.apps.diagnosis.exporters import ClusterSource
+    from gpuslice.apps.cli.cluster import ask, read_report
     from gpuslice.core.contract import EXCLUSIVE_GPU
     from gpuslice.core.views import names_offered
+    from gpuslice.diagnosis.exporters import ClusterSource
 
     flags = flags_of(context, cluster)
-    report = read_report(client_of(flags))
+    report = ask(flags, read_report)
     for use in report.shared:
         if use.facts.amount(EXCLUSIVE_GPU):
             raise BothKindsError(
@@ -146,7 +152,7 @@ def node(
                 f"{use.name}: its cards are given out twice. Remove the exclusive device plugin from it, "
                 "or label it cgpu=false"
             )
-    found = ClusterSource(connection_of(flags)).read() if metric else None
+    found = ask(flags, lambda client: ClusterSource(client).read()) if metric else None
     if output != "table":
         from gpuslice.apps.cli.documents import arena_document
 

@@ -38,8 +38,9 @@ from gpuslice.apps.cli.top_print import (
     sparkline,
     widths_for,
 )
-from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage, Source
 from gpuslice.core.errors import GpusliceError
+from gpuslice.diagnosis.cluster import UsageSource
+from gpuslice.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 
 CELL_GAP = 2  # textual's own: one blank on either side
 SCROLLBAR = 1
@@ -137,7 +138,7 @@ class PodScreen(Screen[None]):
 
 
 class TopApp(App[None]):
-    """Reads `source` every `every_s` in a thread; `explain`, if given, explains NAMESPACE/POD."""
+    """Reads `source` every `every_s`; `explain`, if given, explains NAMESPACE/POD, on a thread."""
 
     TITLE = "gpuslice top"
     ENABLE_COMMAND_PALETTE = False
@@ -172,7 +173,7 @@ class TopApp(App[None]):
 
     def __init__(
         self,
-        source: Source,
+        source: UsageSource,
         every_s: float,
         *,
         context: str = "",
@@ -216,17 +217,17 @@ class TopApp(App[None]):
     def on_resize(self) -> None:
         self._show()
 
-    @work(thread=True, exclusive=True, group="read")
-    def read_now(self) -> None:
+    @work(exclusive=True, group="read")
+    async def read_now(self) -> None:
         """Read again; if that fails, the old figures stay on the screen, with a message."""
         try:
-            found = self._source.read()
+            found = await self._source.read()
         except GpusliceError as error:
             sentence = f"{time.strftime('%H:%M:%S')}, shown as it was before: {error}"
             found = replace(self._found, problems=(sentence,))
         else:
             self._history.take(found)
-        self.call_from_thread(self.take, found)
+        self.take(found)
 
     def take(self, found: ClusterUsage) -> None:
         """Show a new reading."""

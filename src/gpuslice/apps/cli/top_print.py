@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpuslice.apps.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 from gpuslice.core.words import counted
+from gpuslice.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 
 GIB = 1 << 30
 KEPT = 24

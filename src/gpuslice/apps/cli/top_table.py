@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuslice.apps.cli.inspect_table import UNKNOWN_ADDRESS, address, card_cells, columns_of, node_blocks
-from gpuslice.apps.cli.table import aligned, closed_row, dashes, row, size
-from gpuslice.apps.diagnosis.usage import CardUsage
 from gpuslice.core.report import ExclusiveUse, NodeFacts, NodeUse, Report, percent, roles
+from gpuslice.diagnosis.table import aligned, closed_row, dashes, row, size
+from gpuslice.diagnosis.usage import CardUsage
 
 GIB = 1 << 30
 _RULERS = {  # by (some card is shared, some card is unhealthy): constants of the original

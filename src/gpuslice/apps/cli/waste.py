@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpuslice.apps.cli.flags import Flags, cluster_flags, flags_of
+from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import DOCUMENTS, as_document, complain, listing_flags, print_repeatedly
 
 if TYPE_CHECKING:
-    from gpuslice.apps.diagnosis.waste import PodUsage
+    from gpuslice.adapters.kube.client import KubeClient
+    from gpuslice.diagnosis.cluster import Cluster
+    from gpuslice.diagnosis.waste import PodUsage
 
 SORTS = ("wasted", "idle", "held", "used", "peak", "excess")
 
@@ -42,12 +44,23 @@ def command(
       gpuslice waste --sort idle -n team-a
       gpuslice waste -o json
     """
-    from gpuslice.apps.diagnosis import waste
+    from gpuslice.apps.cli.cluster import ask
+    from gpuslice.diagnosis import waste
+    from gpuslice.diagnosis.cluster import read_cluster
+    from gpuslice.diagnosis.exporters import ClusterSource
+    from gpuslice.diagnosis.names import check_namespace
+    from gpuslice.diagnosis.usage import problem_lines
 
     flags = flags_of(context, cluster)
 
+    async def read(client: KubeClient) -> Cluster:
+        if flags.namespace:
+            await check_namespace(client, flags.namespace)
+        return await read_cluster(client, ClusterSource(client))
+
     def show() -> str:
-        found, problems = read(flags)
+        known = ask(flags, read)
+        found, problems = waste.usage_of_cluster(known, flags.namespace), problem_lines(known.problems)
         found.sort(key=waste.ORDERS[sort], reverse=True)
         for problem in problems:
             complain(f"Warning: {problem}")
@@ -64,39 +77,10 @@ def command(
     print_repeatedly(show, output, watch=watch)
 
 
-def read(flags: Flags) -> tuple[list[PodUsage], Sequence[str]]:
-    """What each pod of the namespace, or of all, holds and uses; and what could not be read."""
-    from gpuslice.adapters.kube.resources import LIVING, NODES, PODS
-    from gpuslice.adapters.kube.sync import SyncClient, SyncTransport
-    from gpuslice.adapters.kube.views import pod_view
-    from gpuslice.apps.cli.cluster import check_namespace, connection_of
-    from gpuslice.apps.diagnosis.claims import Claims, read_claims
-    from gpuslice.apps.diagnosis.cluster_ledger import ledger_of, read_config_maps
-    from gpuslice.apps.diagnosis.exporters import ClusterSource
-    from gpuslice.apps.diagnosis.places import place_of, wish_of
-    from gpuslice.apps.diagnosis.waste import usage_by_pod, with_who_waits
-
-    connection = connection_of(flags)
-    client = SyncClient(SyncTransport(connection))
-    if flags.namespace:
-        check_namespace(client, flags.namespace)
-    nodes, pods = client.list(NODES), client.list(PODS, fields=LIVING)
-    ledger = ledger_of(nodes, [pod for pod in pods if pod.spec.node_name], read_config_maps(client))
-    claims = (read_claims(client, nodes, pods) or Claims()).ledger
-    usage = ClusterSource(connection).read()
-    found = usage_by_pod((ledger, claims), usage.containers, flags.namespace)
-    waiting = {}
-    for pod in pods:
-        view = pod_view(pod)
-        if not pod.spec.node_name and view.request is not None and not view.problem:
-            waiting[view.key] = wish_of(pod, view.request)
-    return with_who_waits(found, ledger, list(map(place_of, nodes)), waiting), usage.problem_lines
-
-
 def text(found: Sequence[PodUsage], *, headers: bool = True, wide: bool = False) -> str:
-    from gpuslice.apps.cli.table import fitted
-    from gpuslice.apps.diagnosis.waste import sums
     from gpuslice.core.words import lasting
+    from gpuslice.diagnosis.table import fitted
+    from gpuslice.diagnosis.waste import sums
 
     heads = ["NAMESPACE", "POD", "OWNER", "NODE", "GPU", "HELD", "USED", "PEAK", "WASTED", "IDLE", "WAITING"]
     rows = [heads] if headers else []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,16 +18,18 @@ from gpuslice.apps.console.followed_claims import FollowedClaims
 from gpuslice.apps.console.kept_pod import Interner, KeptPod, is_exporter, is_plugin, kept_pod
 from gpuslice.apps.console.observed_client import ObservedClient
 from gpuslice.apps.console.rows import Rows
-from gpuslice.apps.diagnosis.claims import Claims
-from gpuslice.apps.diagnosis.doctor_facts import EXTENDER, HOOKS, SLICES, is_own_hook
-from gpuslice.apps.diagnosis.places import place_of
-from gpuslice.apps.diagnosis.pod_explanation import waits_for
-from gpuslice.apps.diagnosis.rejections import rejections_of
 from gpuslice.core.contract import CLAIM_CLASS, NAME_SETS, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of
 from gpuslice.core.model import Pod
-from gpuslice.core.rejections import KubeletRefusal, Rejections
+from gpuslice.core.rejections import KubeletRefusal
+from gpuslice.diagnosis.claims import Claims
+from gpuslice.diagnosis.cluster import Cluster
+from gpuslice.diagnosis.doctor.facts import EXTENDER, HOOKS, SLICES, is_own_hook
+from gpuslice.diagnosis.explain.rule import waits_for
+from gpuslice.diagnosis.places import place_of
+from gpuslice.diagnosis.rejections import rejections_of
+from gpuslice.diagnosis.usage import ContainerUsage
 
 T = TypeVar("T")
 COUNTED = {
@@ -122,12 +125,20 @@ class ClusterState:
     def may_list_nodes(self) -> bool:
         return NODES.plural not in self._client.forbidden
 
-    def rejections(self, now_s: float) -> Rejections:
-        """What kubelets rejected that was not disproved since."""
-        return rejections_of(self._refused.values(), self.ledger.pods.values(), now_s)
-
-    def config_maps(self) -> Iterable[objects.ConfigMap]:
-        return self._config_maps.objects.values()
+    def cluster(self, usage: Mapping[str, Sequence[ContainerUsage]]) -> Cluster:
+        """All that is known now, for what is derived from it at once: the ledger goes on with the watches."""
+        now = datetime.now(UTC)
+        return Cluster(
+            list(self.nodes.values()),
+            list(self.pods.values()),
+            [each for each in self._config_maps.objects.values() if each.data is not None],
+            self.claims,
+            rejections=rejections_of(self._refused.values(), self.ledger.pods.values(), now.timestamp()),
+            usage=usage,
+            now=now,
+            followed=self.ledger,
+            partial=True,
+        )
 
     def own_hooks(self) -> list[dict[str, Any]]:
         return [

@@ -11,8 +11,8 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from gpuslice.adapters.kube.watch import Change, Reflector
-from gpuslice.apps.diagnosis.claims import Claims, claims_of
 from gpuslice.core.contract import CLAIM_DRIVER
+from gpuslice.diagnosis.claims import Claims, claims_of
 
 GATHER_S = 0.2
 REST = 4

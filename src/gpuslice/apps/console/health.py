@@ -9,10 +9,10 @@ from typing import Any
 from gpuslice.apps.console.access import Viewer
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_reader import UsageReader
-from gpuslice.apps.diagnosis.doctor import WATCHED_CHECKS, worst_first
-from gpuslice.apps.diagnosis.doctor_facts import Facts, Finding
-from gpuslice.apps.diagnosis.doctor_groups import Group, grouped
-from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
+from gpuslice.diagnosis.doctor.checks import WATCHED_CHECKS, worst_first
+from gpuslice.diagnosis.doctor.facts import Facts, Finding
+from gpuslice.diagnosis.doctor.groups import Group, grouped
+from gpuslice.diagnosis.prometheus import Prometheus, PrometheusError
 
 HOLDS_S = 10.0
 
@@ -103,19 +103,17 @@ class Health:
     def _facts(self) -> Facts:
         state = self._state
         small = (state.services, state.slices, *state.hooks)
+        cluster = state.cluster(self._usage.containers)
+        known = cluster.fields()
+        known["unreadable"] = [each.plural for each in small if not each.synced]
+        known["followed"] = None  # it changes while a thread looks
+        known["claims"] = state.claims if state.follows_claims else None
         return Facts(
-            nodes=list(state.nodes.values()),
-            pods=list(state.pods.values()),
+            **known,
             plugins=list(state.plugins.values()),
-            config_maps=[each for each in state.config_maps() if each.data is not None],
             services=state.services.objects(),
             slices=state.slices.objects(),
             hooks=state.own_hooks(),
-            claims=state.claims if state.follows_claims else None,
-            # the others are many, and no check looks at them
-            usage=[each for rows in self._usage.containers.values() for each in rows if each.excess_bytes],
-            rejections=state.rejections(time.time()),
-            unreadable=[each.plural for each in small if not each.synced],
             node_label=self._node_label,
         )
 

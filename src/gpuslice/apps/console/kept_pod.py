@@ -15,12 +15,12 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.followed_pod import Identity, identity_of
 from gpuslice.adapters.kube.rejected_pod import refusal_in
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.diagnosis.other_pods import resources_of
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import LABEL_CLAIMED
 from gpuslice.core.lookalikes import POD_LABELS, pod_label_hint, resource_hint
 from gpuslice.core.model import Pod
 from gpuslice.core.rejections import KubeletRefusal
+from gpuslice.diagnosis.explain.others import resources_of
 
 T = TypeVar("T")
 EXPORTER, PLUGIN = "gpuslice-exporter", "gpushare-device-plugin-ds"

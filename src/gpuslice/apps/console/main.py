@@ -35,12 +35,13 @@ from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.apps.console.usage_reader import UsageReader
 from gpuslice.apps.console.waiting import WaitingPods
 from gpuslice.apps.console.what_if import WhatIf
-from gpuslice.apps.diagnosis.advice import advice_document, peaks_of
-from gpuslice.apps.diagnosis.places import may_run
-from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError
-from gpuslice.core.advice import advise
 from gpuslice.core.errors import without_login
 from gpuslice.core.hosts import bracketed
+from gpuslice.diagnosis.advise.facts import advice_of
+from gpuslice.diagnosis.advise.words import document as advice_document
+from gpuslice.diagnosis.exporters import OURS, proxied
+from gpuslice.diagnosis.exporters import direct as direct_pages
+from gpuslice.diagnosis.prometheus import Prometheus, PrometheusError
 
 LONGEST_WAIT_S = 20.0
 """How long a page that is up to date waits for news; proxies cut connections that are silent for a minute."""
@@ -68,12 +69,11 @@ class Console:
             prometheus = Prometheus(settings.prometheus_url, *secrets_of)
         self.usage = UsageReader(
             self.state,
-            transport,
-            direct=direct,
+            direct_pages if direct else proxied(self._client, OURS),
             prometheus=prometheus,
             interval_s=settings.usage_interval_s,
         )
-        self._waiting = WaitingPods(self.state, lambda key: self.usage.containers.get(key, ()))
+        self._waiting = WaitingPods(self.state, lambda: self.usage.containers)
         self._documents = ClusterDocuments(self.rows)
         self._pods = PodPages(self._client, self.state, self.usage)
         self._health = Health(self.state, settings.node_label, self.usage, prometheus)
@@ -201,12 +201,9 @@ class Console:
 
     async def _advise(self, request: HttpRequest, viewer: Viewer) -> HttpResponse:
         """Covers the viewer's own pods; cards to empty are only for viewers who see all of them."""
-        ledger, claims = self.state.ledger, self.state.claims.ledger
-        containers = [each for pod in self.usage.containers.values() for each in pod]
-        seen = [each for each in containers if viewer.sees(each.namespace)]
-        peaks = peaks_of([*ledger.pods.values(), *claims.pods.values()], seen)
-        own = may_run(self.state.pods.values(), self.state.nodes.values())
-        document = advice_document(advise(ledger, peaks, claims, now_s=time.time(), may_run=own))
+        usage = self.usage.containers
+        seen = {key: each for key, each in usage.items() if viewer.sees(key.partition("/")[0])}
+        document = advice_document(advice_of(self.state.cluster(usage), seen))
         if not (viewer.everything and viewer.nodes):
             document["cards"] = []
         return await packed(msgspec.json.encode({**document, "problem": self.usage.problem}), request)

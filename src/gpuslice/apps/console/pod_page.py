@@ -13,12 +13,11 @@ from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.resources import EVENTS
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_reader import UsageReader
-from gpuslice.apps.diagnosis.places import place_of
-from gpuslice.apps.diagnosis.pod_document import pod_document
-from gpuslice.apps.diagnosis.pod_explanation import explained
-from gpuslice.apps.diagnosis.prometheus import PrometheusError
 from gpuslice.core.advice import card_of
 from gpuslice.core.model import Pod
+from gpuslice.diagnosis.explain.rule import explained
+from gpuslice.diagnosis.explain.words import pod_document
+from gpuslice.diagnosis.prometheus import PrometheusError
 
 MOST_EVENTS = 100
 
@@ -48,15 +47,7 @@ class PodPages:
         view = state.view(found) if found is not None else None
         if found is None or view is None:
             return None
-        explanation = explained(
-            found,
-            state.ledger,
-            state.nodes,
-            places=[place_of(node) for node in state.nodes.values()] if not view.node else (),
-            events=events,
-            usage_of=lambda each: self._usage.containers.get(each, ()),
-            claims=state.claims,
-        )
+        explanation = explained(found, state.cluster(self._usage.containers), events=events)
         document = {**pod_document(explanation), "eventsProblem": events_problem}
         better = self._usage.suggestion(key)
         if better is not None:

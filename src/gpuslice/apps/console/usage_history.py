@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from gpuslice.apps.diagnosis.prometheus import TeamHours
+from gpuslice.diagnosis.prometheus import TeamHours
 
 STEPS = 120
 STEP_S = 30.0

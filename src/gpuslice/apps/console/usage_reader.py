@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from sys import intern
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuslice.adapters.kube import objects
-from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.adapters.kube.http import ApiRequest
-from gpuslice.adapters.kube.transport import Transport
-from gpuslice.adapters.web.scrape import Page, ScrapeError, fetch, parse
 from gpuslice.apps.console.cluster_state import ClusterState
 from gpuslice.apps.console.usage_history import Point, UsageHistory
-from gpuslice.apps.diagnosis.advice import suggestion_of
-from gpuslice.apps.diagnosis.exporters import Unanswered, port_of, proxied_path
-from gpuslice.apps.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
-from gpuslice.apps.diagnosis.usage import CardUsage, ContainerUsage, gpu_order, usage_of
-from gpuslice.core.hosts import bracketed
 from gpuslice.core.sizing import Suggestion
 from gpuslice.core.units import MIB
+from gpuslice.diagnosis.advise.facts import suggestion_of
+from gpuslice.diagnosis.exporters import Exporters, Fetch
+from gpuslice.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
+from gpuslice.diagnosis.usage import CardUsage, ContainerUsage, UsageByPod, gpu_order
 
-_log = logging.getLogger(__name__)
 AT_ONCE = 8
-PAGE_TIMEOUT_S = 5.0
-WANTED = "gpuslice_"
 GIB = 1 << 30
 NOT_YET_S = 0.2
 BREATH = 500
@@ -38,35 +27,14 @@ IDLE_SM = 0.01
 """Below this fraction of the SMs a container counts as idle."""
 
 
-class UsageByPod(Mapping[str, tuple[ContainerUsage, ...]]):
-    """Containers by ``namespace/name`` of their pod; each is created when it is read."""
-
-    def __init__(self, containers: Sequence[ContainerUsage] = ()) -> None:
-        self._containers = containers
-        self._at: dict[str, tuple[int, ...]] = {}
-        for number, each in enumerate(containers):
-            key = intern(f"{each.namespace}/{each.pod}")
-            self._at[key] = (*self._at.get(key, ()), number)
-
-    def __getitem__(self, key: str) -> tuple[ContainerUsage, ...]:
-        return tuple(self._containers[at] for at in self._at[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._at)
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-
 class UsageReader:
     """Keeps the latest usage of each pod, writes its rows, and remembers an hour."""
 
     def __init__(
         self,
         state: ClusterState,
-        transport: Transport,
+        fetch: Fetch,
         *,
-        direct: bool,
         prometheus: Prometheus | None = None,
         interval_s: float = 15.0,
     ) -> None:
@@ -80,10 +48,8 @@ class UsageReader:
         self._hours_at_s = 0.0
         self.idle_at_s: dict[str, float] = {}  # since when a pod has been idle
         self._state = state
-        self._transport = transport
-        self._direct = direct
         self._interval_s = interval_s
-        self._unanswered = Unanswered(AT_ONCE)
+        self._exporters = Exporters(fetch, AT_ONCE)
 
     async def run(self) -> None:
         """Read repeatedly until cancelled."""
@@ -107,24 +73,8 @@ class UsageReader:
             except PrometheusError as error:
                 self.problem = str(error)
             return
-        exporters = self._unanswered.in_turn(self._state.exporters.values())
-        slots, left, clock = asyncio.Semaphore(AT_ONCE), list[objects.Pod](), asyncio.get_running_loop().time
-        self.problem = "" if exporters else "no exporter runs"
-
-        async def one(exporter: objects.Pod) -> Page | None:
-            async with slots:
-                if self._unanswered.enough:
-                    left.append(exporter)
-                    return None
-                asked_at_s = clock()
-                page = await self._page(exporter)
-                self._unanswered.note(exporter, None if page else clock() - asked_at_s)
-                return page
-
-        pages = await asyncio.gather(*map(one, exporters))
-        if left:
-            self.problem = self._unanswered.left(left)
-        found = usage_of(page for page in pages if page is not None)
+        found = await self._exporters.read(self._state.exporters.values())
+        self.problem = next(iter(found.problems), "" if self._state.exporters else "no exporter runs")
         self._take_cards(found.cards)
         await self._take(found.containers, time.time())
 
@@ -136,23 +86,6 @@ class UsageReader:
             self._hours = (DAY_S, await asyncio.to_thread(self.prometheus.team_hours))
             self._hours_at_s = time.time()
         return self._hours
-
-    async def _page(self, exporter: objects.Pod) -> Page | None:
-        try:
-            async with asyncio.timeout(PAGE_TIMEOUT_S):
-                if self._direct:
-                    host = bracketed(exporter.status.pod_ip)
-                    url = f"http://{host}:{port_of(exporter)}/metrics"
-                    return await asyncio.to_thread(fetch, url, PAGE_TIMEOUT_S, WANTED)
-                answer = await self._transport.request(ApiRequest("GET", proxied_path(exporter)))
-                if answer.status != 200:
-                    raise ScrapeError(f"the API server answers {answer.status}")
-                return parse(answer.body.decode("utf-8", "replace"), WANTED)
-        except (KubeError, ScrapeError, TimeoutError) as error:
-            self.problem = (
-                f"{exporter.spec.node_name}: its exporter does not answer: {error or 'it takes too long'}"
-            )
-            return None
 
     def _take_cards(self, found: Sequence[CardUsage]) -> None:
         """Write rows for what was found; others are removed, as their values are no longer valid."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gpuslice.apps.console.cluster_state import ClusterState
-from gpuslice.apps.diagnosis.places import place_of
-from gpuslice.apps.diagnosis.pod_explanation import explained, kind_of, sentences_of
-from gpuslice.apps.diagnosis.rejections import why_kept_off
-from gpuslice.apps.diagnosis.usage import ContainerUsage
+from gpuslice.diagnosis.explain.rule import explained, kind_of, sentences_of
+from gpuslice.diagnosis.usage import ContainerUsage
 
 REST = 4
 """The pause between two passes, as a multiple of the time that a pass took, and at least a second."""
@@ -19,9 +17,11 @@ REST = 4
 class WaitingPods:
     """Equal requests in equal circumstances are explained once: a queue consists mostly of equal pods."""
 
-    def __init__(self, state: ClusterState, usage: Callable[[str], Sequence[ContainerUsage]]) -> None:
+    def __init__(
+        self, state: ClusterState, usage: Callable[[], Mapping[str, Sequence[ContainerUsage]]]
+    ) -> None:
         self._state = state
-        self._usage = usage  # by namespace/name of the pod
+        self._usage = usage
         self.pass_s = 0.0  # how long the last pass took
         self._never: set[str] = set()  # those that fit on no node
 
@@ -46,8 +46,6 @@ class WaitingPods:
         """Update the rows of all waiting pods, yielding to other tasks between two kinds of pods."""
         state = self._state
         self._never &= state.waiting.keys()
-        now_s = time.time()
-        rejections = state.rejections(now_s)
         kinds: dict[bytes, list[str]] = {}
         for key, view in state.waiting.items():
             pod = state.pods[key]
@@ -57,18 +55,7 @@ class WaitingPods:
             found = state.pods.get(keys[0])
             if found is None:  # it has gone in the meantime, and another pass follows
                 continue
-            places = [place_of(node) for node in state.nodes.values()]
-            explanation = explained(
-                found,
-                state.ledger,
-                state.nodes,
-                places=places,
-                usage_of=self._usage,
-                claims=state.claims,
-                kept_off=[*why_kept_off(rejections, state.waiting[keys[0]], now_s)]
-                if keys[0] in state.waiting
-                else [],
-            )
+            explanation = explained(found, state.cluster(self._usage()))
             sentences = sentences_of(explanation)
             classes = explanation.explanation.classes if explanation.explanation is not None else ()
             never = bool(classes) and all(each.never for each in classes)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuslice.apps.console.cluster_state import ClusterState
 
 if TYPE_CHECKING:  # NumPy, which nothing else here needs, takes 16 MiB: it is imported on request
-    from gpuslice.core.policy import FleetNode, Shape
+    from gpuslice.diagnosis.simulate.facts import Start
 
 HOLDS_S = 60.0
 MOST_PODS = 2000
@@ -44,25 +43,21 @@ class WhatIf:
             return self._document
 
     async def _place_anew(self) -> dict[str, Any]:
-        from gpuslice.apps.diagnosis.simulation import fleet_of, with_claims
+        from gpuslice.diagnosis.simulate.facts import of_cluster
 
-        state, ledger = self._state, self._state.ledger
-        if state.claims.nodes() or state.claims.claims:
-            ledger = with_claims(ledger, state.claims, state.pods.values())
-        nodes, placed, waiting, _ = fleet_of(ledger)
-        return await asyncio.to_thread(_try, nodes, placed, waiting) if nodes and waiting else {}
+        start = of_cluster(self._state.cluster({}))
+        return await asyncio.to_thread(_try, start) if start.nodes and start.waiting else {}
 
 
-def _try(nodes: Sequence[FleetNode], placed: Sequence[Shape], waiting: Sequence[Shape]) -> dict[str, Any]:
+def _try(start: Start) -> dict[str, Any]:
     from gpuslice.core.policy import DEFAULT_POLICY
     from gpuslice.core.simulation.capacity import cards_needed, place_all
 
-    pods = [*placed, *waiting]
-    outcome = place_all(nodes, pods, DEFAULT_POLICY)
-    needed = cards_needed(nodes, pods, DEFAULT_POLICY)
+    outcome = place_all(start.nodes, start.pods, DEFAULT_POLICY)
+    needed = cards_needed(start.nodes, start.pods, DEFAULT_POLICY)
     return {
-        "pods": len(pods),
-        "waiting": len(waiting),
+        "pods": len(start.pods),
+        "waiting": start.waiting,
         "placed": outcome.placed,
         "never": sum(each.pods for each in outcome.unplaced if each.never),
         "addedNodes": None if needed is None else needed.added,

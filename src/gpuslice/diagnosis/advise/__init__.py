@@ -1,0 +1,1 @@
+"""Better sizes of requests, and cards that could be emptied."""
