@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gpuslice.adapters.web.process import ProcessMetrics
-from gpuslice.apps.exporter.catalogue import CARD, Group, groups
+from gpuslice.apps.exporter.catalogue import Group, groups
 from monitoring.boards import dashboards
 from monitoring.cases import rule_tests
 from monitoring.panels import document
@@ -48,15 +49,20 @@ def files() -> dict[str, str]:
     return found | chart | {"monitoring/alerts/tests.yaml": _yaml(rule_tests())}
 
 
+OBVIOUS = ("the exporter", "as above")
+MOST_WITHOUT = 2
+"""Metrics of a group that may lack a label for it to be called common."""
+
+
 def metrics_page() -> str:
     """The reference of every metric."""
     lines = [
         "# Metrics",
         "",
         "The metrics of `gpuslice exporter`. It also exports the fields of the counter file under",
-        "dcgm-exporter's names ([replacing dcgm-exporter](dcgm-exporter.md)). A name ends with its base",
-        "unit; a `_ratio` is 0 to 1. A value that cannot be read is absent, and `gpuslice_unavailable` says",
-        "why. Alerts are described on [a separate page](../operate/alerts.md).",
+        "dcgm-exporter's names ([replacing dcgm-exporter](dcgm-exporter.md)). What ends in `_total` is a",
+        "counter, anything else a gauge; before that stands the base unit, and a `_ratio` is 0 to 1. A value",
+        "that cannot be read is absent, and `gpuslice_unavailable` says why. In parentheses: its source.",
         "",
     ]
     for group in groups():
@@ -64,50 +70,50 @@ def metrics_page() -> str:
     lines += [
         "## Card time",
         "",
-        "`gpuslice_container_sm_utilization_ratio` is NVML's percentage of the container's processes,",
-        "unless these percentages together exceed the card's utilization by more than 5 points over about",
-        "ten seconds: then they include waits for other processes' turns. In that case the card's",
-        "utilization is divided among containers and other processes by what the interposer charged each",
-        "of them, at most up to its percentage; who was charged little or nothing for its percentage has",
-        "its part of the rest. NVML's own figure of each process is `DCGM_CUSTOM_PROCESS_SM_UTIL`",
-        "(`--ack-metrics`).",
+        "`gpuslice_container_sm_utilization_ratio` is NVML's percentage of the container's processes. Where",
+        "these exceed the card's utilization by more than 5 points over ten seconds, they include waits for",
+        "others' turns: then the card's utilization is divided by what the interposer charged each, at most",
+        "up to its percentage. NVML's own figure is `DCGM_CUSTOM_PROCESS_SM_UTIL` (`--ack-metrics`).",
         "",
         "## Every process",
         "",
         "Extender, agent, exporter, webhook, claims controller and console also export these.",
         "",
-        "| metric | type | meaning |",
-        "|---|---|---|",
+        "| metric | meaning |",
+        "|---|---|",
     ]
-    lines += [f"| `{each.name}` | {each.kind} | {each.help} |" for each in ProcessMetrics().families()]
+    for each in ProcessMetrics().families():
+        kind = " (histogram)" if each.kind == "histogram" else ""
+        lines.append(f"| `{each.name}` | {each.help}{kind} |")
     lines += [
         "",
         "## Formats",
         "",
         "`/metrics` answers in OpenMetrics 1.0.0, in Prometheus' protobuf format or in the text format",
-        "0.0.4, whichever the client's `Accept` prefers, with gzip if the client accepts it. The series",
-        "are the same. In OpenMetrics a counter's name ends in `_total`: counters of the counter file are",
-        "of type `unknown` there.",
+        "0.0.4, whichever the client's `Accept` prefers, with gzip if the client accepts it. In OpenMetrics",
+        "the counters of the counter file are of type `unknown`.",
         "",
-        "Durations are classic histograms. The protobuf format also has native buckets (schema 3). To have",
-        "Prometheus store them, set `scrape_native_histograms: true` in its scrape configuration (3.8;",
-        "earlier, the feature `native-histograms`), and `always_scrape_classic_histograms: true`: dashboards",
-        "and alerts use the classic buckets. The chart sets both with `monitoring.nativeHistograms: true`",
-        "(prometheus-operator 0.88).",
+        "Durations are classic histograms; the protobuf format also has native buckets (schema 3). To have",
+        "Prometheus store them, set `monitoring.nativeHistograms: true` in the chart, or in the scrape",
+        "configuration `scrape_native_histograms: true` and `always_scrape_classic_histograms: true`, which",
+        "dashboards and alerts use.",
     ]
     return "\n".join([*lines, ""])
 
 
 def _group(group: Group) -> list[str]:
-    """A table; labels common to all of its metrics are listed above it."""
-    common = [name for name in CARD if all(name in metric.labels for metric in group.metrics)]
+    """A table; labels common to nearly all of its metrics are listed above it."""
+    counts = Counter(name for metric in group.metrics for name in metric.labels)
+    common = [name for name, count in counts.items() if count >= len(group.metrics) - MOST_WITHOUT > 1]
     lines = [f"## {group.title}", ""]
     if common:
-        lines += [f"Each has the labels {', '.join(f'`{name}`' for name in common)}.", ""]
-    lines += ["| metric | type | labels | meaning | from |", "|---|---|---|---|---|"]
+        lines += [f"Labels: {', '.join(f'`{name}`' for name in common)}, and what is named in the table.", ""]
+    lines += ["| metric | more labels | meaning |", "|---|---|---|"]
     for metric in group.metrics:
-        more = ", ".join(name for name in metric.labels if name not in common)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {more} | {metric.help} | {metric.source} |")
+        lacking = [name for name in common if name not in metric.labels]
+        more = ", ".join(name for name in metric.labels if lacking or name not in common)
+        meaning = metric.help if metric.source in OBVIOUS else f"{metric.help[:-1]} ({metric.source})"
+        lines.append(f"| `{metric.name}` | {'only ' if lacking else ''}{more} | {meaning} |")
     return [*lines, ""]
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,10 +18,12 @@ from textual.widgets import DataTable, Input, Static
 from textual.widgets._footer import FooterKey
 
 from gpuslice.adapters.kube.errors import KubeError
-from gpuslice.apps.cli.top_app import CELL_GAP, SCROLLBAR, HelpScreen, PodScreen, TopApp
+from gpuslice.apps.cli.top import SORTS
+from gpuslice.apps.cli.top_app import CELL_GAP, SCROLLBAR, TopApp
 from gpuslice.apps.cli.top_print import History, container_cells, show_once
+from gpuslice.apps.cli.top_screens import HelpScreen, PodScreen
 from gpuslice.diagnosis.exporters import UrlSource
-from gpuslice.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
+from gpuslice.diagnosis.usage import ORDERS, CardUsage, ClusterUsage, ContainerUsage, by_most
 
 GIB = 1 << 30
 NODE = "cn-hangzhou.192.168.2.167"
@@ -191,8 +194,9 @@ async def running(
     width: int = 120,
     explain: Callable[[str], str] | None = None,
     light: bool = False,
+    sort: str = "",
 ) -> AsyncIterator[Screen]:
-    app = TopApp(Playing(*readings), NEVER_S, context="lab", explain=explain, light=light)
+    app = TopApp(Playing(*readings), NEVER_S, context="lab", explain=explain, light=light, sort=sort)
     async with app.run_test(size=(width, 30)) as pilot:
         screen = Screen(app, pilot)
         await screen.settled()
@@ -214,6 +218,38 @@ async def test_it_sorts_by_the_next_column_and_the_other_way_round() -> None:
         assert screen.pods() == ["app-1", "app-0", "app-2"]
         await screen.press("r")
         assert screen.pods() == ["app-2", "app-0", "app-1"]
+
+
+async def test_it_begins_in_the_order_that_was_asked_for() -> None:
+    async with running(MANY, sort="sm") as screen:
+        assert "by sm" in screen.text("#status")
+        assert screen.pods() == ["app-1", "app-0", "app-2"]
+        await screen.press("s")
+        assert "by NAMESPACE" in screen.text("#status")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("least", [False, True])
+def test_what_is_not_known_comes_last_in_every_order(order: str, least: bool) -> None:
+    unknown = ContainerUsage(NODE, "0", "default", "unknown", "main")
+    figures: dict[str, Any] = {
+        "used_bytes": 3.0,
+        "limit_bytes": 2.0,
+        "peak_bytes": 3.0,
+        "idle_seconds": 9.0,
+        "sm_ratio": 0.5,
+    }
+    some = replace(unknown, pod="some", **figures, refused=1.0)
+    zeros: dict[str, Any] = dict.fromkeys(figures, 0.0)
+    none = replace(unknown, pod="none", **zeros, refused=0.0)
+    found = [each.pod for each in by_most([unknown, none, some], order, least=least)]
+    known = [each for each in found if each != "unknown" or order == "excess"]
+    assert (found[-1] == "unknown" or order == "excess", len(known)) == (True, 2 + (order == "excess"))
+    assert order == "wasted" or (found.index("some") > found.index("none")) is least
+
+
+def test_the_command_knows_every_order() -> None:
+    assert set(SORTS) == set(ORDERS)
 
 
 async def test_it_filters_while_one_types_and_shows_all_again_after_escape() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from sys import intern
@@ -59,6 +59,13 @@ class ContainerUsage:
     def promised_bytes(self) -> float | None:
         """What it may count on: its limit, or what it asked for if nothing limits it."""
         return self.allocated_bytes if self.limit_bytes is None else self.limit_bytes
+
+    @property
+    def wasted_bytes(self) -> float | None:
+        """Held and not used."""
+        if self.used_bytes is None or self.promised_bytes is None:
+            return None
+        return max(0.0, self.promised_bytes - self.used_bytes)
 
     @property
     def excess_bytes(self) -> float:
@@ -272,6 +279,29 @@ def usage_of_samples(samples: Iterable[Sample], problems: Iterable[str] = ()) ->
     return ClusterUsage(
         tuple(card_rows), _Containers(containers, figures["container"], workloads, clocks), tuple(problems)
     )
+
+
+ORDERS: Mapping[str, Callable[[ContainerUsage], float | None]] = {
+    "wasted": lambda each: each.wasted_bytes,
+    "held": lambda each: each.promised_bytes,
+    "used": lambda each: each.used_bytes,
+    "peak": lambda each: each.peak_bytes,
+    "idle": lambda each: each.idle_seconds,
+    "excess": lambda each: each.excess_bytes,
+    "sm": lambda each: each.sm_ratio,
+    "refused": lambda each: each.refused,
+}
+"""What containers may be sorted by."""
+
+
+def by_most(containers: Iterable[ContainerUsage], order: str, *, least: bool = False) -> list[ContainerUsage]:
+    """Sorted by one of `ORDERS`, the highest first; what is not known comes last either way."""
+
+    def key(each: ContainerUsage) -> tuple[bool, float]:
+        value = ORDERS[order](each)
+        return value is None, (value or 0.0) * (1 if least else -1)
+
+    return sorted(containers, key=key)
 
 
 def gpu_order(gpu: str) -> tuple[int, str]:

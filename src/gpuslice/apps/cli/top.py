@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gpuslice.diagnosis.cluster import UsageSource
 
 T = TypeVar("T")
+SORTS = ("used", "held", "wasted", "idle", "peak", "excess", "sm", "refused")
 
 
 class BothKindsError(GpusliceError):
@@ -45,15 +47,20 @@ class BothKindsError(GpusliceError):
     envvar="GPUSLICE_EXPORTERS",
     help="An exporter's /metrics, for machines without a cluster; may be repeated.",
 )
+@click.option(
+    "--sort", type=click.Choice(SORTS), help="Containers by this figure, the highest first. [default: node]"
+)
 @output_flag
 @cluster_flags
 @click.pass_context
 def command(
     context: click.Context,
     /,
+    *,
     once: bool,
     every_s: float,
     urls: tuple[str, ...],
+    sort: str | None,
     output: str,
     **cluster: Any,
 ) -> None:
@@ -66,6 +73,7 @@ def command(
     Examples:
       gpuslice top                   a live view of the cluster, through the API server
       gpuslice top --once -o json    the same figures for a program
+      gpuslice top --sort wasted     who holds most without using it, first
       gpuslice top node              the table of `arena top node`
     """
     flags = flags_of(context, cluster)
@@ -89,11 +97,14 @@ def command(
         explain = None if urls else lambda name: explained(flags, name)
         ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]  # set by many terminals
         shown: dict[str, Any] = {"context": flags.context, "namespace": flags.namespace, "explain": explain}
+        shown["sort"] = sort or ""
         with_source(lambda source: TopApp(source, every_s, **shown, light=ground in {"7", "15"}).run_async())
         return
     found = with_source(lambda source: source.read())
     nothing = bool(found.problems) and not found.cards
     found = found.of_namespace(flags.namespace)  # as in the live view
+    if sort is not None:
+        found = replace(found, containers=usage.by_most(found.containers, sort))
     if output == "table" and flags.namespace and not (found.containers or nothing):
         complain(f"No container of namespace {flags.namespace} is measured.")
     if output != "table":

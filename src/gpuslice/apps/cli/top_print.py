@@ -6,7 +6,7 @@ The live view (`top_app`) shows the same columns; which of them fit a terminal i
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.cells import cell_len, set_cell_size
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpuslice.core.words import counted
+from gpuslice.core.words import counted, lasting
 from gpuslice.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 
 GIB = 1 << 30
@@ -27,9 +27,9 @@ WORDS = {"NODE", "MODEL", "NAMESPACE", "POD", "CONTAINER", HISTORY}
 CARD_COLUMNS = ("NODE", "GPU", "MODEL", "UTIL", "MEMORY", "GIVEN OUT", "TEMP", "POWER", HISTORY)
 CONTAINER_COLUMNS = (
     *("NAMESPACE", "POD", "CONTAINER", "NODE", "GPU"),
-    *("MEMORY", "OF LIMIT", "SM", "REFUSED", HISTORY),
+    *("MEMORY", "OF LIMIT", "SM", "IDLE", "REFUSED", HISTORY),
 )
-NOT_NEEDED = ("MODEL", "CONTAINER", "POWER", "GIVEN OUT", HISTORY, "TEMP", "NODE")
+NOT_NEEDED = ("MODEL", "CONTAINER", "POWER", "GIVEN OUT", HISTORY, "IDLE", "TEMP", "NODE")
 """Columns that a narrow terminal omits, the first of them first: figures are never cut off."""
 COMFORTABLE, LEAST = 24, 10
 """Width of a column of names below which another column is omitted, and the least width."""
@@ -117,6 +117,7 @@ def container_cells(row: ContainerUsage, history: History) -> Cells:
         "MEMORY": Text(f"{gib(row.used_bytes)}/{gib(row.promised_bytes)}"),
         "OF LIMIT": Text(percent(used), style),
         "SM": Text(percent(row.sm_ratio)),
+        "IDLE": Text("-" if row.idle_seconds is None else lasting(row.idle_seconds)),
         "REFUSED": refused,
         HISTORY: Text(sparkline(history.seen.get(key, ())), "cyan"),
     }
@@ -213,13 +214,8 @@ def table(rows: Sequence[Cells], columns: Iterable[str], width: int) -> Table:
     return made
 
 
-SORTS: Mapping[str, Callable[[ContainerUsage], tuple[float, ...]]] = {
-    "MEMORY": lambda row: (row.used_bytes or 0,),
-    "OF LIMIT": lambda row: (ratio(row.used_bytes, row.limit_bytes) or 0,),
-    "SM": lambda row: (row.sm_ratio or 0,),
-    "REFUSED": lambda row: (row.refused or 0,),
-}
-"""Columns of figures: sorted with the highest first. All others are sorted alphabetically."""
+SORTED_BY = {"MEMORY": "used", "SM": "sm", "IDLE": "idle", "REFUSED": "refused"}
+"""Columns of figures, by what of `usage.ORDERS` they show. All others are sorted alphabetically."""
 
 
 def gib(amount: float | None) -> str:
