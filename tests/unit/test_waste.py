@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,6 +57,17 @@ def test_who_is_refused_memory_is_not_told_to_give_it_back() -> None:
     assert not found.is_spare
     (found,) = usage_by_pod([cluster(15)], UsageByPod([replace(fails, refused=0)]))
     assert found.is_spare
+
+
+@pytest.mark.parametrize(("units", "held_mib"), [(15, 4 * 1024), (16130, 4)])
+def test_on_a_card_whose_size_nobody_tells_units_are_what_they_count(units: int, held_mib: int) -> None:
+    """As on a node of the vendor's, whose annotation has no sizes."""
+    ledger = Ledger()
+    node = make_node("n0", [units])
+    ledger.apply_node(replace(node, cards=tuple(replace(card, memory_mib=0) for card in node.cards)))
+    ledger.apply_pod(make_pod("p0", 4, node="n0", card=0))
+    (found,) = usage_by_pod([ledger], {})
+    assert (found.held_mib, found.used_mib) == (held_mib, None)
 
 
 def test_of_a_namespace_only_its_pods_are_shown() -> None:

@@ -14,7 +14,7 @@ from gpuslice.core.hold import Hold
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Card, Pod
 from gpuslice.core.sizing import Suggestion, suggested_size
-from gpuslice.core.units import limit_mib
+from gpuslice.core.units import limit_mib, worth_mib
 
 MayRun = Callable[[Pod, str], bool]
 MOST_CARDS = 100
@@ -225,7 +225,7 @@ class _Room:
         state = self._ledger.state(place[0])
         card = next((card for card in (state.node.cards if state else ()) if card.index == place[1]), None)
         return (
-            limit_mib(card.memory_mib, units, card.units) if card is not None and units <= card.units else 0
+            worth_mib(card.memory_mib, units, card.units) if card is not None and units <= card.units else 0
         )
 
     def _suits(self, pod: Pod, node: str) -> bool:

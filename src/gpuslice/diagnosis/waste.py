@@ -19,7 +19,7 @@ from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Refusal
 from gpuslice.core.node_filters import NodeFilters, Place, Wish
 from gpuslice.core.placement import place
-from gpuslice.core.units import MIB, limit_mib
+from gpuslice.core.units import MIB, worth_mib
 from gpuslice.core.words import lasting
 from gpuslice.diagnosis.places import wish_of
 from gpuslice.diagnosis.usage import ContainerUsage, known
@@ -126,9 +126,9 @@ def held_mib(pod: Pod, ledger: Ledger) -> float | None:
     total = 0
     for part in pod.placement.slices:
         card = cards.get(part.card)
-        if card is None or not card.memory_mib or part.units > card.units:
+        if card is None or part.units > card.units:
             return None
-        total += limit_mib(card.memory_mib, part.units, card.units)
+        total += worth_mib(card.memory_mib, part.units, card.units)
     return total
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from gpuslice.diagnosis.cluster import UsageSource
+    from gpuslice.diagnosis.usage import ClusterUsage
 
 T = TypeVar("T")
 SORTS = ("used", "held", "wasted", "idle", "peak", "excess", "sm", "refused")
@@ -81,7 +82,7 @@ def command(
     if context.invoked_subcommand is not None:
         return
     from gpuslice.apps.cli.cluster import ask
-    from gpuslice.diagnosis import exporters, usage
+    from gpuslice.diagnosis import exporters
 
     def with_source(do: Callable[[UsageSource], Coroutine[Any, Any, T]]) -> T:
         if urls:
@@ -100,13 +101,19 @@ def command(
         shown["sort"] = sort or ""
         with_source(lambda source: TopApp(source, every_s, **shown, light=ground in {"7", "15"}).run_async())
         return
-    found = with_source(lambda source: source.read())
-    nothing = bool(found.problems) and not found.cards
-    found = found.of_namespace(flags.namespace)  # as in the live view
+    _print(with_source(lambda source: source.read()), flags.namespace, sort, output)
+
+
+def _print(read: ClusterUsage, namespace: str, sort: str | None, output: str) -> None:
+    """One reading, of the namespace; ends with 1 if nothing could be read."""
+    from gpuslice.diagnosis import usage
+
+    nothing = bool(read.problems) and not read.cards
+    found = read.of_namespace(namespace)  # as in the live view
     if sort is not None:
         found = replace(found, containers=usage.by_most(found.containers, sort))
-    if output == "table" and flags.namespace and not (found.containers or nothing):
-        complain(f"No container of namespace {flags.namespace} is measured.")
+    if output == "table" and namespace and not (found.containers or nothing):
+        complain(f"No container of namespace {namespace} is measured.")
     if output != "table":
         print_document(usage.documents(found), output)
     elif nothing:

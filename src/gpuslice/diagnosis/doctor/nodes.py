@@ -20,12 +20,12 @@ from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import node_label_hints
 from gpuslice.core.mode import SCHEDULES, rules_of
 from gpuslice.core.quantity import whole_number
+from gpuslice.core.units import MOST_GIB
 from gpuslice.diagnosis.doctor.facts import Facts, Finding, Level, amount, names_of, time_of
 from gpuslice.diagnosis.doctor.plugins import not_offered
 
 CONFIRMED = timedelta(seconds=60)  # the agent needs a second; it gets a minute
 HEARD_WITHIN = timedelta(minutes=15)  # kubelet reports every five
-_MOST_GIB = 1000  # no card has this many GiB: such units are MiB
 
 
 def shared_nodes(facts: Facts) -> Iterator[Finding]:
@@ -149,8 +149,8 @@ def one_unit(facts: Facts) -> Iterator[Finding]:
         for node in facts.nodes
         if amount(node, names_of(node).memory)
     }
-    mib = sorted(name for name, units in sizes.items() if units >= _MOST_GIB)
-    gib = sorted(name for name, units in sizes.items() if 0 < units < _MOST_GIB)
+    mib = sorted(name for name, units in sizes.items() if units >= MOST_GIB)
+    gib = sorted(name for name, units in sizes.items() if 0 < units < MOST_GIB)
     if mib and gib:
         yield Finding(
             Level.ERROR,

@@ -28,7 +28,7 @@ from gpuslice.adapters.kube.views import pod_view
 from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.errors import GpusliceError, printable
 from gpuslice.core.lookalikes import resource_hints
-from gpuslice.core.units import limit_mib
+from gpuslice.core.units import worth_mib
 from gpuslice.core.words import nearest
 from gpuslice.diagnosis.claims import view_with_claims
 from gpuslice.diagnosis.cluster import Cluster, Reader, ledger_of, read_cluster
@@ -144,9 +144,10 @@ async def _of_node(client: KubeClient, name: str) -> Explanations:
     config_maps = await Reader(client).list(CONFIG_MAPS, SYSTEM_NAMESPACE)
     state = ledger_of([node], pods, config_maps).state(name)
     for slot, card in enumerate(state.node.cards if state is not None else ()):
-        held = limit_mib(card.memory_mib, max(0, card.units - state.left[slot]), card.units) if state else 0
+        held = max(0, card.units - state.left[slot]) if state else 0
+        amounts = [worth_mib(card.memory_mib, units, card.units) for units in (held, card.units)]
         out = ", out of use" if state is not None and card.index in state.node.unhealthy else ""
-        problems.append(f"Card {card.index}: {held} of {card.memory_mib} MiB held{out}.")
+        problems.append(f"Card {card.index}: {amounts[0]} of {amounts[1]} MiB held{out}.")
     if state is None or not state.node.cards:
         problems.append(f"Node {name} shares no cards.")
     explanations = tuple(await _explained(client, pods))

@@ -26,7 +26,7 @@ from typing import Any
 
 from gpuslice.core.errors import printable
 from gpuslice.core.model import Card, CardSlice, Tier
-from gpuslice.core.units import MIB, limit_mib
+from gpuslice.core.units import MIB, limit_mib, worth_mib
 from gpuslice.core.words import counted, lasting
 from gpuslice.diagnosis.ages import aged
 from gpuslice.diagnosis.explain.decisions import Decision, sentence_of
@@ -82,7 +82,7 @@ def text(found: Explanations, *, headers: bool = True, wide: bool = False) -> st
 
 
 def _limit(card: Card | None, units: int) -> int:
-    return limit_mib(card.memory_mib, units, card.units) if card is not None and units <= card.units else 0
+    return worth_mib(card.memory_mib, units, card.units) if card is not None and units <= card.units else 0
 
 
 def pod_text(explained: PodExplanation) -> str:

@@ -316,7 +316,10 @@ function write(context, placed, blocks, colours, labels, mode) {
     context.fillText(state, x, y + 29);
     const aside = context.measureText(state).width;
     context.fillStyle = colours.muted;
-    context.fillText(fitted(context, [`${mib(held)} / ${mib(all)}`, node.model].filter(Boolean).join(" · "), width - aside), x + aside, y + 29);
+    const amounts = `${mib(held)} / ${mib(all)}`;
+    const room = width - aside - context.measureText(`${amounts} · `).width;
+    const model = node.model && room > 24 ? ` · ${fitted(context, node.model, room)}` : ""; // amounts are never cut
+    context.fillText(amounts + model, x + aside, y + 29);
   }
   if (placed.foot) {
     context.font = `400 11.5px ${colours.font}`;

@@ -41,6 +41,7 @@ export class WasteView {
     const focused = document.activeElement?.closest?.("th") ? document.activeElement.textContent : null;
     const sum = (name) => rows.reduce((total, each) => total + (each.used === null ? 0 : each[name]), 0);
     const line = [`${mib(sum("held"))} ${t("held").toLowerCase()}`, `${mib(sum("used"))} ${t("used").toLowerCase()}`, `${mib(sum("unused"))} ${t("unused").toLowerCase()}`];
+    if (rows.every((each) => each.used === null)) line.splice(0, 3, `${mib(rows.reduce((total, each) => total + each.held, 0))} ${t("held").toLowerCase()}`, `– ${t("used").toLowerCase()}`); // unknown is not 0
     if (sum("excess")) line.push(`${mib(sum("excess"))} ${t("excess").toLowerCase()}`);
     replace(this.root, title, h("p.muted", {}, line.join(" · ")),
       h("section.panel", {}, h("div.scroll", {}, h("table.wastes", {},
