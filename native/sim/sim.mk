@@ -14,7 +14,7 @@ SIM_CUDA := $(SIM_STATE) $(filter-out %/future.o,$(call sim_objects,libcuda/*.c)
 SIM_FUTURE := $(filter-out %/symbols.o,$(SIM_CUDA)) $(SIM_OBJECTS)/libcuda/future.o $(SIM_OBJECTS)/libcuda/symbols_future.o
 SIM_NVML := $(SIM_STATE) $(call sim_objects,libnvml/*.c)
 SIM_TARGETS := $(addprefix $(SIM_BUILD)/,libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ml.so nvidia-smi \
-  cuda_malloc storm layout cudart.o cudart_per_thread.o \
+  libsimnet.so cuda_malloc storm layout cudart.o cudart_per_thread.o \
   future/libcuda.so.1 $(foreach folder,stubs compat older second,$(folder)/libcuda.so.1) \
   $(foreach folder,stubs older second,$(folder)/libnvidia-ml.so.1))
 
@@ -36,6 +36,10 @@ $(SIM_OBJECTS)/libcuda/symbols_future.o: $(SIM_DIR)libcuda/symbols.c
 $(SIM_BUILD)/future/libcuda.so.1: $(SIM_FUTURE)
 	@mkdir -p $(@D)
 	@$(CC) $(SIM_LDFLAGS) -Wl,-soname,libcuda.so.1 $^ -o $@ -lpthread
+
+$(SIM_BUILD)/libsimnet.so: $(call sim_objects,network/*.c)
+	@mkdir -p $(@D)
+	@$(CC) $(LDFLAGS) -shared $^ -o $@ -ldl
 
 $(SIM_BUILD)/libnvidia-ml.so.1: $(SIM_NVML)
 	@mkdir -p $(@D)

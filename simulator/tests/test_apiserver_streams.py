@@ -163,12 +163,13 @@ async def _deny_large(request: web.Request) -> web.Response:
 
 
 async def _register(rig: Rig, authority: trustme.CA, port: int) -> None:
-    annotations = {"sim.gpuslice.io/service-url": f"https://127.0.0.1:{port}"}
-    service = {
+    about = {"name": "gate", "namespace": "default"}
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"ports": [{"port": 443}]}}
+    endpoints = {
         "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "gate", "namespace": "default", "annotations": annotations},
-        "spec": {"ports": [{"port": 443}]},
+        "kind": "Endpoints",
+        "metadata": about,
+        "subsets": [{"addresses": [{"ip": "127.0.0.1"}], "ports": [{"port": port}]}],
     }
     bundle = base64.b64encode(authority.cert_pem.bytes()).decode()
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}
@@ -188,5 +189,5 @@ async def _register(rig: Rig, authority: trustme.CA, port: int) -> None:
         "metadata": {"name": "gate"},
         "webhooks": [hook],
     }
-    for one in (service, configuration):
+    for one in (service, endpoints, configuration):
         await rig.ok("create", "-f", "-", text=json.dumps(one))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -24,13 +25,16 @@ class Places:
     """One story writes only to `folder`; the whole demo only to `root`.
 
     `native` has the compiled files, `programs` our own commands and kubectl.
+    `helm` is the program.
     """
 
     folder: Path
     root: Path
     native: Path
     examples: Path
+    charts: Path
     programs: Path
+    helm: Path
     temporary: bool
 
     @property
@@ -59,12 +63,12 @@ class Places:
 
     def exports(self) -> str:
         """What to type in another shell to use the cluster."""
-        return f"export KUBECONFIG={self.kubeconfig}\nexport PATH={self.programs}:$PATH"
+        return f"export KUBECONFIG={self.kubeconfig}\nexport PATH={self.programs}:{self.helm.parent}:$PATH"
 
     def environment(self) -> dict[str, str]:
         """For commands that the user types."""
         return {
-            "PATH": f"{self.programs}:{os.environ.get('PATH', '/usr/bin:/bin')}",
+            "PATH": f"{self.programs}:{self.helm.parent}:{os.environ.get('PATH', '/usr/bin:/bin')}",
             "HOME": str(self.folder / "home"),
             "KUBECONFIG": str(self.kubeconfig),
             "TERM": "dumb",
@@ -86,7 +90,9 @@ def find_places(folder: str = "") -> Places:
         root=place,
         native=root / "native" / "build",
         examples=root / "examples",
+        charts=root / "charts",
         programs=Path(sys.executable).parent,
+        helm=Path(shutil.which("helm", path=f"{root / '.tools'}:{os.environ.get('PATH', '')}") or "helm"),
         temporary=not folder,
     )
     try:
@@ -109,5 +115,7 @@ def _check(places: Places) -> None:
             raise DemoError(f"{path} is not there: build it with `make native`")
     if not (places.programs / "kubectl").exists():
         raise DemoError(f"{places.programs / 'kubectl'} is not there: install it with `make setup`")
+    if not places.helm.is_absolute():
+        raise DemoError("helm is not there: fetch it with `make tools`, or install it from https://helm.sh")
     if not places.examples.is_dir():
         raise DemoError(f"{places.examples} is not there: the demo runs from a checkout")

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuslice_demo import shell
-from gpuslice_demo.install import claims_manifests, manifests
 from gpuslice_demo.places import Places
 from gpuslice_demo.steps import Step, Story
-from gpuslice_demo.watching import exporter_manifest
-from gpuslice_demo.webhook import webhook_manifests
 from gpuslice_demo.world import World
 
 _AGAIN_S = 0.15
@@ -47,16 +44,13 @@ class Player:
 
     async def play(self, story: Story, world: World) -> None:
         """Play the steps of the story in the cluster `world`, up to the first that fails."""
-        # the user's folder: the examples, and the files that install the product
-        (self._folder / "install.yaml").write_text(manifests(self._places, world.extender_port))
-        (self._folder / "exporter.yaml").write_text(exporter_manifest(self._places, world.exporter_port))
-        (self._folder / "webhook.yaml").write_text(webhook_manifests(world.webhook_port))
-        (self._folder / "claims.yaml").write_text(claims_manifests(self._places))
+        # the user's folder
         for name, text in story.files.items():
             (self._folder / name).write_text(text)
-        link = self._folder / "examples"
-        if not link.is_symlink():
-            link.symlink_to(self._places.examples)
+        for folder in (self._places.examples, self._places.charts):
+            link = self._folder / folder.name
+            if not link.is_symlink():
+                link.symlink_to(folder)
         for step in story.steps:
             if not await self._play(story, step, world):
                 return
@@ -109,5 +103,5 @@ class Player:
 
 def _may_repeat(step: Step) -> bool:
     """A command that changes something is typed only once."""
-    changing = ("apply", "delete", "label")
-    return not any(f" {word} " in step.command for word in changing)
+    changing = ("apply", "create", "delete", "label", "scale", "helm")
+    return not any(f" {word} " in f" {step.command}" for word in changing)

@@ -16,10 +16,9 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.adapters.kube.transport import HttpTransport
-from gpuslice_demo.install import product_image, scheduler_configuration
+from gpuslice_demo.images import images
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.places import MARK, Places
-from gpuslice_demo.ports import free_port
 from simcluster import gpu
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
@@ -28,7 +27,7 @@ from simcluster.kubelet import exclusive
 from simcluster.kubelet.kubelet import Kubelet
 from simcluster.kubelet.runtime import Runtime
 from simcluster.kubelet.settings import KubeletSettings
-from simcluster.scheduler import configuration
+from simcluster.network import ServiceProxy
 from simcluster.scheduler.loop import Scheduler
 from simcluster.workload.images import Image, ImageRegistry
 
@@ -54,20 +53,20 @@ class World:
 
     def __init__(self, places: Places, plans: Iterable[NodePlan]) -> None:
         self.places = places
-        self.extender_port = free_port()
-        self.exporter_port = free_port()
-        self.webhook_port = free_port()
         self._plans = tuple(plans)
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, SimulatedNode] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] | None = None
+        self._url = ""
+        self._network = places.folder / "network"
 
     async def __aenter__(self) -> Self:
         try:
             self._failed = asyncio.get_running_loop().create_future()
             self._client = KubeClient(await self._enter(await self._api_server()))
             await self._start_controllers()
+            self._run(ServiceProxy(self._client, self._network).run(), "service proxy")
             await self._start_scheduler()
             registry = ImageRegistry(self.places.driver, self._images())
             for number, plan in enumerate(self._plans):
@@ -130,6 +129,7 @@ class World:
         """An API server with its kubeconfig. The end-to-end tests use a real one instead."""
         server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
         self.places.kubeconfig.write_text(server.kubeconfig())
+        self._url = server.url
         return HttpTransport(Connection(server.url), connections=CONNECTIONS)
 
     async def _start_controllers(self) -> None:
@@ -137,13 +137,11 @@ class World:
 
     def _images(self) -> dict[str, Image]:
         """Those that only this cluster's registry has."""
-        return product_image()
+        return images(self.places)
 
     async def _start_scheduler(self) -> None:
-        """kube-scheduler with the extender in its configuration."""
-        file = self.places.folder / "scheduler.yaml"
-        file.write_text(scheduler_configuration(self.extender_port))
-        scheduler = Scheduler(self._client, configuration.load(file))
+        """The cluster's own: the chart brings another, which calls the extender."""
+        scheduler = Scheduler(self._client)
         self._run(scheduler.run(), "scheduler")
         await self._until(scheduler.synced)
 
@@ -164,7 +162,8 @@ class World:
             gpu_state=state,
             speed_up=SPEED_UP,
             node_status_s=NODE_STATUS_S,
-            environ={MARK: str(self.places.root)},
+            environ={MARK: str(self.places.root), "SIMCLUSTER_NETWORK": str(self._network)},
+            api_server=self._url,
         )
 
     async def _until(self, event: asyncio.Event) -> None:

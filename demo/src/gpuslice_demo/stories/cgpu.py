@@ -6,7 +6,7 @@ from gpuslice_demo.expected import columns, containing, exactly
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.steps import Step, Story
 from gpuslice_demo.stories import smi
-from gpuslice_demo.stories.installing import INSTALL, agents_ready
+from gpuslice_demo.stories.installing import EXPORTER, INSTALL, agents_ready
 
 NODE = "cn-hangzhou.192.168.2.167"
 
@@ -138,11 +138,7 @@ OVER_LIMIT = (
 )
 
 WHO_USES_WHAT = (
-    Step(
-        "Install the exporter to see who uses what.",
-        "kubectl apply -f exporter.yaml",
-        exactly("daemonset.apps/gpuslice-exporter created"),
-    ),
+    EXPORTER,
     Step(
         "The card, and each app with its limit: the greedy one was refused, the others keep their memory.",
         "gpuslice top --once",

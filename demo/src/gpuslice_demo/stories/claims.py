@@ -1,7 +1,6 @@
 """The first story again, with unchanged manifests, on a node whose cards are given out by claims.
 
-From Kubernetes 1.36 on, a policy of the API server turns requests into claims. The simulated API server knows
-no policies, so gpuslice's webhook does it, as before 1.36.
+A policy of the API server turns requests into claims (Kubernetes 1.36; before it, gpuslice's webhook does).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from gpuslice_demo.expected import columns, containing, exactly
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.steps import Step, Story
 from gpuslice_demo.stories.cgpu import NODE, OVER_LIMIT, TWO_APPS, WHO_USES_WHAT
-from gpuslice_demo.stories.installing import INSTALL
+from gpuslice_demo.stories.installing import install
 
 _CLAIMS_READY = (
     Step(
@@ -18,24 +17,7 @@ _CLAIMS_READY = (
         f"kubectl label node {NODE} cgpu=true gpuslice.io/mode=claims",
         exactly(f"node/{NODE} labeled"),
     ),
-    INSTALL,
-    Step(
-        "Claims need a device class, a controller for claim templates, and the webhook, which rewrites pods.",
-        "kubectl apply -f claims.yaml -f webhook.yaml",
-        columns(
-            "deviceclass.resource.k8s.io/gpuslice.io created\n"
-            "deployment.apps/gpuslice-claims created\n"
-            "secret/gpuslice-webhook created\n"
-            "deployment.apps/gpuslice-webhook created\n"
-            "mutatingwebhookconfiguration.admissionregistration.k8s.io/gpuslice-mutate created\n"
-            "validatingwebhookconfiguration.admissionregistration.k8s.io/gpuslice-validate created"
-        ),
-    ),
-    Step(
-        "",
-        "kubectl rollout status deployment/gpuslice-webhook -n kube-system",
-        containing("successfully rolled out"),
-    ),
+    install("dra.enabled=true"),
     Step(
         "The agent is now a DRA driver and offers the node's card.",
         "kubectl get resourceslices",

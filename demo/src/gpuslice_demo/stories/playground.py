@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from gpuslice_demo.expected import columns, containing
-from gpuslice_demo.install import IMAGE
+from gpuslice_demo.images import IMAGE
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.steps import Step, Story
 from gpuslice_demo.stories.installing import INSTALL, agents_ready

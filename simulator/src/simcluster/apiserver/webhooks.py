@@ -12,9 +12,7 @@ import msgspec
 from simcluster.cluster.admission import WebhookAnswer, WebhookCall
 from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Object
-
-SERVICE_URL = "sim.gpuslice.io/service-url"
-"""Service annotation with the base URL where the service really listens; there is no service network here."""
+from simcluster.network import loopback_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,16 @@ def _place(cluster: Cluster, config: Object) -> _Place:
     entry = cluster.store.get("services", (namespace, name))
     if entry is None:
         raise ValueError(f'service "{name}" not found')
-    base = (entry.obj["metadata"].get("annotations") or {}).get(SERVICE_URL)
-    if not base:
-        raise ValueError(f'service "{namespace}/{name}" has no annotation {SERVICE_URL}')
-    return _Place(base.rstrip("/") + (service.get("path") or "/"), f"{name}.{namespace}.svc")
+    wanted = int(service.get("port") or 443)
+    ports = [port for port in entry.obj["spec"].get("ports") or [] if port["port"] == wanted]
+    found = cluster.store.get("endpoints", (namespace, name))
+    for subset in (found.obj.get("subsets") or []) if found and ports else []:
+        served = {port.get("name", ""): port["port"] for port in subset.get("ports") or []}
+        for address in subset.get("addresses") or []:
+            target = address.get("targetRef") or {}
+            pod = cluster.store.get("pods", (target.get("namespace", ""), target.get("name", "")))
+            host = loopback_of(pod.obj) if pod else address["ip"]
+            port = served.get(ports[0].get("name", ""))
+            url = f"https://{host}:{port}{service.get('path') or '/'}"
+            return _Place(url, f"{name}.{namespace}.svc")
+    raise ValueError(f'no endpoints available for service "{name}"')

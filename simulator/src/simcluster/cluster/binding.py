@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from simcluster.cluster.admission import WebhookAnswer, WebhookCall, validate_admission
 from simcluster.cluster.body import parse_body
 from simcluster.cluster.errors import Cause, conflict, invalid
 from simcluster.cluster.moment import format_time
 from simcluster.cluster.reads import find
 from simcluster.cluster.request import Object, Request, Response, json_response
+from simcluster.cluster.review import Review
 from simcluster.cluster.route import Target
 from simcluster.cluster.store import Entry
+from simcluster.cluster.users import user_of
 
 if TYPE_CHECKING:
     from simcluster.cluster.cluster import Cluster
 
+BindingSteps = Generator[WebhookCall, WebhookAnswer, Response]
+
 _BOUND: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
-def bind(cluster: Cluster, target: Target, request: Request) -> Response:
+def bind(cluster: Cluster, target: Target, request: Request) -> BindingSteps:
     """Sets the node once; ApiError 409 if it is set, or if the pod is being deleted or has another uid."""
     body = parse_body(cluster.schema, request)
     metadata: Object = body.get("metadata") or {}
@@ -29,6 +36,15 @@ def bind(cluster: Cluster, target: Target, request: Request) -> Response:
     pods = cluster.catalog.find("", "v1", "pods")
     assert pods is not None
     entry = find(cluster.store, Target(pods, target.namespace, name))
+    # reviewed as pods/binding or as bindings, whichever was asked for
+    resource = replace(target.resource, kind="Binding")
+    reviewed = {
+        "metadata": {"name": name, "namespace": target.namespace, **metadata},
+        "target": body["target"],
+    }
+    part = "binding" if target.name else ""
+    review = Review(resource, "CREATE", None, reviewed, user_of(request), subresource=part)
+    yield from validate_admission(cluster.store, cluster.identities, review)
     _check(entry, name, metadata)
     if "All" not in request.query.get("dryRun", ""):
         pod = entry.copy()

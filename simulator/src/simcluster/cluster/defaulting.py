@@ -246,6 +246,23 @@ def _role_binding(obj: Object) -> None:
             _set(subject, apiGroup=group)
 
 
+def _policy(obj: Object) -> None:
+    spec = obj.setdefault("spec", {})
+    _set(spec, failurePolicy="Fail")
+    _match_resources(spec.setdefault("matchConstraints", {}))
+
+
+def _policy_binding(obj: Object) -> None:
+    if "matchResources" in obj.setdefault("spec", {}):
+        _match_resources(obj["spec"]["matchResources"])
+
+
+def _match_resources(found: Object) -> None:
+    _set(found, matchPolicy="Equivalent", namespaceSelector={}, objectSelector={})
+    for rule in found.get("resourceRules") or []:
+        _set(rule, scope="*")
+
+
 def _event(obj: Object) -> None:
     _set(obj, reportingComponent="", reportingInstance="", type="Normal", source={})
 
@@ -292,6 +309,10 @@ _DEFAULTS: dict[str, Callable[[Object], None]] = {
     "limitranges": _limit_range,
     "endpointslices.discovery.k8s.io": _endpoint_slice,
     "priorityclasses.scheduling.k8s.io": _priority_class,
+    "mutatingadmissionpolicies.admissionregistration.k8s.io": _policy,
+    "mutatingadmissionpolicybindings.admissionregistration.k8s.io": _policy_binding,
+    "validatingadmissionpolicies.admissionregistration.k8s.io": _policy,
+    "validatingadmissionpolicybindings.admissionregistration.k8s.io": _policy_binding,
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": _mutating,
     "validatingwebhookconfigurations.admissionregistration.k8s.io": _webhooks,
     "resourceclaims.resource.k8s.io": _resource_claim,

@@ -10,6 +10,7 @@ from simcluster.cluster.metadata import same_content
 from simcluster.cluster.moment import format_time
 from simcluster.cluster.request import Object, Request
 from simcluster.cluster.resources import Resource
+from simcluster.cluster.users import user_of
 
 if TYPE_CHECKING:
     from simcluster.cluster.cluster import Cluster
@@ -19,9 +20,13 @@ APPLY = "application/apply-patch+yaml"
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Who writes what: ``manager`` for field ownership, ``subresource`` empty for the whole object."""
+    """Who writes what: ``manager`` for field ownership, ``user`` for policies and webhooks.
+
+    ``subresource`` is empty for the whole object.
+    """
 
     manager: str
+    user: Object
     operation: str = "Update"
     subresource: str = ""
     dry_run: bool = False
@@ -32,7 +37,7 @@ def options_of(request: Request, subresource: str = "") -> WriteOptions:
     manager = request.query.get("fieldManager") or request.user_agent.split("/")[0]
     operation = "Apply" if request.content_type == APPLY else "Update"
     dry_run = "All" in request.query.get("dryRun", "")
-    return WriteOptions(manager, operation, subresource, dry_run, request.flag("force"))
+    return WriteOptions(manager, user_of(request), operation, subresource, dry_run, request.flag("force"))
 
 
 def same(old: Object, new: Object) -> bool:

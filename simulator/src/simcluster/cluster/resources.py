@@ -190,6 +190,10 @@ def standard_catalog() -> Catalog:
     admission = _Group("admissionregistration.k8s.io", "v1", "admissionregistration.v1")
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         admission.add(f"{kind.lower()}s", kind, cluster=True, generation=True)
+    for kind in ("MutatingAdmissionPolicy", "ValidatingAdmissionPolicy"):
+        parts = "status" if kind.startswith("Validating") else ""
+        admission.add(f"{kind[:-1].lower()}ies", kind, cluster=True, generation=True, sub=parts)
+        admission.add(f"{kind.lower()}bindings", f"{kind}Binding", cluster=True, generation=True)
     return Catalog(
         _core()
         + (apps.resources + batch.resources + scaling.resources + policy.resources)

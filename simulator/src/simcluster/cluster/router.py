@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simcluster.cluster import deletes, discovery, openapi, reads, reviews, subresources, writes
+from simcluster.cluster import binding, deletes, discovery, openapi, reads, reviews, subresources, writes
 from simcluster.cluster.errors import method_not_allowed, no_such_path
 from simcluster.cluster.request import Request, Response, json_response
 from simcluster.cluster.route import Target, parse_target
@@ -27,8 +27,8 @@ def route(cluster: Cluster, request: Request) -> writes.Steps:
         if request.method != "POST":
             raise method_not_allowed()
         if target.resource.store == "bindings":
-            return subresources.bind_by_collection(cluster, target, request)
-        return reviews.answer(cluster, target, request)
+            return (yield from binding.bind(cluster, target, request))
+        return reviews.answer(cluster.schema, target, request)
     if target.name:
         return (yield from _object(cluster, target, request))
     return (yield from _collection(cluster, target, request))

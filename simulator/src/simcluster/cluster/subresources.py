@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from simcluster.cluster import binding, eviction, finalize, reads, scale, streams, tokens, writes
 from simcluster.cluster.errors import method_not_allowed, no_such_path
-from simcluster.cluster.request import Request, Response
+from simcluster.cluster.request import Request
 from simcluster.cluster.route import Target
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps: 
         case "scale", _:
             return (yield from scale.handle(cluster, target, request))
         case "binding", "POST":
-            return binding.bind(cluster, target, request)
+            return (yield from binding.bind(cluster, target, request))
         case "eviction", "POST":
             return eviction.evict(cluster, target, request)
         case (("log" | "exec" | "portforward"), ("GET" | "POST")):
@@ -34,7 +34,7 @@ def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps: 
         case "finalize", "PUT":
             return finalize.finalize(cluster, target, request)
         case "token", "POST":
-            return tokens.issue(cluster, target, request)
+            return tokens.issue(cluster.store, cluster.schema, cluster.now_s, target, request)
     raise method_not_allowed()
 
 
@@ -47,8 +47,3 @@ def _object_part(cluster: Cluster, target: Target, request: Request) -> writes.S
         case "PATCH":
             return (yield from writes.patch(cluster, target, request))
     raise method_not_allowed()
-
-
-def bind_by_collection(cluster: Cluster, target: Target, request: Request) -> Response:
-    """POST to ``bindings``, where the body names the pod."""
-    return binding.bind(cluster, target, request)

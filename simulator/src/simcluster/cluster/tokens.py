@@ -1,25 +1,27 @@
-"""Tokens of service accounts: opaque strings, since nobody is authenticated here."""
+"""Tokens of service accounts, as ``kubectl create token`` asks for them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from simcluster.cluster.body import parse_body
 from simcluster.cluster.moment import format_time
 from simcluster.cluster.reads import find
 from simcluster.cluster.request import Request, Response, json_response
 from simcluster.cluster.route import Target
+from simcluster.cluster.schema import Schema
+from simcluster.cluster.store import Store
+from simcluster.cluster.users import token_of
 
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
-
-def issue(cluster: Cluster, target: Target, request: Request) -> Response:
-    account = find(cluster.store, target).obj["metadata"]
-    body = parse_body(cluster.schema, request)
+def issue(
+    store: Store, schema: Schema, now_s: Callable[[], float], target: Target, request: Request
+) -> Response:
+    account = find(store, target).obj["metadata"]
+    body = parse_body(schema, request)
     lifetime_s = (body.get("spec") or {}).get("expirationSeconds") or 3600
     status = {
-        "token": f"simulated-{account['uid']}",
-        "expirationTimestamp": format_time(cluster.now_s() + lifetime_s),
+        "token": token_of(account["namespace"], account["name"]),
+        "expirationTimestamp": format_time(now_s() + lifetime_s),
     }
     return json_response(body | {"status": status}, 201)

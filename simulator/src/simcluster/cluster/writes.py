@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from simcluster.cluster import apply, managed, metadata
-from simcluster.cluster.admission import Review, WebhookAnswer, WebhookCall, admit, validate_by_webhooks
+from simcluster.cluster.admission import WebhookAnswer, WebhookCall, admit, validate_admission
 from simcluster.cluster.body import (
     Body,
     check_type,
@@ -33,10 +33,12 @@ from simcluster.cluster.events_view import to_events_group
 from simcluster.cluster.limit_range import check_limit_ranges
 from simcluster.cluster.managed import APPLY, WriteOptions, options_of
 from simcluster.cluster.patch import json_patch, merge_patch
+from simcluster.cluster.policies import check_expressions
 from simcluster.cluster.quota import check_quotas
 from simcluster.cluster.reads import find
 from simcluster.cluster.render import renderer_for
 from simcluster.cluster.request import Object, Request, Response
+from simcluster.cluster.review import Review
 from simcluster.cluster.route import Target
 from simcluster.cluster.scope import keep_other_parts, without_client_status
 from simcluster.cluster.store import Entry, with_version
@@ -80,12 +82,14 @@ def create_object(cluster: Cluster, target: Target, obj: Object, options: WriteO
     without_client_status(resource, obj)
     apply_defaults(resource.store, obj)
     admit_builtin(cluster, resource, obj)
-    obj = yield from admit(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
+    review = Review(resource, "CREATE", None, obj, options.user, options.dry_run)
+    obj = yield from admit(cluster.store, cluster.schema, cluster.identities, review)
     apply_defaults(resource.store, obj)
     validate_create(cluster, resource, obj)
+    check_expressions(resource, obj)
     if resource.store == "pods":
         check_limit_ranges(cluster, obj)
-    yield from validate_by_webhooks(cluster, Review(resource, "CREATE", None, obj, options.dry_run))
+    yield from validate_admission(cluster.store, cluster.identities, replace(review, obj=obj))
     key = (obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
     if cluster.store.get(resource.store, key) is not None:
         raise already_exists(resource.plural, resource.group, key[1])
@@ -122,14 +126,15 @@ def update_object(
     metadata.carry_metadata(resource, current, obj)
     keep_other_parts(resource, options.subresource, old, obj)
     apply_defaults(resource.store, obj)
-    review = Review(resource, "UPDATE", old, obj, options.dry_run, options.subresource)
-    obj = yield from admit(cluster, review)
+    review = Review(resource, "UPDATE", old, obj, options.user, options.dry_run, options.subresource)
+    obj = yield from admit(cluster.store, cluster.schema, cluster.identities, review)
     apply_defaults(resource.store, obj)
     metadata.count_generation(resource, old, obj)
     validate_update(cluster, resource, old, obj, options.subresource)
     if options.subresource == "resize":
         check_limit_ranges(cluster, obj)
-    yield from validate_by_webhooks(cluster, replace(review, obj=obj))
+    check_expressions(resource, obj)
+    yield from validate_admission(cluster.store, cluster.identities, replace(review, obj=obj))
     if cluster.store.get(resource.store, current.key) is not current:
         raise conflict(resource.plural, resource.group, current.key[1], MODIFIED)
     managed.record(cluster, resource, old, obj, options)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simcluster.controllers.actions import Action, Create, patch
+from simcluster.controllers.actions import Action, Create, patch, patch_status
 from simcluster.controllers.ownership import controller_reference, is_going, labels_of
 from simcluster.controllers.pods import is_finished, is_ready
 
 Object = Mapping[str, Any]
+BALANCERS = "203.0.113"
+"""Where services of type LoadBalancer are reached from outside: addresses that are reserved for examples."""
 
 
 def selects_pod(service: Object, pod: Object) -> bool:
@@ -26,7 +28,15 @@ def reconcile(
         return []
     chosen = [pod for pod in pods if selects_pod(service, pod) and not is_finished(pod) and _address(pod)]
     chosen.sort(key=lambda pod: str(pod["metadata"]["name"]))
-    return _endpoints(service, chosen, endpoints) + _slice(service, chosen, slices)
+    return _balancer(service) + _endpoints(service, chosen, endpoints) + _slice(service, chosen, slices)
+
+
+def _balancer(service: Object) -> list[Action]:
+    if service["spec"].get("type") != "LoadBalancer":
+        return []
+    number = service["spec"]["clusterIP"].rpartition(".")[2]
+    ingress = [{"ip": f"{BALANCERS}.{number}", "ipMode": "VIP"}]
+    return patch_status("Service", service, {"loadBalancer": {"ingress": ingress}})
 
 
 def _address(pod: Object) -> str:

@@ -11,8 +11,8 @@ from aiohttp import web
 from simcluster.kubelet import execution, logs, portforward
 from simcluster.kubelet.records import ContainerRecord, WaitingState
 from simcluster.kubelet.runtime import Runtime
-from simcluster.kubelet.specification import loopback_of
 from simcluster.kubelet.worker import PodWorker
+from simcluster.network import loopback_of
 
 FindWorker = Callable[[str, str], PodWorker | None]  # (namespace, name)
 

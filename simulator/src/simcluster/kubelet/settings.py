@@ -15,6 +15,7 @@ class KubeletSettings:
 
     `speed_up` divides the waits of crash and image back-off, so that a demo need not take minutes.
     `environ` is added to every container, so that its processes can be told from others.
+    `api_server`: its URL, for the pods' service accounts; pods get no access without it.
     `node_status_s` is how often the node status is compared with what was reported (10 s).
     `driver` is the folder of the simulated driver, `gpu_state` its state file; None on a node without cards.
     """
@@ -38,6 +39,7 @@ class KubeletSettings:
     topology: TopologyManager = field(default_factory=TopologyManager)
     host: str = "127.0.0.1"
     port: int = 0
+    api_server: str = ""
 
     @property
     def host_root(self) -> Path:

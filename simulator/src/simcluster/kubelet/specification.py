@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from simcluster.cluster.amounts import Object
-from simcluster.kubelet import rootfs
+from simcluster.kubelet import rootfs, service_account
 from simcluster.kubelet.environment import ReadData, environment, expand
 from simcluster.kubelet.node_services import DeviceOptions
 from simcluster.kubelet.runtime import ContainerSpec
 from simcluster.kubelet.settings import KubeletSettings
 from simcluster.kubelet.volumes import mounts_of
+from simcluster.network import loopback_of
 from simcluster.workload.images import Image
 
 
@@ -38,14 +38,6 @@ class PodFacts:
         return str(self.pod["spec"].get("restartPolicy", "Always"))
 
 
-def loopback_of(pod: Object) -> str:
-    """An address in 127.0.0.0/8 for each pod, different from those of other clusters on this machine."""
-    if pod["spec"].get("hostNetwork"):
-        return "127.0.0.1"
-    number = zlib.crc32(f"{os.getpid()}/{pod['metadata']['uid']}".encode())
-    return f"127.{1 + (number >> 16) % 254}.{(number >> 8) % 256}.{1 + number % 254}"
-
-
 def specify(
     settings: KubeletSettings,
     facts: PodFacts,
@@ -60,21 +52,28 @@ def specify(
     own = environment(
         facts.pod,
         spec,
-        {"SIMCLUSTER_POD_ADDRESS": loopback_of(facts.pod), **image.env, **options.environ},
+        {
+            "SIMCLUSTER_POD_ADDRESS": loopback_of(facts.pod),
+            **service_account.environment(settings, facts.pod, facts.folder),
+            **image.env,
+            **options.environ,
+        },
         read,
         host_ip=settings.internal_ip,
         pod_ip=facts.pod_ip,
     )
     folder = facts.folder / spec["name"]
     mounts = [*options.mounts, *mounts_of(spec, facts.volumes)]  # the pod's own last, as kubelet orders them
+    root = rootfs.build(folder / "root", _programs(settings, image, own), mounts)
+    places = {name: os.path.realpath(root.inside(path)) for name, path in image.paths.items()}
     return ContainerSpec(
         pod_uid=facts.uid,
         name=spec["name"],
         attempt=attempt,
         image=spec.get("image", ""),
         argv=_argv(spec, image, own),
-        environ={**own, **_node_environment(settings, facts.pod, own)},
-        rootfs=rootfs.build(folder / "root", _programs(settings, image, own), mounts),
+        environ={**places, **own, **_node_environment(settings, facts.pod, own)},
+        rootfs=root,
         log=folder / f"{attempt}.log",
         working_dir=spec.get("workingDir") or image.working_dir,
         driver=settings.driver if _sees_cards(own) else None,

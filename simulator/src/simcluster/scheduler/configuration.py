@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class ExtenderConfig:
     ignorable: bool = False
     managed: frozenset[str] = frozenset()
     ignored_by_scheduler: frozenset[str] = frozenset()
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,19 @@ class Configuration:
 DEFAULT = Configuration()
 
 
-def load(path: Path) -> Configuration:
-    return parse(yaml.safe_load(path.read_text()))
+def load(path: Path, root: Path = Path("/")) -> Configuration:
+    """`root`: below it lie the files that the configuration names, as in the scheduler's container."""
+    return parse(yaml.safe_load(path.read_text()), root)
 
 
-def parse(document: Any) -> Configuration:
+def parse(document: Any, root: Path = Path("/")) -> Configuration:
     """Raises ConfigurationError for what kube-scheduler's own validation refuses."""
     if not isinstance(document, dict) or document.get("kind") != "KubeSchedulerConfiguration":
         raise ConfigurationError("kind is not KubeSchedulerConfiguration")
     if document.get("apiVersion") != API_VERSION:
         raise ConfigurationError(f"apiVersion is {document.get('apiVersion')}, must be {API_VERSION}")
     profiles = document.get("profiles") or [{}]
-    extenders = tuple(_extender(one) for one in document.get("extenders") or ())
+    extenders = tuple(_extender(one, root) for one in document.get("extenders") or ())
     if sum(bool(one.bind_verb) for one in extenders) > 1:
         raise ConfigurationError("extenders: only one extender can implement bind")
     for one in extenders:
@@ -83,7 +86,7 @@ def parse(document: Any) -> Configuration:
     )
 
 
-def _extender(entry: dict[str, Any]) -> ExtenderConfig:
+def _extender(entry: dict[str, Any], root: Path) -> ExtenderConfig:
     managed = entry.get("managedResources") or ()
     # A Go duration; zero or nothing means the default of five seconds
     duration = entry.get("httpTimeout")
@@ -99,4 +102,16 @@ def _extender(entry: dict[str, Any]) -> ExtenderConfig:
         ignorable=bool(entry.get("ignorable")),
         managed=frozenset(one["name"] for one in managed),
         ignored_by_scheduler=frozenset(one["name"] for one in managed if one.get("ignoredByScheduler")),
+        tls=_tls(entry.get("tlsConfig") or {}, root) if entry.get("enableHTTPS") else None,
     )
+
+
+def _tls(entry: dict[str, Any], root: Path) -> ssl.SSLContext:
+    """The server's name is that of the URL here; kube-scheduler's `serverName` may be another."""
+    files = {
+        key: str(root / entry[key].lstrip("/")) for key in ("caFile", "certFile", "keyFile") if key in entry
+    }
+    context = ssl.create_default_context(cafile=files.get("caFile"))
+    if "certFile" in files:
+        context.load_cert_chain(files["certFile"], files["keyFile"])
+    return context

@@ -103,7 +103,9 @@ class HttpExtender:
         url = f"{self.config.url_prefix}/{verb}"
         timeout = aiohttp.ClientTimeout(total=self.config.timeout_s)
         try:
-            async with self._session.post(url, json=arguments, timeout=timeout) as response:
+            async with self._session.post(
+                url, json=arguments, timeout=timeout, ssl=self.config.tls or True
+            ) as response:
                 if response.status != 200:
                     raise ExtenderError(f"failed {action} with extender at URL {url}, code {response.status}")
                 return await response.json(content_type=None)

@@ -23,12 +23,16 @@ class PullError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """`programs` maps a path in the container to the host's file; `entrypoint` and `command` as in Docker."""
+    """`programs` maps a path in the container to the host's file; `entrypoint` and `command` as in Docker.
+
+    `paths`: environment variables that tell the program where a path of its container lies on this machine.
+    """
 
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     programs: Mapping[str, Path] = field(default_factory=dict)
+    paths: Mapping[str, str] = field(default_factory=dict)
     working_dir: str = ""
 
 
@@ -61,9 +65,10 @@ class ImageRegistry:
         }
 
     def pull(self, reference: str) -> Image:
-        """The image for a reference: exact, then without its tag. Raises PullError."""
+        """The image for a reference: exact, then without tag or registry. Raises PullError."""
         repository = strip_tag(reference)
         image = self._images.get(reference) or self._images.get(repository)
+        image = image or self._images.get(reference.rpartition("/")[2])
         image = image or self._images.get(repository.rpartition("/")[2])
         if image is None:
             raise PullError(
