@@ -53,6 +53,9 @@ test: setup ## all tests that need neither a card nor a cluster
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 	@$(if $(ARGS),:,$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -p no:cacheprovider --without-speedups $(SCHEDULING))
 
+test-changed: setup ## the tests that your change touches, against the branch main; BASE=COMMIT names another
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $$($(BIN)/python -m tests.changed) $(ARGS)
+
 sequences: setup ## a long run of random sequences against the simulated driver; ARGS="--steps 1000000 --seed 1"
 	@$(BIN)/python -m tests.integration.sequences_run $(ARGS)
 
@@ -116,4 +119,4 @@ lock: ## resolve the dependencies again into requirements.lock
 clean: ## remove what was built; the virtual environment stays
 	@rm -rf native/build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
 
-.PHONY: help setup native demo test sequences chaos check fix docs pictures bench e2e test-gpu release tools proto lock clean
+.PHONY: help setup native demo test test-changed sequences chaos check fix docs pictures bench e2e test-gpu release tools proto lock clean

@@ -33,3 +33,10 @@ def render(helm: str, *arguments: str) -> dict[tuple[str, str], dict[str, Any]]:
     """The chart's objects by kind and name. A file of values that the arguments name must not change."""
     command = (helm, "template", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED, *arguments)
     return {(each["kind"], each["metadata"]["name"]): each for each in documents(printed(*command))}
+
+
+def extenders(helm: str, port: int, *arguments: str) -> list[dict[str, Any]]:
+    """What the chart has kube-scheduler call: an extender without certificates, at `port` of this machine."""
+    rendered = render(helm, "--set=extender.certificate.source=none", *arguments)
+    found = yaml.safe_load(rendered["ConfigMap", "gpuslice-scheduler"]["data"]["config.yaml"])["extenders"]
+    return [{**each, "urlPrefix": f"http://127.0.0.1:{port}/gpushare-scheduler"} for each in found]

@@ -14,6 +14,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
+from tests.costs import Costs
 from tests.speedups import ABOUT_SPEEDUPS, VARIABLE, with_speedups
 
 # What stands between a change and its landing depends neither on luck nor on what else the machine does.
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("without_speedups"):
         os.environ[VARIABLE] = "1"
+    config.pluginmanager.register(Costs())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

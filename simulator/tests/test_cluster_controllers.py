@@ -215,6 +215,38 @@ class TestDaemonSet:
         actions = daemonset.reconcile(self._set(), [pod], [], [self._node("n1", {})], _NOW_S)
         assert _deleted(actions) == ["ds-x"]
 
+    def _rolling(self, *pods: tuple[str, str, bool]) -> list[Any]:
+        """What is done where one pod may stand beside another: of each its node, image and readiness."""
+        owner, old = self._set(), self._set()
+        owner["spec"]["updateStrategy"]["rollingUpdate"] = {"maxSurge": "10%", "maxUnavailable": 0}
+        owner["spec"]["minReadySeconds"] = 10
+        old["spec"]["template"]["spec"]["containers"][0]["image"] = "old"
+        held = []
+        for number, (node, image, ready) in enumerate(pods):
+            template = (old if image == "old" else owner)["spec"]["template"]
+            pod = _pod(f"{image}-{node}", ready=ready, creationTimestamp=f"2023-11-14T21:00:0{number}Z")
+            pod["metadata"]["labels"] = {LABEL: template_hash(template)}
+            pod["spec"] = {"nodeName": node}
+            held.append(pod)
+        nodes = [self._node(name, {"cgpu": "true"}) for name in sorted({node for node, *_ in pods})]
+        return daemonset.reconcile(owner, held, [], nodes, _NOW_S)
+
+    def test_with_a_surge_the_new_pod_comes_before_the_old_one_goes(self) -> None:
+        actions = self._rolling(("a", "old", True), ("b", "old", True))
+        assert (len(_created(actions)), _deleted(actions)) == (1, [])
+        actions = self._rolling(("a", "old", True), ("b", "old", True), ("a", "new", False))
+        assert (_created(actions), _deleted(actions)) == ([], []), "one at a time"
+        actions = self._rolling(("a", "old", True), ("b", "old", True), ("a", "new", True))
+        assert (len(_created(actions)), _deleted(actions)) == (1, ["old-a"])
+
+    def test_with_a_surge_who_is_of_no_use_waits_for_nobody(self) -> None:
+        actions = self._rolling(("a", "old", False), ("b", "old", False), ("c", "old", True))
+        assert len(_created(actions)) == 3
+
+    def test_back_at_the_old_template_the_failed_new_pod_goes(self) -> None:
+        actions = self._rolling(("a", "new", True), ("a", "old", False))
+        assert (_created(actions), _deleted(actions)) == ([], ["old-a"])
+
 
 class TestJob:
     def _job(self, **spec: Any) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
 from gpuslice.core.units import card_units
-from gpuslice_demo.install import scheduler_configuration
 from gpuslice_demo.ports import free_port
 from simcluster import gpu
+from tests import tools
+from tests.chart import extenders
 from tests.e2e import control_plane, node
 from tests.e2e.node import Api, Places, Service, until
 
@@ -186,8 +185,8 @@ def start(
     extender = Service("extender", folder, command)
     stack.callback(extender.stop)
     extender.start()
-    extenders = yaml.safe_load(scheduler_configuration(port))["extenders"]
-    stack.enter_context(control_plane.scheduler(plane, extenders, flags=flags, percentageOfNodesToScore=100))
+    called = extenders(str(tools.find("helm")), port)
+    stack.enter_context(control_plane.scheduler(plane, called, flags=flags, percentageOfNodesToScore=100))
     api = Api(plane)
     stack.callback(api.close)
     agent, next_agent = (_agent(kubeconfig, places, name, agent_flags) for name in ("agent", "next-agent"))

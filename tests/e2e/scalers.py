@@ -25,7 +25,7 @@ from monitoring.build import ROOT, RULES
 from monitoring.scaling import PROMETHEUS as PROMETHEUS_URL
 
 from gpuslice_demo.ports import free_port
-from simcluster.kubelet.specification import loopback_of
+from simcluster.network import loopback_of
 from tests.e2e import control_plane
 from tests.e2e.control_plane import ControlPlane, process
 from tests.e2e.node import Api
@@ -198,8 +198,7 @@ def exporters(plane: ControlPlane) -> Iterator[dict[str, Any]]:
     def targets(path: str) -> str:
         with closing(Api(plane)) as api:
             running = [each for each in api.get(pods)["items"] if each["status"]["phase"] == "Running"]
-        ports = [each["metadata"]["annotations"]["prometheus.io/port"] for each in running]
-        found = [f"{loopback_of(each)}:{port}" for each, port in zip(running, ports, strict=True)]
+        found = [f"{loopback_of(each)}:9400" for each in running]
         return json.dumps([{"targets": found}])
 
     with served(targets, "application/json") as port:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import subprocess
 import sys
 import threading
 import urllib.request
@@ -21,17 +22,16 @@ import pytest
 from monitoring.build import ROOT
 
 from gpuslice_demo import guard
-from gpuslice_demo.install import manifests
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.places import Places, find_places
-from gpuslice_demo.watching import exporter_manifest
 from simcluster.workload.images import Image
+from tests.chart import CHART
 from tests.e2e import control_plane, scalers
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.kueue import Kubectl
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 from tests.e2e.node import Api, until
-from tests.e2e.test_story import RealWorld
+from tests.e2e.test_story import RealWorld, values_for
 
 pytestmark = ON_A_CONTROL_PLANE
 WITH_ADAPTER, WITH_KEDA = (
@@ -261,8 +261,9 @@ def _scale(
     autoscaler: str,
 ) -> None:
     plane, kubectl = world.plane, Kubectl(world.plane)
-    kubectl("apply", "-f", "-", given=manifests(world.places, world.extender_port))
-    kubectl("apply", "-f", "-", given=exporter_manifest(world.places, world.exporter_port))
+    values = f"image.repository=registry.example.com/gpuslice,exporter.enabled=true,{values_for('n1')}"
+    command = ["helm", "install", "cgpu", str(CHART), "--namespace", "kube-system", "--set", values]
+    subprocess.run(command, env=world.places.environment(), check=True, stdout=subprocess.DEVNULL)
     kubectl("apply", "-f", str(EXAMPLES / "infer.yaml"))
     kubectl("wait", "deployment/infer", "--for=condition=Available", "--timeout=120s")
     scraped = stack.enter_context(scalers.exporters(plane))

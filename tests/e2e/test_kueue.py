@@ -13,9 +13,10 @@ import yaml
 
 from gpuslice.adapters.kube.resources import NODES
 from gpuslice.core.contract import GPU_MEM
-from gpuslice_demo.install import scheduler_configuration
 from gpuslice_demo.ports import free_port
+from tests import tools
 from tests.builders import api_node
+from tests.chart import extenders
 from tests.contract.test_examples import EXAMPLES
 from tests.e2e import control_plane, kueue, node
 from tests.e2e.claims_rig import CLASS
@@ -56,8 +57,8 @@ def _extender(stack: ExitStack, plane: ControlPlane) -> None:
     service = node.Service("extender", plane.folder, command)
     stack.callback(service.stop)
     service.start()
-    extenders = yaml.safe_load(scheduler_configuration(port))["extenders"]
-    stack.enter_context(control_plane.scheduler(plane, extenders, percentageOfNodesToScore=100))
+    found = extenders(str(tools.find("helm")), port)
+    stack.enter_context(control_plane.scheduler(plane, found, percentageOfNodesToScore=100))
 
 
 def settings_of(example: Path) -> dict[str, Any]:

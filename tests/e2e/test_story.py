@@ -15,23 +15,35 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice_demo import guard
-from gpuslice_demo.install import scheduler_configuration
+from gpuslice_demo.expected import containing
+from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.places import LONGEST_FOLDER, Places, find_places
 from gpuslice_demo.player import Player, Score
-from gpuslice_demo.steps import Story
+from gpuslice_demo.steps import Step, Story
 from gpuslice_demo.stories import STORIES
+from gpuslice_demo.stories.installing import VALUES
 from gpuslice_demo.world import CONNECTIONS, World
+from simcluster.kubelet.settings import KubeletSettings
+from simcluster.network import loopback_of
+from tests import tools
+from tests.chart import extenders
 from tests.e2e import control_plane
 from tests.e2e.marks import ON_A_CONTROL_PLANE
 
 pytestmark = ON_A_CONTROL_PLANE
 PATIENCE_S = 120.0
-CLAIMS_SINCE = 34  # with a feature gate, see control_plane.claim_flags
+EXTENDER_PORT = 12345
+AGENTS_READY = Step(
+    "",
+    "kubectl rollout status daemonset/gpushare-device-plugin-ds -n kube-system",
+    containing("successfully rolled out"),
+    within_s=PATIENCE_S,
+)
+CLAIMS_SINCE = 36  # without a webhook
 NEEDS_KUBELET_API = ("kubectl exec", "kubectl logs", "gpuslice top --once")
 
 
@@ -50,14 +62,24 @@ class RealWorld(World):
         return HttpTransport(connection, connections=CONNECTIONS)
 
     async def _start_scheduler(self) -> None:
-        extenders = yaml.safe_load(scheduler_configuration(self.extender_port))["extenders"]
+        address = loopback_of({"spec": {"hostNetwork": True, "nodeName": self._plans[0].name}})
+        found = [
+            {**each, "urlPrefix": each["urlPrefix"].replace("127.0.0.1", address)}
+            for each in extenders(str(tools.find("helm")), EXTENDER_PORT)
+        ]
         context = control_plane.scheduler(
-            self._plane, extenders, flags=self._flags(), percentageOfNodesToScore=100
+            self._plane, found, flags=self._flags(), percentageOfNodesToScore=100
         )
         await asyncio.to_thread(self._sync.enter_context, context)
 
     def _api_flags(self) -> tuple[str, ...]:
         return self._flags()
+
+    def _settings(self, plan: NodePlan, folder: Path) -> KubeletSettings:
+        """This API server knows no simulated tokens: pods are administrators."""
+        settings = super()._settings(plan, folder)
+        environ = {**settings.environ, "KUBECONFIG": str(self.places.kubeconfig)}
+        return replace(settings, environ=environ, api_server="")
 
     @staticmethod
     def _flags() -> tuple[str, ...]:
@@ -72,14 +94,28 @@ def places() -> Iterator[Places]:
     shutil.rmtree(found.root, ignore_errors=True)
 
 
+def values_for(node: str) -> str:
+    """What the chart needs here: a real API server and scheduler reach no pods of simulated nodes.
+
+    There is no webhook, and the extender is at the address of the node.
+    """
+    return (
+        "webhook.enabled=false,scheduler.enabled=false,extender.certificate.source=none,extender.hostNetwork=true,"
+        rf"extender.nodeSelector.kubernetes\.io/hostname={node}"
+    )
+
+
 def deciding(story: Story) -> Story:
     """The story without what needs the kubelet's own API, and with patience for a busy machine."""
+    more = f"{VALUES} --set '{values_for(story.nodes[0].name)}'"
     steps = tuple(
-        replace(step, within_s=PATIENCE_S)
+        replace(step, within_s=PATIENCE_S, command=step.command.replace(VALUES, more))
         for step in story.steps
         if not any(part in step.command for part in NEEDS_KUBELET_API)
     )
-    return replace(story, steps=steps)
+    return replace(
+        story, steps=tuple(AGENTS_READY if "daemonset,deployment" in each.command else each for each in steps)
+    )
 
 
 @pytest.mark.parametrize("name", list(STORIES))

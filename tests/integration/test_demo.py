@@ -83,6 +83,10 @@ def test_a_cluster_to_try_things_on_has_pods_of_every_fate_and_ends_with_ctrl_c(
     process = start(folder, "--keep", "--nodes", "2", "--cards", "3")
     shown = wait_for(process, "export PATH=")
     assert re.search(r"(\d+) of \1 outputs are as documented", shown), shown
+    readme = (ROOT / "README.md").read_text()
+    (table,) = re.findall(r"^    \$ kubectl get pod -A [^\n]*\n((?:    .*\n)+)", readme, re.MULTILINE)
+    said = [line.split()[:4] for line in table.splitlines() if line.strip() != "…"]
+    assert [row for row in said if row not in [line.split()[:4] for line in shown.splitlines()]] == []
     kubeconfig = re.search(r"export KUBECONFIG=(\S+)", shown)
     assert kubeconfig is not None, shown
     top = subprocess.run(
@@ -114,7 +118,7 @@ def test_a_cluster_to_try_things_on_has_pods_of_every_fate_and_ends_with_ctrl_c(
         with urllib.request.urlopen(f"{address[1]}api/v1/cluster", timeout=HANG_S) as answer:
             found = json.load(answer)
         time.sleep(0.05)
-    assert {"idle", "computing", "too-large"} <= {row["name"] for row in found["pods"]}
+    assert {"idle", "train", "too-large"} <= {row["name"] for row in found["pods"]}
     assert "too-large" in {row["name"] for row in found["waiting"]}
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=HANG_S)
@@ -149,7 +153,7 @@ def test_the_stories_have_nodes_of_their_own() -> None:
         [PROGRAM, "demo", "--story", "pools", "--nodes", "3"], capture_output=True, text=True, check=False
     )
     assert told.returncode == 2
-    assert "--nodes and --cards are for --keep without --story or --dra" in told.stderr
+    assert "--nodes and --cards are for --keep without --story or --dra and for --empty" in told.stderr
 
 
 @needs_build

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
-from gpuslice_demo.install import scheduler_configuration
 from simcluster.cluster.amounts import pod_requests
 from simcluster.scheduler import configuration, filters, words
 from simcluster.scheduler.configuration import ConfigurationError
@@ -15,8 +13,6 @@ from simcluster.scheduler.decision import nodes_to_find
 from simcluster.scheduler.filters import Failure
 from simcluster.scheduler.nodes import NodeCache, NodeInfo
 from simcluster.scheduler.queue import SchedulingQueue
-from tests import tools
-from tests.chart import render
 
 MEM = "aliyun.com/gpu-mem"
 
@@ -208,17 +204,6 @@ def test_the_configuration_is_read_as_kube_scheduler_reads_it() -> None:
     assert read.extenders[0].timeout_s == 90
     assert read.extenders[0].managed == {MEM}
     assert read.extenders[0].ignored_by_scheduler == frozenset()
-
-
-def test_the_demo_and_the_chart_configure_the_extender_alike() -> None:
-    plain = "extender.certificate.source=none"  # the demo's world is one machine's loopback
-    config_map = render(str(tools.find("helm")), "--set", plain)["ConfigMap", "gpuslice-scheduler"]
-    document = yaml.safe_load(config_map["data"]["config.yaml"])
-    document["extenders"][0]["urlPrefix"] = "http://127.0.0.1:7/gpushare-scheduler"
-    shipped = configuration.parse(document)
-    played = configuration.parse(yaml.safe_load(scheduler_configuration(7)))
-    assert shipped.extenders == played.extenders
-    assert shipped.percentage_of_nodes == played.percentage_of_nodes == 100
 
 
 @pytest.mark.parametrize(

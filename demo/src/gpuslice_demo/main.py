@@ -31,17 +31,24 @@ from gpuslice_demo.stories import STORIES
     "--keep",
     is_flag=True,
     help="Leave the cluster running afterwards, until Ctrl-C. Without --story it is one to try things out, "
-    "with the webhook and with pods in various states.",
+    "in the afternoon of a working day of four teams.",
+)
+@click.option(
+    "--empty",
+    is_flag=True,
+    help="Leave a cluster running on which nothing is installed, for helm and kubectl of another shell.",
 )
 @click.option("--nodes", type=click.IntRange(1, 50), help="Nodes of the cluster to keep.  [default: 2]")
 @click.option("--cards", type=click.IntRange(1, 16), help="Cards of each of its nodes.  [default: 2]")
 @click.option("--dir", "folder", default="", help="Keep files in this folder; a temporary one by default.")
-def command(story: str | None, keep: bool, nodes: int | None, cards: int | None, folder: str) -> None:
+def command(
+    *, story: str | None, keep: bool, empty: bool, nodes: int | None, cards: int | None, folder: str
+) -> None:
     """Play the whole story on this machine: no GPU, cluster, root or container engine is needed.
 
-    The extender and the agent are the same programs as in a cluster. API server, kube-scheduler,
-    kubelet and driver are simulated, kubectl is the real one. Exits with 1 if an output is not what the
-    documentation shows.
+    The chart is installed by helm, and its programs are the same as in a cluster. API server, kube-scheduler,
+    kubelet and driver are simulated; kubectl and helm are the real ones. Exits with 1 if an output is not
+    what the documentation shows.
 
     \b
     Examples:
@@ -50,23 +57,30 @@ def command(story: str | None, keep: bool, nodes: int | None, cards: int | None,
       gpuslice demo --dra            unchanged manifests as claims (dynamic resource allocation)
       gpuslice demo --keep --nodes 3 --cards 4
                                      a cluster to try things out from another shell
+      gpuslice demo --empty          one to install gpuslice on, as on your own
     """
-    if (nodes or cards) and (story or not keep):
+    if empty and story:
+        raise click.UsageError("--empty plays no story: leave out --story or --dra")
+    if (nodes or cards) and (story or not (keep or empty)):
         raise click.UsageError(
-            "--nodes and --cards are for --keep without --story or --dra: the stories have their own"
+            "--nodes and --cards are for --keep without --story or --dra and for --empty: "
+            "the stories have their own"
         )
     places = find_places(folder)
     with _guarded(places):  # first: a Ctrl-C while the rest is loaded would leave the folder behind
         import asyncio  # this and all simulation code are not needed for the help
 
         from gpuslice_demo.playing import play
+        from gpuslice_demo.stories.playground import empty as without_gpuslice
         from gpuslice_demo.stories.playground import playground
 
-        if keep and story is None:
-            stories: tuple[Story, ...] = (playground(nodes or 2, cards or 2),)
+        if empty:
+            stories: tuple[Story, ...] = (without_gpuslice(nodes or 2, cards or 2),)
+        elif keep and story is None:
+            stories = (playground(nodes or 2, cards or 2),)
         else:
             stories = tuple(STORIES.values()) if story in (None, "all") else (STORIES[story],)
-        sys.exit(asyncio.run(play(places, stories, keep=keep)))
+        sys.exit(asyncio.run(play(places, stories, keep=keep or empty)))
 
 
 @contextlib.contextmanager

@@ -71,11 +71,12 @@ class Playing:
             watching = group.create_task(world.failed(), name="simulation")
             await player.play(story, world)
             if keep:
-                self.conclude()
+                if story.steps:
+                    self.conclude()
                 async with console(places) as address:
                     print(f"\nThe cluster in your browser: {address}", flush=True)
                     words = "The cluster keeps running until you press Ctrl-C. To use it from another shell:"
-                    print(f"\n{words}\n\n{places.exports()}\n", flush=True)
+                    print(f"\n{words}\n\n{places.exports()}\ncd {places.folder / 'home'}\n", flush=True)
                     await watching
             watching.cancel()
 

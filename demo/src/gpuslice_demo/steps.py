@@ -24,7 +24,7 @@ class Step:
     say: str
     command: str
     expected: Expected
-    within_s: float = 30.0
+    within_s: float = 120.0
     on_node: str = ""
     typed: str = ""
     terminal: bool = False
@@ -37,4 +37,4 @@ class Story:
     title: str
     nodes: tuple[NodePlan, ...]
     steps: tuple[Step, ...]
-    files: Mapping[str, str] = field(default_factory=dict)  # placed next to those that install the product
+    files: Mapping[str, str] = field(default_factory=dict)  # in the user's folder

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable
+import json
+import time
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
-from gpuslice.adapters.kube.resources import NODES
+from gpuslice.adapters.kube.resources import NODES, PODS
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.core.contract import ANN_INDEX
 from gpuslice_demo.images import images
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.places import MARK, Places
@@ -35,6 +38,7 @@ T = TypeVar("T")
 
 SPEED_UP = 40.0
 NODE_STATUS_S = 0.25
+FATAL_XID = 95  # uncontained ECC error
 CONNECTIONS = 200  # each watch keeps one open
 
 
@@ -53,6 +57,8 @@ class World:
 
     def __init__(self, places: Places, plans: Iterable[NodePlan]) -> None:
         self.places = places
+        self.behind_s = 0.0
+        """By how much the API server's clock is behind: what is created meanwhile is older later."""
         self._plans = tuple(plans)
         self._stack = contextlib.AsyncExitStack()
         self._nodes: dict[str, SimulatedNode] = {}
@@ -123,11 +129,44 @@ class World:
         await node.runtime.close()
         await self._client.delete(NODES, name)
 
+    @property
+    def cards(self) -> int:
+        return sum(len(plan.cards) for plan in self._plans)
+
+    def break_card(self) -> None:
+        """The last card of the last node reports an error after which NVIDIA says to reset it."""
+        node = self._nodes[self._plans[-1].name]
+        assert node.settings.gpu_state is not None
+        with gpu.Machine(node.settings.gpu_state) as machine:
+            machine.inject_xid(len(node.plan.cards) - 1, FATAL_XID)
+
+    async def remember_idle(self, idle_s: Mapping[str, float]) -> None:
+        """Leaves on the nodes what an exporter would have kept of containers that last computed so long ago.
+
+        By NAMESPACE/NAME of their pods, which have one container and one card.
+        """
+        kept: dict[str, list[dict[str, Any]]] = {}
+        for name, seconds in idle_s.items():
+            namespace, _, pod_name = name.partition("/")
+            pod = await self._client.get(PODS.as_dict(), pod_name, namespace)
+            node = self._nodes.get(pod["spec"].get("nodeName", ""))
+            if node is None or node.settings.gpu_state is None:
+                continue  # it waits
+            with gpu.Machine(node.settings.gpu_state) as machine:
+                card = machine.cards()[int(pod["metadata"]["annotations"][ANN_INDEX])]
+            last = {"pod_uid": pod["metadata"]["uid"], "last_s": int(time.time() - seconds), "peak_bytes": 0}
+            key = (namespace, pod_name, pod["spec"]["containers"][0]["name"])
+            kept.setdefault(node.plan.name, []).append({"uuid": card.uuid, "key": key, "active": last})
+        for name, entries in kept.items():
+            folder = self._nodes[name].settings.host_root / "var/lib/gpuslice/exporter"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "activity.json").write_text(json.dumps(entries))
+
     # -- start -----------------------------------------------------------------------------------
 
     async def _api_server(self) -> HttpTransport:
         """An API server with its kubeconfig. The end-to-end tests use a real one instead."""
-        server = await self._enter(ApiServer(Cluster(tracks_managers=True)))
+        server = await self._enter(ApiServer(Cluster(lambda: time.time() - self.behind_s)))
         self.places.kubeconfig.write_text(server.kubeconfig())
         self._url = server.url
         return HttpTransport(Connection(server.url), connections=CONNECTIONS)

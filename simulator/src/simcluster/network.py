@@ -79,7 +79,7 @@ class ServiceProxy:
         """Of each port where it is served: at the first ready pod."""
         found = self._endpoints.objects.get(key) or {}
         for subset in found.get("subsets") or []:
-            target = next(iter(subset.get("addresses") or []), {}).get("targetRef") or {}
+            target = (subset.get("addresses") or [{}])[0].get("targetRef") or {}
             pod = self._pods.objects.get((target.get("namespace", ""), target.get("name", "")))
             served = {port.get("name", ""): port["port"] for port in subset.get("ports") or []}
             for port in service["spec"].get("ports") or []:

@@ -1,50 +1,99 @@
-"""A cluster to try things out: any number of nodes and cards, the webhook on, and pods in various states."""
+"""A cluster in the afternoon of a working day, to try things out: four teams, as many cards as you like."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gpuslice_demo.expected import columns, containing
+from gpuslice.core.contract import LABEL_GROUP_MIN, LABEL_GROUP_NAME, VENDOR_NAMES
+from gpuslice_demo.expected import containing
 from gpuslice_demo.images import IMAGE
 from gpuslice_demo.nodes import NodePlan
 from gpuslice_demo.steps import Step, Story
-from gpuslice_demo.stories.installing import INSTALL, agents_ready
+from gpuslice_demo.stories.installing import EXPORTER, INSTALL, agents_ready
 from simcluster.workload.images import SEEDS
+
+if TYPE_CHECKING:
+    from gpuslice_demo.world import World
 
 CARD, UNITS = "V100-SXM2-16GB", 15
 SHARED = {"cgpu": "true"}
+TEAMS = ("search", "speech", "vision")
+"""Namespaces, beside `default`."""
+IDLE_H = {"default/idle": 4.0, "vision/notebook-anna": 9.5, "vision/notebook-ben": 26.0}
+"""Who last computed so many hours ago."""
+MORNING_H = 7.0
+"""So long before now the pods were created."""
+HOLDING = f"{SEEDS}/cuda-malloc:3G"
+CARDS_FOR_A_FAULT = 3
+"""With fewer cards none is taken away."""
 
 
-def _pod(name: str, units: int, image: str = "busybox", **container: Any) -> dict[str, Any]:
-    limits = {"limits": {"aliyun.com/gpu-mem": units}}
+def _pod(namespace: str, name: str, units: int, image: str = "busybox", **container: Any) -> dict[str, Any]:
+    limits = {"aliyun.com/gpu-mem": units}
+    main = {"name": "main", "image": image, "resources": {"limits": limits}, **container}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {"containers": [{"name": "main", "image": image, "resources": limits, **container}]},
+        "metadata": {"name": name, "namespace": namespace, "labels": {"team": namespace}},
+        "spec": {"containers": [main]},
     }
+
+
+def _computing(namespace: str, name: str, units: int, percent: int) -> dict[str, Any]:
+    arguments = ["load", "--fieldId=1004", f"--level={percent}", "--duration=86400"]
+    return _pod(namespace, name, units, IMAGE, args=arguments)
+
+
+def _labelled(pod: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    pod["metadata"]["labels"] |= labels
+    return pod
 
 
 def manifests() -> dict[str, str]:
-    """The story's files beside those that install the product, by name."""
-    finished = _pod("finished", 2, command=["nvidia-smi", "-L"])
+    """The story's files, by name."""
+    finished = _pod("search", "reindex", 2, command=["nvidia-smi", "-L"])
     finished["spec"]["restartPolicy"] = "Never"
+    elsewhere = _pod("vision", "notebook-cleo", 4, HOLDING)
+    elsewhere["spec"]["nodeSelector"] = {"disk": "nvme"}
+    group = {LABEL_GROUP_NAME: "sweep", LABEL_GROUP_MIN: "3"}  # of which two were created
     pods = [
-        _pod("idle", 4, f"{SEEDS}/cuda-malloc:3G"),
-        _pod("computing", 4, IMAGE, args=["load", "--fieldId=1004", "--level=60", "--duration=86400"]),
-        _pod("over-its-limit", 4, f"{SEEDS}/cuda-malloc:6G"),
-        _pod("too-large", UNITS + 1),
-        _pod("without-an-image", 1, "registry.example.com/nowhere:1"),
+        _pod("default", "idle", 4, HOLDING),
+        _pod("default", "too-large", UNITS + 1),
+        _pod("vision", "notebook-anna", 6, HOLDING),
+        _pod("vision", "notebook-ben", 8, HOLDING),
+        elsewhere,
+        _computing("vision", "train", 10, 60),
+        _computing("speech", "asr-0", 4, 30),
+        _computing("speech", "asr-1", 4, 30),
+        _labelled(_pod("speech", "sweep-0", 5), group),
+        _labelled(_pod("speech", "sweep-1", 5), group),
+        _pod("search", "embed", 3, HOLDING),
+        _pod("search", "rank", 4, f"{SEEDS}/cuda-malloc:6G"),
+        _labelled(_pod("search", "pretrain", 8 * UNITS), {VENDOR_NAMES.cards: "8"}),
+        _pod("search", "prototype", 1, "registry.example.com/search/prototype:1"),
         finished,
     ]
-    denied = _pod("denied", 4)
-    denied["metadata"]["labels"] = {"aliyun.com/gpu-count": "two"}
+    spaces = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in TEAMS]
+    denied = _labelled(_pod("default", "denied", 4), {VENDOR_NAMES.cards: "two"})
     return {
-        "pods.yaml": yaml.safe_dump_all(pods, sort_keys=False),
+        "day.yaml": yaml.safe_dump_all([*spaces, *pods], sort_keys=False),
         "denied.yaml": yaml.safe_dump(denied, sort_keys=False),
     }
+
+
+async def _morning(world: World) -> None:
+    world.behind_s = MORNING_H * 3600
+
+
+async def _afternoon(world: World) -> None:
+    """It has become late; what computed when is what an exporter would have kept."""
+    world.behind_s = 0.0
+    await world.remember_idle({name: hours * 3600 for name, hours in IDLE_H.items()})
+    if world.cards >= CARDS_FOR_A_FAULT:
+        world.break_card()
 
 
 def playground(nodes: int, cards: int) -> Story:
@@ -53,55 +102,44 @@ def playground(nodes: int, cards: int) -> Story:
         NodePlan(f"node-{n}", f"192.168.9.{n}", (CARD,) * cards, SHARED, exclusive=True, subnet=f"172.20.{n}")
         for n in range(1, nodes + 1)
     )
+    # where there is room for it, as on more than one card
+    last = "pod/notebook-ben -n vision" if nodes * cards > 1 else "pod/idle"
     return Story(
         "playground",
-        f"{nodes} nodes of {cards} cards to try things out",
+        f"{nodes} nodes of {cards} cards in the afternoon of a working day",
         plans,
         (
             INSTALL,
             agents_ready([plan.name for plan in plans]),
             Step(
-                "The webhook completes and checks pods as they are created.",
-                "kubectl apply -f webhook.yaml",
-                columns(
-                    "secret/gpuslice-webhook created\n"
-                    "deployment.apps/gpuslice-webhook created\n"
-                    "mutatingwebhookconfiguration.admissionregistration.k8s.io/gpuslice-mutate created\n"
-                    "validatingwebhookconfiguration.admissionregistration.k8s.io/gpuslice-validate created"
-                ),
-            ),
-            Step("", "kubectl apply -f exporter.yaml", containing("gpuslice-exporter created")),
-            Step(
-                "",
-                "kubectl rollout status deployment/gpuslice-webhook -n kube-system",
-                containing("successfully rolled out"),
-            ),
-            Step(
-                "It denies a pod whose request is invalid, and names the field.",
+                "The webhook denies a pod whose request is invalid, and names the field.",
                 "kubectl create -f denied.yaml",
                 containing("aliyun.com/gpu-count«any»two"),
             ),
             Step(
-                "Pods in various states.",
-                "kubectl apply -f pods.yaml",
-                containing("pod/idle created"),
+                "Four teams start their pods in the morning: notebooks, training, services.",
+                "kubectl apply -f day.yaml",
+                containing("pod/reindex created"),
+                before=_morning,
             ),
+            Step("", f"kubectl wait {last} --for=condition=Ready", containing("condition met")),
+            replace(EXPORTER, before=_afternoon),
             Step(
-                "One uses 3 of its 4 GiB, one computes, one exceeds its limit, one fits on no card, one has"
-                " no image, and one has finished.",
-                "kubectl get pod",
-                columns(
-                    "NAME READY STATUS RESTARTS AGE\n"
-                    "computing 1/1 Running 0 «age»\n"
-                    "finished 0/1 Completed 0 «age»\n"
-                    "idle 1/1 Running 0 «age»\n"
-                    "over-its-limit 0/1 CrashLoopBackOff «n» («ago») «age»\n"
-                    "too-large 0/1 Pending 0 «age»\n"
-                    "without-an-image 0/1 ImagePullBackOff 0 «age»"
-                ),
+                "In the afternoon. Some compute, some are idle; others wait, each for another reason.",
+                "kubectl get pod -A --field-selector=metadata.namespace!=kube-system",
+                containing("CrashLoopBackOff"),
             ),
             Step("What is allocated to whom.", "kubectl inspect cgpu", containing("GPU Memory")),
-            Step("What each pod uses.", "gpuslice top --once", containing("computing")),
+            Step("Who holds memory without using it.", "gpuslice waste", containing(" 4 h ")),
         ),
         files=manifests(),
     )
+
+
+def empty(nodes: int, cards: int) -> Story:
+    """The same machines without gpuslice, with a manifest to apply later."""
+    plans = tuple(
+        NodePlan(f"node-{n}", f"192.168.9.{n}", (CARD,) * cards, exclusive=True, subnet=f"172.20.{n}")
+        for n in range(1, nodes + 1)
+    )
+    return Story("empty", f"{nodes} nodes of {cards} cards without gpuslice", plans, (), files=manifests())

@@ -1,4 +1,4 @@
-"""Expressions of admission policies (CEL): Google's implementation, and the functions that Kubernetes adds."""
+"""Expressions of admission policies (CEL): Google's implementation, with Kubernetes' additions."""
 
 from __future__ import annotations
 

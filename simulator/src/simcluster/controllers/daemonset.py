@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from simcluster.controllers.actions import Action, Create, Tell, delete, patch_status
+from simcluster.controllers.actions import Action, Again, Create, Tell, delete, patch_status
 from simcluster.controllers.ownership import controller_reference, is_going, labels_of, template_hash
 from simcluster.controllers.placement import node_takes, pinned_node
-from simcluster.controllers.pods import is_available, is_finished, is_ready, new_pod
+from simcluster.controllers.pods import available_in_s, is_available, is_finished, is_ready, new_pod
 from simcluster.controllers.revisions import LABEL, record
 
 Object = Mapping[str, Any]
@@ -48,21 +48,26 @@ def reconcile(
         missing = sorted(eligible - by_node.keys())
         actions = [Create("Pod", _pod(daemon_set, node), namespace) for node in missing]
         for node, there in by_node.items():
-            surplus = _surplus(there, node in eligible)
+            surplus = _surplus(there, node in eligible, beside=_surge(daemon_set, len(eligible)) > 0)
             actions += [step for pod in surplus if not is_going(pod) for step in _delete(pod)]
         actions = past + (actions or _roll(daemon_set, by_node, eligible, now_s))
     return [*actions, *_status(daemon_set, by_node, eligible, now_s)]
 
 
-def _surplus(pods: Sequence[Object], eligible: bool) -> Sequence[Object]:
-    """All pods if none may run here; otherwise finished ones, and all but the oldest."""
+def _surplus(pods: Sequence[Object], eligible: bool, *, beside: bool) -> Sequence[Object]:
+    """All pods if none may run here; otherwise finished ones, and all but the oldest.
+
+    `beside`: a second one may be replacing it.
+    """
     if not eligible:
         return pods
     finished = [pod for pod in pods if is_finished(pod)]
-    running = sorted(
-        (pod for pod in pods if not is_finished(pod)), key=lambda p: str(p["metadata"]["creationTimestamp"])
-    )
-    return [*finished, *running[1:]]
+    running = sorted((pod for pod in pods if not is_finished(pod)), key=_age)
+    return [*finished, *running[2 if beside else 1 :]]
+
+
+def _age(pod: Object) -> str:
+    return str(pod["metadata"]["creationTimestamp"])
 
 
 def _delete(pod: Object) -> list[Action]:
@@ -107,9 +112,9 @@ def _roll(
     strategy = daemon_set["spec"].get("updateStrategy") or {}
     if strategy.get("type") != "RollingUpdate":
         return []
-    allowed = (strategy.get("rollingUpdate") or {}).get("maxUnavailable", 1)
-    if isinstance(allowed, str):  # "25%"
-        allowed = max(math.ceil(int(allowed.rstrip("%")) * len(eligible) / 100), 1)
+    if surge := _surge(daemon_set, len(eligible)):
+        return _roll_beside(daemon_set, by_node, eligible, surge, now_s)
+    allowed = max(_nodes((strategy.get("rollingUpdate") or {}).get("maxUnavailable", 1), len(eligible)), 1)
     held = [pods[0] for node, pods in by_node.items() if node in eligible and pods]
     min_ready_s = daemon_set["spec"].get("minReadySeconds", 0)
     away = len(eligible) - sum(is_available(pod, min_ready_s, now_s) and not is_going(pod) for pod in held)
@@ -120,11 +125,53 @@ def _roll(
     return [step for pod in chosen for step in _delete(pod)]
 
 
+def _roll_beside(
+    daemon_set: Object,
+    by_node: Mapping[str, Sequence[Object]],
+    eligible: set[str],
+    surge: int,
+    now_s: float,
+) -> list[Action]:
+    """A new pod beside an outdated one on ``surge`` nodes at a time; the old one goes when it serves."""
+    min_ready_s = daemon_set["spec"].get("minReadySeconds", 0)
+    actions: list[Action] = []
+    alone: list[tuple[bool, str]] = []  # the outdated: whether it is available, and its node
+    beside = 0
+    for node in sorted(eligible & by_node.keys()):
+        living = [pod for pod in by_node[node] if not is_going(pod)]
+        old = [pod for pod in living if not _is_current(daemon_set, pod)]
+        new = [pod for pod in living if _is_current(daemon_set, pod)]
+        if old and any(is_available(pod, min_ready_s, now_s) for pod in new):
+            actions += [step for pod in old for step in _delete(pod)]
+        elif old and new:
+            beside += 1
+        elif old:
+            alone.append((is_available(old[0], min_ready_s, now_s), node))
+    for available, node in sorted(alone):  # who is of no use waits for nobody
+        if not available or beside < surge:
+            actions.append(Create("Pod", _pod(daemon_set, node), daemon_set["metadata"]["namespace"]))
+            beside += available
+    return actions
+
+
+def _surge(daemon_set: Object, nodes: int) -> int:
+    strategy = (daemon_set["spec"].get("updateStrategy") or {}).get("rollingUpdate") or {}
+    return _nodes(strategy.get("maxSurge", 0), nodes)
+
+
+def _nodes(amount: int | str, nodes: int) -> int:
+    """A number of nodes, or a part of them such as "25%", rounded up."""
+    return math.ceil(int(amount.rstrip("%")) * nodes / 100) if isinstance(amount, str) else amount
+
+
 def _status(
     daemon_set: Object, by_node: Mapping[str, Sequence[Object]], eligible: set[str], now_s: float
 ) -> list[Action]:
-    held = [pods[0] for node, pods in by_node.items() if node in eligible and pods]
+    held = [min(pods, key=_age) for node, pods in by_node.items() if node in eligible and pods]
     min_ready_s = daemon_set["spec"].get("minReadySeconds", 0)
+    due = [
+        wait_s for pod in held if is_ready(pod) and (wait_s := available_in_s(pod, min_ready_s, now_s)) > 0
+    ]
     available = sum(is_available(pod, min_ready_s, now_s) for pod in held)
     status = {
         "observedGeneration": daemon_set["metadata"]["generation"],
@@ -136,4 +183,4 @@ def _status(
         "numberUnavailable": (len(eligible) - available) or None,
         "numberMisscheduled": sum(node not in eligible for node in by_node),
     }
-    return patch_status("DaemonSet", daemon_set, status)
+    return [*patch_status("DaemonSet", daemon_set, status), *([Again(min(due))] if due else [])]

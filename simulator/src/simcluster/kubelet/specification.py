@@ -72,7 +72,7 @@ def specify(
         attempt=attempt,
         image=spec.get("image", ""),
         argv=_argv(spec, image, own),
-        environ={**places, **own, **_node_environment(settings, facts.pod, own)},
+        environ={**places, **_of_this_machine(own, root), **_node_environment(settings, facts.pod, own)},
         rootfs=root,
         log=folder / f"{attempt}.log",
         working_dir=spec.get("workingDir") or image.working_dir,
@@ -88,6 +88,14 @@ def _argv(spec: Mapping[str, Any], image: Image, own: Mapping[str, str]) -> tupl
     if command:
         return command + arguments
     return image.entrypoint + (arguments or image.command)
+
+
+def _of_this_machine(own: Mapping[str, str], root: rootfs.Rootfs) -> dict[str, str]:
+    """Variables that name a file of the container name the same file here."""
+    return {
+        name: root.translate(value) if value.startswith("/") and root.inside(value).is_file() else value
+        for name, value in own.items()
+    }
 
 
 def _programs(settings: KubeletSettings, image: Image, own: Mapping[str, str]) -> dict[str, Path]:
