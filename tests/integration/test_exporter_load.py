@@ -77,7 +77,7 @@ async def test_the_seeds_command_line_prints_the_seeds_lines(tmp_path: Path) -> 
         "CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: 5001000",
     ]
     assert lines[8].startswith("Max Memory bandwidth: 320064000000 bytes (320.06 GiB)")
-    assert lines[-1].startswith("TensorEngineActive: generated ???")
+    assert lines[-1].startswith("TensorEngineActive: generated ???, dcgm 0.000")
 
 
 async def test_growing_ends_where_memory_ends(tmp_path: Path) -> None:

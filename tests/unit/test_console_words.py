@@ -154,7 +154,7 @@ SAID = {
     "has 15 (2 nodes with shared cards looked at)": (
         "申请单卡 16 个单位；n1 单卡最多空闲 15 中的 15（显卡 1），最大的显卡有 15（共查看 2 个节点）"
     ),
-    "1 node: Cordoned.": "1 个节点：已被隔离（cordon）",
+    "1 node: Cordoned.": "1 个节点：不可调度（cordon）",
     "Created container: main": "Created container: main",
     "CrashLoopBackOff": "CrashLoopBackOff",
 }

@@ -189,7 +189,8 @@ def _generate(order: Order, card: Cuda, work: Work, report: Report, who: Who) ->
         moved_bytes += interval.bytes_moved
         series = fetch(order.url).find(work.field, UUID=who.uuid) if order.url else []
         measured = series[0].value if series else None
-        order.say(line(work, interval, measured))
+        # 0 is what dcgmproftester prints where it asks nobody
+        order.say(line(work, interval, measured if order.url else 0.0))
         report.intervals.append(
             {"field": work.number, "title": work.title, "measured": measured, **asdict(interval)}
         )
@@ -220,7 +221,7 @@ def _beside(card: Cuda, ordinal: int) -> Cuda:
 
 
 def line(work: Work, interval: Interval, measured: float | None) -> str:
-    """One report in the format of dcgmproftester's lines; without `measured`, of the load alone."""
+    """One report in the format of dcgmproftester's lines. `measured`: None if the page has no such series."""
     generated = f"{interval.busy_ratio:.3f}" if work.exact else "???"
     if interval.bytes_per_s:
         shown = "" if measured is None else f", dcgm {measured / MIB:.1f}"
