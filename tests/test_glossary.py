@@ -297,3 +297,35 @@ def code_of(path: Path) -> str:
             case _:
                 pass
     return " ".join(names)
+
+
+SOURCES = (PRODUCT, ROOT / "simulator" / "src", ROOT / "demo" / "src")
+FIELD = re.compile(r"(?<!`)`([a-z]+(?:_[a-z0-9]+)+)(?:\(\))?`(?!`)")
+
+
+@functools.cache
+def _identifiers() -> frozenset[str]:
+    """All names of the code: variables, attributes, parameters, functions, modules, fields of documents."""
+    found: set[str] = set()
+    for path in (file for source in SOURCES for file in source.rglob("*.py")):
+        found.add(path.stem)
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                    found.add(name)
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    found.add(name)
+                case ast.keyword(arg=str(name)) | ast.Constant(value=str(name)):
+                    found.add(name)
+    return frozenset(found)
+
+
+def test_docstrings_name_fields_that_exist() -> None:
+    missing = []
+    for path in (file for source in SOURCES for file in source.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node) or ""
+                where = f"{path.relative_to(ROOT)}: {getattr(node, 'name', 'the module')}"
+                missing += [f"{where}: {name}" for name in FIELD.findall(text) if name not in _identifiers()]
+    assert missing == []

@@ -138,7 +138,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a pod holds at its peak: `units` in total, spread evenly over `gpu_count` cards of one node."""
+    """What a pod holds at its peak: `units` in total, spread evenly over `card_count` cards of one node."""
 
     units: int
     card_count: int = 1

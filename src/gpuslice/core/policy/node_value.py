@@ -2,9 +2,9 @@
 
     U(node) = Σ_j w_j · room_j
 
-over the shapes j of the workload, with all amounts in cards of mean size. `room_j` is the room for shape j:
+over the shapes j of the workload, with all amounts in cards of mean size. ``room_j`` is the room for shape j:
 at most the value of the free cards (V, where a part of a card counts by its price), at most what CPU and
-memory can still serve, and in whole slots if the shape requests several cards. `w_j` is its fraction of the
+memory can still serve, and in whole slots if the shape requests several cards. ``w_j`` is its fraction of the
 demand, higher where few cards may serve it. Where CPU or memory runs out before the cards do, `host_value`
 says what a node is worth instead.
 """

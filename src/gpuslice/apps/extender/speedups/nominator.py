@@ -5,7 +5,7 @@ If both let it pass, it takes that node without scoring any; otherwise it contin
 For a pod without preferences it would find the node that the policy ranks first, and for a replica the one
 that suits it best next to others of its kind (`replicas`), so only the search is saved.
 
-    a question about all nodes ──► these nodes suit pods with the same terms (`feasible_nodes`)
+    a question about all nodes ──► these nodes suit pods with the same terms (`FeasibleNodes`)
         ──► the next such pod in the queue: choose node and cards as bind would (`placer`)
         ──► hold them (`Ledger.nominate`), PATCH the nomination
         ──► kube-scheduler asks about this one node: yes ──► bind
