@@ -129,8 +129,8 @@ async def test_a_program_that_uses_more_than_is_wanted_keeps_it_until_it_does_no
         await in_force(node, tenant.pod, 10)
         with tenant.process() as program:
             holds(node, (program, 9000))
-            used = node.agent.watchdog.used_bytes
-            await eventually(lambda: used(tenant.pod["metadata"]["uid"], "main", uuid(0)) == 9000 * MIB)
+            place = tenant.pod["metadata"]["uid"], "main", uuid(0)
+            await eventually(lambda: node.agent.lender.live.reported.get(place) == 9000 * MIB)
             await annotate(node, "a", request="8")
             (message,) = await eventually(lambda: warnings(node), "an event says what it waits for")
             assert "uses 9000 MiB" in message

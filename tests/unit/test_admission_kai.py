@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.core.admission import AdmissionRules
-from gpuslice.core.contract import GPU_COUNT, GPU_MEM, NEUTRAL_NAMES
+from gpuslice.core.contract import ANN_LIMIT, GPU_COUNT, GPU_MEM, NEUTRAL_NAMES
 from gpuslice.core.kai import ANNOTATIONS, READ, KaiRules
 from tests.builders import api_container, api_pod
 from tests.unit.admission_rig import Object, mutated, review
@@ -186,6 +186,23 @@ def test_each_container_has_its_own_amount_in_nvidias_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pod", "request_units", "limit"),
+    [
+        (nvidia_pod(2, c1_request="4Gi", c1_limit="8Gi"), {1: "4"}, "c1=8"),
+        (nvidia_pod(2, c0_request="1Gi", c0_limit="2Gi", c1_limit="8Gi"), {0: "1", 1: "8"}, "c0=2"),
+        (kai_pod(gpu_memory="1024", gpu_memory_limit="3072"), {0: "1"}, "c0=3"),
+        (kai_pod(gpu_fraction="0.25", gpu_fraction_limit="0.5"), {0: "20"}, "c0=40"),
+    ],
+)
+def test_where_nodes_lend_the_request_is_kept_and_the_limit_may_be_borrowed(
+    pod: Object, request_units: dict[int, str], limit: str
+) -> None:
+    found = translated(pod, kai=KaiRules(card_units=80, lends=True))
+    assert {at: limits(found, at)[GPU_MEM] for at in request_units} == request_units
+    assert found["metadata"]["annotations"] == {ANN_LIMIT: limit}
+
+
+@pytest.mark.parametrize(
     ("annotations", "limit"),
     [({"gpu_memory": "1024", "gpu_memory_limit": "3072"}, "3"), ({"gpu_fraction_limit": "0.5"}, "40")],
 )
@@ -235,5 +252,5 @@ def test_the_author_is_told_what_has_no_effect_of_nvidias_names() -> None:
 
 def test_the_page_says_when_other_peoples_names_were_read() -> None:
     """They changed twice in 2026: whoever reads them again sets both dates."""
-    page = Path(__file__).resolve().parents[2] / "docs/user/requests.md"
+    page = Path(__file__).resolve().parents[2] / "docs/user/other-systems.md"
     assert f"read on {READ}" in page.read_text()

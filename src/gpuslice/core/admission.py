@@ -25,6 +25,7 @@ from gpuslice.core.contract import (
     AMOUNT_NAMES,
     ANN_CARD_UNITS,
     ANN_INDEX,
+    ANN_LIMIT,
     ANN_POD_UNITS,
     ANN_REQUEST,
     ANN_VISIBLE,
@@ -52,7 +53,7 @@ from gpuslice.core.model import Request
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import min_tier, names_in
-from gpuslice.core.resize import wanted
+from gpuslice.core.resize import wanted, with_limits
 
 MASTERS = "system:masters"
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -175,7 +176,7 @@ def validate(pod: PodForm, rules: AdmissionRules, user: User = NOBODY) -> Verdic
         if pod.request is not None:
             _check_environment(pod, rules)
             check_room(pod.annotations, pod.request)
-            wanted(pod.annotations, pod.request)
+            wanted(pod.annotations, with_limits(pod.annotations, pod.request))
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     for each in pod.containers:
@@ -201,8 +202,11 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
             min_tier(new.labels)
         if any(old.labels.get(each) != new.labels.get(each) for each in (LABEL_GROUP_NAME, LABEL_GROUP_MIN)):
             pod_group(new.labels)
-        if old.annotations.get(ANN_REQUEST) != new.annotations.get(ANN_REQUEST) and new.request is not None:
-            wanted(new.annotations, new.request)
+        resized = any(
+            old.annotations.get(each) != new.annotations.get(each) for each in (ANN_REQUEST, ANN_LIMIT)
+        )
+        if resized and new.request is not None:
+            wanted(new.annotations, with_limits(new.annotations, new.request))
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     return Verdict(pod=new)

@@ -16,8 +16,9 @@ KAI from 0.18 and Run:ai from 3.0 write NVIDIA's names instead, for each contain
                                                         .portion the author is told what is done instead
     nvidia.com/container.C.gpus.devices                 what their scheduler chose: it has no say here
 
-Nothing is lent beyond a request here, so that all of a limit is kept for its container. The annotations are
-taken off the pod, so that nobody translates it twice, and it leaves KAI's scheduler. What of KAI's a pod goes
+Where nodes lend (`KaiRules.lends`) the request is kept for the container and the limit is what it may borrow;
+elsewhere all of the limit is kept. The annotations are taken off the pod, so that nobody translates it twice,
+and it leaves KAI's scheduler. What of KAI's a pod goes
 without (queues) its author is told: `remarks`. A pod that asks KAI for whole cards (``nvidia.com/gpu``) is
 left alone.
 
@@ -33,7 +34,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from gpuslice.core.admission import DEFAULT_SCHEDULER
-from gpuslice.core.contract import AMOUNT_NAMES, EXCLUSIVE_GPU, GPU_COUNT, GPU_MEM
+from gpuslice.core.contract import AMOUNT_NAMES, ANN_LIMIT, EXCLUSIVE_GPU, GPU_COUNT, GPU_MEM
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import MIRROR, ContainerForm, PodForm, limit_field, without
 from gpuslice.core.quantity import scaled, whole_number
@@ -57,10 +58,14 @@ _FRACTION = re.compile(r"[0-9]{0,3}\.[0-9]{1,9}|[0-9]{1,3}")  # no exponent: 1e9
 
 @dataclass(frozen=True, slots=True)
 class KaiRules:
-    """`unit`: GiB or MiB, what one `aliyun.com/gpu-mem` is. `card_units`: of every card, else 0."""
+    """`unit`: GiB or MiB, what one `aliyun.com/gpu-mem` is. `card_units`: of every card, else 0.
+
+    `lends`: whether the cluster's nodes lend what nobody requested (`core.lending`).
+    """
 
     unit: str = "GiB"
     card_units: int = 0
+    lends: bool = False
 
 
 def annotations_of(names: Iterable[str]) -> list[str]:
@@ -84,10 +89,13 @@ def translate(pod: PodForm, rules: KaiRules) -> PodForm:
     if asked and (old := next((name for name in ANNOTATIONS if name in pod.annotations), "")):
         raise InvalidRequestError(_field(old), pod.annotations[old], "left out beside nvidia.com/container.…")
     if asked:
-        units = {name: _quantity_units(name, own, rules) for name, own in asked.items()}
+        amounts = {name: _quantity_units(name, own, rules) for name, own in asked.items()}
     else:
         count = _whole(pod, CARDS, MOST_CARDS) if CARDS in pod.annotations else 1
-        units = {_chosen(pod): count * _units(pod, rules)}
+        least, most = (_units(pod, rules, first=each) for each in (0, 1))
+        amounts = {_chosen(pod): (count * min(least, most), count * most)}
+    units = {name: least if rules.lends else most for name, (least, most) in amounts.items()}
+    limits = ",".join(f"{name}={most}" for name, (_, most) in amounts.items() if most > units[name])
     given = {each.name: each for each in pod.containers}
     for name in units:
         if name not in given:
@@ -103,12 +111,15 @@ def translate(pod: PodForm, rules: KaiRules) -> PodForm:
         pod,
         containers=tuple(_asking(each, units.get(each.name, 0)) for each in pod.containers),
         labels={**pod.labels, GPU_COUNT: str(count)} if count > 1 else pod.labels,
-        annotations=without(pod.annotations, annotations_of(pod.annotations)),
+        annotations={
+            **without(pod.annotations, annotations_of(pod.annotations)),
+            **({ANN_LIMIT: limits} if limits else {}),
+        },
         scheduler=DEFAULT_SCHEDULER if pod.scheduler in SCHEDULERS else pod.scheduler,
     )
 
 
-def remarks(pod: PodForm) -> Iterator[str]:
+def remarks(pod: PodForm, rules: KaiRules) -> Iterator[str]:
     """What a pod that asks in KAI's way goes without here."""
     if not asks(pod):
         return
@@ -122,7 +133,7 @@ def remarks(pod: PodForm) -> Iterator[str]:
     for name in annotations_of(pod.annotations):
         what, given = name.removeprefix("nvidia.com/container."), pod.annotations[name]
         limit = requests.get(name) or name.replace(REQUEST, LIMIT)
-        if limit != name and pod.annotations.get(limit, given) != given:
+        if limit != name and pod.annotations.get(limit, given) != given and not rules.lends:
             why = f"all of {limit} is kept for the container, since nothing is lent beyond a request here"
         elif what.endswith(MODE) and given != "time-slicing":
             why = "containers take turns; limits of aliyun.com/gpu-core.percentage divide the compute"
@@ -144,8 +155,8 @@ def _by_container(pod: PodForm) -> dict[str, dict[str, str]]:
     return {container: own for container, own in found.items() if REQUEST in own or LIMIT in own}
 
 
-def _quantity_units(container: str, own: Mapping[str, str], rules: KaiRules) -> int:
-    """Units of what a container asks for in NVIDIA's names: of its limit, else of its request."""
+def _quantity_units(container: str, own: Mapping[str, str], rules: KaiRules) -> tuple[int, int]:
+    """Units of the request and of the limit of a container in NVIDIA's names; one of them may be missing."""
 
     def wrong(name: str, must_be: str) -> InvalidRequestError:
         return InvalidRequestError(_field(f"nvidia.com/container.{container}.{name}"), own[name], must_be)
@@ -159,7 +170,8 @@ def _quantity_units(container: str, own: Mapping[str, str], rules: KaiRules) -> 
         raise wrong(REQUEST, f"at most the limit, {own[LIMIT]}")
     if own.get(MODE, "time-slicing") not in ("time-slicing", "sm-sharing"):
         raise wrong(MODE, "time-slicing or sm-sharing")
-    return -(-most // (UNIT_MIB[rules.unit] << 20))
+    least, unit_bytes = amounts.get(REQUEST, most), UNIT_MIB[rules.unit] << 20
+    return -(-least // unit_bytes), -(-most // unit_bytes)
 
 
 def _chosen(pod: PodForm) -> str:
@@ -181,10 +193,14 @@ def _field(annotation: str) -> str:
     return f'metadata.annotations["{annotation}"]'
 
 
-def _units(pod: PodForm, rules: KaiRules) -> int:
-    """Units on each card, by the older annotations: of the limit, else of the request."""
-    memory = next((name for name in (MEMORY_LIMIT, MEMORY) if name in pod.annotations), "")
-    name = next((name for name in (FRACTION_LIMIT, FRACTION) if name in pod.annotations), "")
+def _units(pod: PodForm, rules: KaiRules, *, first: int) -> int:
+    """Units on each card, by the older annotations: of the request if `first` is 0, else of the limit.
+
+    One that is missing is the other.
+    """
+    step = -1 if first else 1
+    memory = next((name for name in (MEMORY, MEMORY_LIMIT)[::step] if name in pod.annotations), "")
+    name = next((name for name in (FRACTION, FRACTION_LIMIT)[::step] if name in pod.annotations), "")
     if memory and name:
         raise InvalidRequestError(_field(name), pod.annotations[name], f"left out beside {memory}")
     if memory:

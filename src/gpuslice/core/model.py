@@ -121,6 +121,7 @@ class ContainerRequest:
     """What one container asks for. `index` is its position in its own list of the pod spec.
 
     `added`: the part of `units` that its pod's spec does not say, granted while it runs (`core.resize`).
+    `limit`: units that it may have while nobody requests them (`core.lending`), 0 for no more than `units`.
     """
 
     name: str
@@ -129,6 +130,12 @@ class ContainerRequest:
     compute_percent: int = 0
     kind: ContainerKind = ContainerKind.APP
     added: int = 0
+    limit: int = 0
+
+    @property
+    def borrowable(self) -> int:
+        """Units that it may have beyond those that are its own."""
+        return max(0, self.limit - self.units)
 
     @property
     def devices(self) -> int:

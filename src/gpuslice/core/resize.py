@@ -2,6 +2,7 @@
 
     annotation gpuslice.io/memory-request: "12"              units, of the only container that asks for some
     annotation gpuslice.io/memory-request: "main=12,side=4"  of each; one that is left out is as in the spec
+    annotation gpuslice.io/memory-limit: "24"                the same: what it may have if nobody requests it
     annotation gpuslice.io/memory-granted: {"main":12}       what counts, where it is not as in the spec
 
 The extender alone grants more, since it alone knows what is free of a card; the node's agent alone takes
@@ -21,7 +22,7 @@ from dataclasses import replace
 
 import msgspec
 
-from gpuslice.core.contract import ANN_GRANTED, ANN_REQUEST
+from gpuslice.core.contract import ANN_GRANTED, ANN_LIMIT, ANN_REQUEST
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.model import ContainerKind, Pod, Refusal, Request
 from gpuslice.core.placement import NO_ROOM, NO_ROOM_IN_SEVERAL, NodeState, on_cards
@@ -29,7 +30,6 @@ from gpuslice.core.request import peak
 from gpuslice.core.units import MOST_UNITS
 from gpuslice.core.words import counted
 
-FIELD = f'metadata.annotations["{ANN_REQUEST}"]'
 Amounts = Mapping[str, int]
 """Units by container."""
 _AMOUNT = re.compile(r"(?:(?P<container>[a-z0-9]([-a-z0-9]*[a-z0-9])?)=)?(?P<units>[0-9]{1,10})")
@@ -70,10 +70,21 @@ def encode_granted(request: Request) -> str | None:
 def wanted(annotations: Mapping[str, str], request: Request) -> Request:
     """What the author wants the pod to hold, whose spec says `request`. Raises `InvalidRequestError`."""
     text = annotations.get(ANN_REQUEST)
-    return request if text is None else with_amounts(request, _parsed(text, request))
+    return request if text is None else with_amounts(request, _parsed(ANN_REQUEST, text, request))
 
 
-def _parsed(text: str, request: Request) -> Amounts:
+def with_limits(annotations: Mapping[str, str], request: Request) -> Request:
+    """`request` with the limits that its author allows beyond it. Raises `InvalidRequestError`."""
+    text = annotations.get(ANN_LIMIT)
+    if text is None:
+        return request
+    limits = _parsed(ANN_LIMIT, text, request)
+    containers = (replace(each, limit=limits.get(each.name, 0)) for each in request.containers)
+    return replace(request, containers=tuple(containers))
+
+
+def _parsed(name: str, text: str, request: Request) -> Amounts:
+    field = f'metadata.annotations["{name}"]'
     running = {each.name: each for each in request.containers if each.kind is not ContainerKind.INIT}
     amounts: dict[str, int] = {}
     for part in text.split(","):
@@ -81,17 +92,17 @@ def _parsed(text: str, request: Request) -> Amounts:
         if found is None or (found["container"] is None and (len(running) != 1 or amounts)):
             several = ",".join(f"{name}={each.units}" for name, each in running.items())
             example = several if len(running) > 1 else "12"
-            raise InvalidRequestError(FIELD, text, f"whole units (no Gi), such as {example}")
-        name, units = found["container"] or next(iter(running)), int(found["units"])
-        if name not in running or name in amounts:
+            raise InvalidRequestError(field, text, f"whole units (no Gi), such as {example}")
+        of, units = found["container"] or next(iter(running)), int(found["units"])
+        if of not in running or of in amounts:
             must_be = f"once for each container that asks for a part of a card: {', '.join(running)}"
-            raise InvalidRequestError(FIELD, text, must_be)
-        if not running[name].devices <= units <= MOST_UNITS or units % request.card_count:
-            least, step = running[name].devices, request.card_count
+            raise InvalidRequestError(field, text, must_be)
+        if not running[of].devices <= units <= MOST_UNITS or units % request.card_count:
+            least, step = running[of].devices, request.card_count
             of_cards = f" in steps of {step}, the number of its cards," if step > 1 else ""
-            must_be = f"for {name} from {least}{of_cards} up: kubelet counts what the pod was created with"
-            raise InvalidRequestError(FIELD, text, must_be)
-        amounts[name] = units
+            must_be = f"for {of} from {least}{of_cards} up: kubelet counts what the pod was created with"
+            raise InvalidRequestError(field, text, must_be)
+        amounts[of] = units
     return amounts
 
 

@@ -21,6 +21,7 @@ from gpuslice.core.contract import (
     AMOUNT_NAMES,
     ANN_ASSIGNED,
     ANN_GRANTED,
+    ANN_LIMIT,
     ANN_REQUEST,
     CARDS_NAMES,
     LABEL_MIN_TIER,
@@ -49,7 +50,7 @@ from gpuslice.core.model import TIERS, Card, ContainerKind, Node, Orphan, Pod, R
 from gpuslice.core.pod_group import PodGroup
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import WHOLE_CORE_PERCENT, ContainerSpec, held_request, pod_request
-from gpuslice.core.resize import granted, wanted
+from gpuslice.core.resize import granted, wanted, with_limits
 from gpuslice.core.units import MOST_UNITS
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed"})
@@ -184,13 +185,14 @@ def _resized(
     request: Request | None, annotations: Mapping[str, str]
 ) -> tuple[Request | None, Request | None, str]:
     """What a bound pod holds whose spec says `request`, what is wanted instead, and why that is not known."""
-    if request is None or (ANN_GRANTED not in annotations and ANN_REQUEST not in annotations):
+    if request is None or annotations.keys().isdisjoint((ANN_GRANTED, ANN_REQUEST, ANN_LIMIT)):
         return request, None, ""
-    held = granted(annotations, request)
     try:
-        return held, wanted(annotations, request), ""
+        request = with_limits(annotations, request)
+        resized = ANN_GRANTED in annotations or ANN_REQUEST in annotations
+        return granted(annotations, request), wanted(annotations, request) if resized else None, ""
     except InvalidRequestError as error:
-        return held, None, str(error)
+        return granted(annotations, request), None, str(error)
 
 
 def node_of(

@@ -258,7 +258,7 @@ SYSTEMS = {
             is_node=lambda node: False,
             holds=lambda pod: bool(kai.annotations_of(pod["metadata"].get("annotations") or {})),
             translate=lambda pod, sizes: kai.translate(pod, kai.KaiRules(sizes.unit, sizes.card_units)),
-            remarks=lambda pod, sizes: kai.remarks(pod),
+            remarks=lambda pod, sizes: kai.remarks(pod, kai.KaiRules(sizes.unit, sizes.card_units)),
             by_hand=(
                 ("nodes", "KAI marks none: drain those that shall share cards, and label them cgpu=true"),
                 ("KAI", "helm uninstall it once nothing names its scheduler"),

@@ -249,6 +249,10 @@ class Folders:
         limits_file.write_limits(folder / "etc" / "limits", limits)
         self.shared.new(folder / "etc" / "limits")
 
+    def region(self, name: str) -> Path:
+        """Where the processes of the container with this folder account for what they use."""
+        return self._folder(name) / "var" / "region"
+
     # -- claims of dynamic resource allocation ----------------------------------------------------------
 
     def start_claim(

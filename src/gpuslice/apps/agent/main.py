@@ -44,6 +44,7 @@ from gpuslice.apps.agent.dra.service import ClaimService
 from gpuslice.apps.agent.driver_limits import DriverLimits
 from gpuslice.apps.agent.folder_upkeep import FileUpkeep
 from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.lender import Lender
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.orphans import Orphans
@@ -93,8 +94,7 @@ class Agent:
         name, root, every_s = settings.node_name, Path(settings.root), settings.reconcile_s
         self.units = units = UnitsInForce(root, unit, settings.resource_names, self._holders)
         self.counters = counters or Counters()
-        self.process = ProcessMetrics()
-        self.lock = ActiveLock(root)
+        self.process, self.lock = ProcessMetrics(), ActiveLock(root)
         placing, node = settings.place_unplaced, Node(name, (), names=units.names)
         self.state = state = AllocationState(node, place_unplaced=placing, clock=clock, now_ns=now_ns)
         self.devices = DeviceList(state)
@@ -114,9 +114,10 @@ class Agent:
         self._pods: Reflector[AgentPod] = Reflector(
             client, NODE_PODS, self._pod_changed, fields=f"spec.nodeName={name}", cached=True, clock=clock
         )
+        self.lender = lender = Lender(state, folders, enabled=settings.watchdog == "stop", clock=clock)
         self.plugin = GpuMemoryPlugin(
-            state, self.devices, folders, self.reconciler, limits=self.limits, counters=self.counters,
-            ask_for_news=self._pods.hurry, options=plugin_options(settings, unit),
+            state, self.devices, folders, self.reconciler, limits=self.limits, lender=lender,
+            counters=self.counters, ask_for_news=self._pods.hurry, options=plugin_options(settings, unit),
         )  # fmt: skip
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         self.server = self._plugin_server()
@@ -126,9 +127,9 @@ class Agent:
         )  # fmt: skip
         others = (units.owned, self.claims.prepared.owned, self.lock.owned, self.limits.hook.owned)
         self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
-        self.watchdog = Watchdog(
-            source, state, folders, writer, counters=self.counters, settings=settings, proc=proc)  # fmt: skip
-        self.resizer = Resizer(state, folders, writer, self.watchdog.used_bytes, self.reconciler.wake)
+        self.watchdog = Watchdog(source, state, folders, writer, lender=lender,
+            counters=self.counters, settings=settings, proc=proc)  # fmt: skip
+        self.resizer = Resizer(state, lender, writer, self.reconciler.wake)
         self.refused_memory = RefusedMemory(state, folders, writer)
         self.orphans = Orphans(state, self.reconciler, folders, self.node, writer, every_s=every_s, proc=proc)
         self._source = source
@@ -204,6 +205,7 @@ class Agent:
             "sweeper": self.sweep(),
             "shared files": self.folders.shared.run(),
             "files": _after(self.files.run, active),
+            "lend": _after(self.lender.run, self._pods.synced, active),
             "resize": _after(self.resizer.run, self._pods.synced, active),
             "driver's limits": _after(self.limits.run, self._pods.synced, active),
             "refused memory": _after(self.refused_memory.run, active),

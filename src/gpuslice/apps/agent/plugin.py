@@ -24,6 +24,7 @@ from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.apps.agent.driver_limits import DriverLimits
 from gpuslice.apps.agent.folders import Folders, HostMount
+from gpuslice.apps.agent.lender import Lender
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.limit_entries import entries
 from gpuslice.apps.agent.pending import Proposal, Recipient
@@ -39,7 +40,7 @@ from gpuslice.core.contract import (
     ENV_VISIBLE,
     LABEL_MIN_TIER,
 )
-from gpuslice.core.grant import GrantError, container_grant, grant_to
+from gpuslice.core.grant import GrantError, container_grant, grant_to, units_per_card
 from gpuslice.core.model import Refusal, Tier
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class GpuMemoryPlugin(DevicePluginService):
         reconciler: Reconciler,
         *,
         limits: DriverLimits,
+        lender: Lender,
         counters: Counters,
         ask_for_news: Callable[[], None],
         options: PluginOptions = PluginOptions(),
@@ -93,6 +95,7 @@ class GpuMemoryPlugin(DevicePluginService):
         self._folders = folders
         self._reconciler = reconciler
         self._driver_limits = limits
+        self._lender = lender
         self._counters = counters
         self._ask_for_news = ask_for_news  # kubelet may know a pod that our watch has not shown
         self._options = options
@@ -230,6 +233,8 @@ class GpuMemoryPlugin(DevicePluginService):
             if holder and (reason := self._unheld(ids, holder)):
                 self._counters.refused["tier"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, reason)
+            if not await self._lender.make_room(units_per_card(ids)):
+                raise GRPCError(Status.UNAVAILABLE, "what others borrowed of its card is being called back")
             identified = "no" if holder is None else "exactly" if holder.exact else "by its pod"
             self._counters.started[identified] += 1
             if state.rules.isolation or self._folders.exists(ids):

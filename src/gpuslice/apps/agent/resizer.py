@@ -11,43 +11,36 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from gpuslice.adapters.kube.errors import ConflictError, KubeError
-from gpuslice.adapters.region.limits import LimitsEntry, LimitsError, parse_limits
-from gpuslice.adapters.region.reader import RegionError, read_region
 from gpuslice.apps.agent.allocation_state import AllocationState
-from gpuslice.apps.agent.folders import Folders
-from gpuslice.apps.agent.owner import Owner
+from gpuslice.apps.agent.lender import Lender
+from gpuslice.apps.agent.live_limits import LOOKED_S, Amounts
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.grant import GrantError, grant_to
-from gpuslice.core.model import ContainerKind, ContainerRequest, Request
+from gpuslice.core.model import ContainerKind, Request
 from gpuslice.core.resize import less
 from gpuslice.core.units import MIB
 
 _log = logging.getLogger(__name__)
 
 EVERY_S = 0.2
-LOOKED_S = 0.3
-"""After that each process of a container has seen its limits file (native/src/policy/cards.c)."""
 
 
 class Resizer:
-    """`used_bytes`: what the driver last reported of a container on a card, 0 if nothing."""
+    """The pods of this node that were ever resized."""
 
     def __init__(
         self,
         state: AllocationState,
-        folders: Folders,
+        lender: Lender,
         writer: Writer,
-        used_bytes: Callable[[str, str, str], int],
         wake: Callable[[], None],
     ) -> None:
         self._state = state
-        self._folders = folders
+        self._live = lender.live
+        self._lender = lender
         self._writer = writer
-        self._used_bytes = used_bytes
         self._wake = wake
         self._told: dict[str, str] = {}  # by pod uid, why it waits
 
@@ -75,27 +68,26 @@ class Resizer:
         """Let the pod's containers have what they hold; why that is not possible yet, "" if they have it."""
         if any(each.added for each in request.containers) and not self._state.aside.is_in_force(pod):
             return "its card has no device left that kubelet could be kept from giving to others"
+        cards = {card for amounts in self._limits(pod, request).values() for card in amounts}
+        if not self._lender.is_settled(cards):
+            return ""  # what others borrowed is being called back
         for each, limits in self._limits(pod, request).items():
-            if limits != self._recorded(pod, each):
-                self._folders.change_limits(self._folder(pod, each), limits)
-                _log.info("limits changed", extra={"pod": pod.view.key, "container": each})
+            if self._live.change(pod, each, limits):
                 self._wake()  # so that the annotations say so
         return ""
 
     async def _take_back(self, pod: NodePod, smaller: Request) -> str:
         """Let the pod's containers have no more than in `smaller`; why they still need more."""
-        before = {each: self._recorded(pod, each) for each in self._limits(pod, smaller)}
         limits = self._limits(pod, smaller)
         if problem := self._too_much(pod, limits):
             return problem
-        lowered = [each for each in limits if limits[each] != before[each]]
-        for each in lowered:
-            self._folders.change_limits(self._folder(pod, each), limits[each])
+        before = {each: self._live.in_force(pod, each) for each in limits}
+        lowered = [each for each, amounts in limits.items() if self._live.change(pod, each, amounts)]
         if lowered:
             await asyncio.sleep(LOOKED_S)
         if problem := self._too_much(pod, limits):
             for each in lowered:
-                self._folders.change_limits(self._folder(pod, each), before[each])
+                self._live.change(pod, each, before[each])
             return problem
         try:
             await self._state_written(pod, smaller)
@@ -110,59 +102,23 @@ class Resizer:
             self._wake()
             _log.info("taken back", extra={"pod": pod.view.key, "units": smaller.units})
 
-    # -- one container ----------------------------------------------------------------------------------
+    def _limits(self, pod: NodePod, request: Request) -> dict[str, Amounts]:
+        """By container that has started, the bytes by card uuid that its file is to say."""
+        asking = [each for each in request.containers if each.kind is not ContainerKind.INIT]
+        return {
+            each.name: self._live.of_request(pod, each)
+            for each in asking
+            if self._live.in_force(pod, each.name)
+        }
 
-    def _limits(self, pod: NodePod, request: Request) -> dict[str, list[LimitsEntry]]:
-        """By container with a folder, what its file is to say; those that have not started are left out."""
-        found = {}
-        for each in request.containers:
-            recorded = self._recorded(pod, each.name)
-            if each.kind is ContainerKind.INIT or not recorded:
-                continue
-            memory = self._memory(pod, each)
-            found[each.name] = [
-                replace(one, memory_bytes=memory.get(one.uuid, one.memory_bytes))
-                if one.memory_bytes is not None
-                else one
-                for one in recorded
-            ]
-        return found
-
-    def _memory(self, pod: NodePod, container: ContainerRequest) -> Mapping[str, int]:
-        """By card uuid, the bytes that this is."""
-        ids = self._state.listed_ids(pod.view.uid, container.name)
-        with contextlib.suppress(GrantError):
-            limits = grant_to(container, ids, self._state.node).limits if ids else ()
-            return {limit.card.uuid: limit.memory_mib * MIB for limit in limits}
-        return {}
-
-    def _folder(self, pod: NodePod, container: str) -> str:
-        """The folder of the container's device ids, "" if it is another's or nobody's."""
-        ids = self._state.listed_ids(pod.view.uid, container)
-        name = self._folders.current(ids) if ids else ""
-        mine = Owner([], uid=pod.view.uid, container=container)
-        return name if name and self._folders.owner(name).is_of(mine) else ""
-
-    def _recorded(self, pod: NodePod, container: str) -> list[LimitsEntry]:
-        name = self._folder(pod, container)
-        with contextlib.suppress(LimitsError):
-            return list(parse_limits(self._folders.owner(name).limits)) if name else []
-        return []
-
-    def _too_much(self, pod: NodePod, limits: Mapping[str, list[LimitsEntry]]) -> str:
+    def _too_much(self, pod: NodePod, limits: Mapping[str, Amounts]) -> str:
         """Which container uses more than it is to have, in a sentence; "" if none does."""
-        for container, entries in limits.items():
-            most = {each.uuid: each.memory_bytes for each in entries if each.memory_bytes is not None}
-            used = dict.fromkeys(most, 0)
-            with contextlib.suppress(RegionError, KeyError):
-                folder = self._folders.of_containers()[pod.view.uid, container]
-                reading = read_region(folder / "var" / "region", most)
-                used |= {each.uuid: each.used_bytes for each in (reading.cards if reading else ())}
-            for uuid, limit_bytes in most.items():
-                uses = max(used[uuid], self._used_bytes(pod.view.uid, container, uuid))
-                if uses > limit_bytes:
+        for container, amounts in limits.items():
+            used = self._live.used(pod, container)
+            for uuid, limit_bytes in amounts.items():
+                if used.get(uuid, 0) > limit_bytes:
                     return (
-                        f"container {container} uses {uses // MIB} MiB of card {uuid}, more than the "
+                        f"container {container} uses {used[uuid] // MIB} MiB of card {uuid}, more than the "
                         f"{limit_bytes // MIB} MiB that are wanted for it: it keeps what it has until it "
                         f"uses less"
                     )

@@ -30,6 +30,7 @@ from gpuslice.adapters.region.living import identity_of
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.container_tiers import ContainerName, ContainerTiers, publish
 from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.lender import Lender
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.status import Counters
@@ -83,6 +84,7 @@ class Watchdog:
         folders: Folders,
         writer: Writer,
         *,
+        lender: Lender,
         counters: Counters,
         settings: AgentSettings,
         proc: Path = Path("/proc"),
@@ -93,6 +95,7 @@ class Watchdog:
         self._state = state
         self._folders = folders
         self._writer = writer
+        self._lender = lender
         self._counters = counters
         self._stop = settings.watchdog == "stop"
         self._allow_cgpu_disable = settings.allow_cgpu_disable
@@ -100,12 +103,7 @@ class Watchdog:
         self.tiers = ContainerTiers(state, folders, writer, allow_cgpu_disable=settings.allow_cgpu_disable)
         self._excesses: dict[Holder, Excess] = {}
         self._seen: frozenset[Holder] = frozenset()  # past their limit at the last check
-        self._used_bytes: dict[Holder, int] = {}  # at the last check
         self._problem = ""
-
-    def used_bytes(self, uid: str, container: str, card: str) -> int:
-        """What the driver last reported of a container on a card, 0 if nothing."""
-        return self._used_bytes.get(Holder(uid, container, card), 0)
 
     @property
     def containers_past_limit(self) -> int:
@@ -148,16 +146,16 @@ class Watchdog:
         for reading in await self._source.processes():
             if (found := self._container_of(reading.pid)) is not None:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
-        self._used_bytes = {
-            each: sum(one.memory_bytes or 0 for one in readings) for each, readings in held.items()
-        }
+        used_bytes = {each: sum(one.memory_bytes or 0 for one in readings) for each, readings in held.items()}
+        self._lender.live.reported = {(*each,): used for each, used in used_bytes.items()}
         excesses = {}
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
             limit_bytes, limited = self._promised_bytes(holder)
             if (claimed := by_claims.get((holder.uid, holder.container))) is not None:
                 limit_bytes = claimed.get(holder.card, 0)
-            if limit_bytes is not None and self._used_bytes[holder] > limit_bytes * UNSEEN:
+            unseen = 1.0 if self._lender.calls_back(*holder) else UNSEEN
+            if limit_bytes is not None and used_bytes[holder] > limit_bytes * unseen:
                 excess = self._excesses.pop(holder) if holder in self._excesses else Excess(limited)
                 excesses[holder] = excess
                 if holder in self._seen:
@@ -201,6 +199,7 @@ class Watchdog:
             return None, False
         exempt = pod is not None and self._allow_cgpu_disable and holder.container in pod.unlimited
         promised = limits[holder.card].memory_mib * MIB if holder.card in limits else 0
+        promised += self._lender.lease_bytes(*holder)
         return promised, self._state.rules.isolation and not exempt
 
     def _act(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
@@ -223,9 +222,12 @@ class Watchdog:
             self._writer.pod_event(pod.view, "GPUMemoryPastRequest", what)
             return
         self._counters.past_limit += 1
+        why = "a program in it is not held by libgpuslice"
+        if self._lender.calls_back(*holder):
+            why = "what it borrowed beyond its request is called back for who requested it"
         what = (
             f"container {holder.container} holds {used_mib} MiB of card {holder.card}, its limit is "
-            f"{limit_mib} MiB: a program in it is not held by libgpuslice"
+            f"{limit_mib} MiB: {why}"
         )
         done = "the processes that hold the excess are ended" if self._stop else "delete the pod to stop it"
         _log.warning("past its limit", extra={"pod": pod.view.key, "used_mib": used_mib})

@@ -71,7 +71,7 @@ class Reviewer:
 
     def _remarks(self, pod: PodForm) -> list[str]:
         said = hami.remarks(pod) if self.hami is not None else ()
-        return [*said, *(kai.remarks(pod) if self.kai is not None else ())]
+        return [*said, *(kai.remarks(pod, self.kai) if self.kai is not None else ())]
 
     def validate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review to return, yes or no. Raises `MalformedError`."""

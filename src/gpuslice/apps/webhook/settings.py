@@ -116,6 +116,14 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = 0
 
+    kai_lends: Annotated[
+        bool,
+        about(
+            "The nodes lend what nobody requested (the device plugin's --watchdog=stop): KAI's and Run:ai's "
+            "requests are kept, and their limits may be borrowed. Without it, all of a limit is kept."
+        ),
+    ] = False
+
     def __post_init__(self) -> None:
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise SettingsError("--tls-certificate and --tls-key go together: one of them is missing")
@@ -141,4 +149,5 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
 
     @property
     def kai(self) -> KaiRules | None:
-        return KaiRules(self.memory_unit, self.kai_card_units) if self.accept_kai else None
+        rules = KaiRules(self.memory_unit, self.kai_card_units, self.kai_lends)
+        return rules if self.accept_kai else None
