@@ -14,7 +14,7 @@ SIM_CUDA := $(SIM_STATE) $(filter-out %/future.o,$(call sim_objects,libcuda/*.c)
 SIM_FUTURE := $(filter-out %/symbols.o,$(SIM_CUDA)) $(SIM_OBJECTS)/libcuda/future.o $(SIM_OBJECTS)/libcuda/symbols_future.o
 SIM_NVML := $(SIM_STATE) $(call sim_objects,libnvml/*.c)
 SIM_TARGETS := $(addprefix $(SIM_BUILD)/,libcuda.so.1 libcuda.so libnvidia-ml.so.1 libnvidia-ml.so nvidia-smi \
-  libsimnet.so cuda_malloc storm layout cudart.o cudart_per_thread.o \
+  libsimnet.so cuda_malloc cuda_malloc_static storm layout cudart.o cudart_per_thread.o \
   future/libcuda.so.1 $(foreach folder,stubs compat older second,$(folder)/libcuda.so.1) \
   $(foreach folder,stubs older second,$(folder)/libnvidia-ml.so.1))
 
@@ -85,6 +85,10 @@ $(SIM_BUILD)/nvidia-smi: $(call sim_objects,programs/nvidia_smi*.c)
 
 $(SIM_BUILD)/cuda_malloc $(SIM_BUILD)/storm: $(SIM_BUILD)/%: $(SIM_OBJECTS)/programs/%.o $(SIM_BUILD)/libcuda.so.1
 	@$(CC) $(LDFLAGS) $< -o $@ -Wl,-rpath,'$$ORIGIN' -L$(SIM_BUILD) -l:libcuda.so.1 -lpthread
+
+# What no preloaded library is ever in: a program that brings its own way to the kernel's driver.
+$(SIM_BUILD)/cuda_malloc_static: $(SIM_OBJECTS)/programs/cuda_malloc.o $(SIM_CUDA)
+	@$(CC) $(filter-out -fsanitize%,$(LDFLAGS)) -static $^ -o $@ -lpthread
 
 # The small runtime, to be linked into programs of `nvcc -cudart none`.
 $(SIM_BUILD)/cudart.o: $(SIM_DIR)cudart/cudart.c

@@ -49,8 +49,30 @@ class Card:
         return self.uuid.startswith("MIG-")
 
 
+@dataclass(frozen=True)
+class MemoryLimits:
+    """Of a cgroup, in bytes; `hard` None: none."""
+
+    soft: int
+    hard: int | None
+
+
+NO_LIMIT = 2**64 - 1
+
+
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_uint64), ("free", ctypes.c_uint64), ("used", ctypes.c_uint64))
+
+
+class _Limits(ctypes.Structure):
+    """Of both calls; that which sets them knows no `used`."""
+
+    _fields_ = (
+        ("cgroup", ctypes.c_char_p),
+        ("soft", ctypes.c_ulonglong),
+        ("hard", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
 
 
 class _Sample(ctypes.Structure):
@@ -145,6 +167,19 @@ class Nvml:
         version = ctypes.c_int()
         self._call("nvmlSystemGetCudaDriverVersion_v2", ctypes.byref(version))
         return version.value
+
+    def set_limits(self, uuid: str, cgroup: str, limits: MemoryLimits) -> None:
+        """The driver's own, of R615 and later; root only."""
+        hard = NO_LIMIT if limits.hard is None else limits.hard
+        self._limits("nvmlDeviceSetMemoryLimits_v1", uuid, _Limits(cgroup.encode(), limits.soft, hard))
+
+    def limits(self, uuid: str, cgroup: str) -> MemoryLimits:
+        found = _Limits(cgroup.encode())
+        self._limits("nvmlDeviceGetMemoryLimits_v1", uuid, found)
+        return MemoryLimits(found.soft, None if found.hard == NO_LIMIT else found.hard)
+
+    def _limits(self, name: str, uuid: str, argument: _Limits) -> None:
+        self._call(name, self._by_uuid(uuid), ctypes.byref(argument))
 
     def used_bytes(self, uuid: str) -> int:
         """By everybody, and the driver itself."""

@@ -72,6 +72,7 @@ CASES = (
     Case("a program without CUDA", "probing_cases.without_cuda"),
     Case("many processes start at once", "probing_cases.starting_at_once", 120),
     Case("a forked child", "kept_cases.forked"),
+    Case("limits that the driver enforces", "limit_cases.by_cgroup"),
     Case("functions of this driver", "memory_cases.known_functions"),
     Case("programs built by nvcc", "program_cases.nvcc_programs", 90),
     Case("PyTorch's allocators", "program_cases.torch_memory", 120),
@@ -228,13 +229,20 @@ def build() -> str:
 
 
 def simulate(folder: Path, name: str) -> None:
-    """Everything from here on meets the simulated driver; `H200`, or `H200:3g.71gb` for a part."""
+    """Everything from here on meets the simulated driver.
+
+    `H200`, `H200:3g.71gb` for a part, `H200@615` with that branch of the driver.
+    """
     from simcluster import gpu
     from simcluster.gpu_creation import CardSpec
 
+    name, _, driver = name.partition("@")
     profile, _, instance = name.partition(":")
     spec = CardSpec(profile, mig=[instance] if instance else [])
-    state = gpu.create(folder / "cards", [spec], cuda_version="13.0", seed="test-gpu", kernel_us=5)
+    cuda = "" if driver else "13.0"
+    state = gpu.create(
+        folder / "cards", [spec], driver=driver, cuda_version=cuda, seed="test-gpu", kernel_us=5
+    )
     os.environ.update(gpu.environment(state, BUILD / "sim", os.environ.get("NVIDIA_VISIBLE_DEVICES")))
 
 

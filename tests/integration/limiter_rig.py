@@ -27,7 +27,9 @@ class Host:
         accounting: str = "misc",
         driver: str = "615",
         cards: tuple[gpu.CardSpec, ...] = (gpu.CardSpec("H200"),),
+        kernels: bool = False,
     ) -> None:
+        """`kernels`: the cgroups are the kernel's own, not folders."""
         self.cgroups = Cgroups(folder / "cgroup", dmem=accounting == "dmem")
         self.state = gpu.create(
             folder / "state",
@@ -35,7 +37,7 @@ class Host:
             seed="host",
             driver=driver,
             accounting=accounting,
-            cgroup_root=self.cgroups.root,
+            cgroup_root="" if kernels else self.cgroups.root,
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -150,18 +151,24 @@ async def run_hook(hook: dict[str, Any], pid: int) -> None:
 
 @contextlib.contextmanager
 def machine(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, accounting: str = "misc"
+    folder: Path, monkeypatch: pytest.MonkeyPatch, accounting: str = "misc", cgroups: Path | None = None
 ) -> Iterator[tuple[Host, dict[str, Any]]]:
-    """A machine of one card in the test's environment, and the fields of a `Bench` on it."""
+    """A machine of one card in the test's environment, and the fields of a `Bench` on it.
+
+    `cgroups`: the kernel's, where they are mounted.
+    """
     if not HOOK.exists():
         pytest.skip("the hook is not built: run `make native`")
     folder.mkdir(exist_ok=True)
-    host = Host(folder / "machine", accounting, cards=(gpu.CardSpec("H200", uuid=uuid(0)),))
-    for name, value in gpu.environment(host.state, require_driver(), base={}).items():
+    host = Host(
+        folder / "machine", accounting, cards=(gpu.CardSpec("H200", uuid=uuid(0)),), kernels=bool(cgroups)
+    )
+    path = {"PATH": os.environ["PATH"]}
+    for name, value in gpu.environment(host.state, require_driver(), base=path).items():
         monkeypatch.setenv(name, value)
     shutil.copy(HOOK, folder / HOOK.name)
     root = Root(host)
-    places = {"cgroup_folder": str(host.cgroups.root), "cdi_folder": str(folder / "cdi")}
+    places = {"cgroup_folder": str(cgroups or host.cgroups.root), "cdi_folder": str(folder / "cdi")}
     try:
         yield host, {"cards": {0: CARD_MIB}, "driver_version": DRIVER, "limiter": root, "settings": places}
     finally:
@@ -174,9 +181,10 @@ async def driver_node(
     monkeypatch: pytest.MonkeyPatch,
     accounting: str = "misc",
     labels: dict[str, str] = SHARED,
+    cgroups: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[DriverNode]:
-    with machine(folder, monkeypatch, accounting) as (host, fields):
+    with machine(folder, monkeypatch, accounting, cgroups) as (host, fields):
         fields["settings"] |= settings
         async with Bench(folder, labels=labels, **fields).running() as bench:
             node = DriverNode(bench, host)

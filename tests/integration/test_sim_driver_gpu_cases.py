@@ -16,10 +16,11 @@ RUN = Path(__file__).resolve().parents[1] / "gpu" / "run.py"
 
 
 def play(
-    folder: Path, *words: str, build: Path = BUILD, **environment: str
+    folder: Path, *words: str, build: Path = BUILD, card: str = "", **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+    command = [sys.executable, str(RUN), "--simulated", "--page", str(folder / "page.md")]
     done = subprocess.run(
-        [sys.executable, str(RUN), "--simulated", "--page", str(folder / "page.md"), *words],
+        [*command, *(["--card", card] if card else []), *words],
         env={**os.environ, "OUT": str(folder), "GPUSLICE_NATIVE_BUILD": str(build), **environment},
         capture_output=True,
         text=True,
@@ -43,6 +44,13 @@ def test_every_case_passes_or_says_why_not(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert all(f"| {title} | {line['verdict']} |" in page for title, line in lines.items())
     assert (tmp_path / "gpu-isolation.md").read_text() == page
+
+
+def test_the_limits_of_a_new_driver_are_tried(tmp_path: Path) -> None:
+    done, lines = play(tmp_path, "limits that", card="H200@615")
+    line = lines["limits that the driver enforces"]
+    assert done.returncode == 0, done.stdout
+    assert line["verdict"] == "passed" or "cgroups of version 2" in line["sentence"]
 
 
 def test_the_load_is_judged_to_its_end(tmp_path: Path) -> None:

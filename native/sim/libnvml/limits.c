@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "nvml.h"
@@ -21,7 +22,9 @@ static bool is_root(void)
     if (status)
         fclose(status);
     const char *state = getenv("GPUSLICE_SIM_STATE");
-    return capabilities >> 21 & 1 || (geteuid() != 0 && state && access(state, W_OK) == 0);
+    struct stat about;
+    bool owns = geteuid() != 0 && state && stat(state, &about) == 0 && about.st_uid == geteuid();
+    return capabilities >> 21 & 1 || owns;
 }
 
 /* The card and the cgroup that a call is about. */

@@ -16,7 +16,6 @@
 #include "state.h"
 
 #define CGROUP2_MAGIC 0x63677270
-#define KERNEL_ROOT "/sys/fs/cgroup"
 
 /* -------------------------------------------------------------------------------------- which cgroup it is */
 
@@ -128,15 +127,18 @@ static void find_in_folders(int32_t pid, uint64_t chain[SIM_CGROUPS])
 /* In a namespace of cgroups the path is seen from the container's own, which is what is mounted there as well. */
 static void ask_the_kernel(int32_t pid, uint64_t chain[SIM_CGROUPS])
 {
-    char path[48], line[PATH_MAX], place[PATH_MAX + sizeof KERNEL_ROOT];
+    static const char *const roots[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}; /* the latter beside version 1 */
+    char path[48], line[PATH_MAX], place[PATH_MAX + 32];
     struct statfs about;
     snprintf(path, sizeof path, "/proc/%d/cgroup", pid);
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof line, file)) {
         line[strcspn(line, "\n")] = '\0';
-        snprintf(place, sizeof place, KERNEL_ROOT "%s", line + 3);
-        if (strncmp(line, "0::", 3) == 0 && statfs(place, &about) == 0 && about.f_type == CGROUP2_MAGIC)
-            sim_cgroup_at(place, chain);
+        for (unsigned i = 0; strncmp(line, "0::", 3) == 0 && !chain[0] && i < sizeof roots / sizeof *roots; i++) {
+            snprintf(place, sizeof place, "%s%s", roots[i], line + 3);
+            if (statfs(place, &about) == 0 && about.f_type == CGROUP2_MAGIC)
+                sim_cgroup_at(place, chain);
+        }
     }
     if (file)
         fclose(file);
