@@ -165,17 +165,20 @@ def start(
     flags: tuple[str, ...] = (),
     agent_flags: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
+    driver: str = "",
+    cgroups: bool = False,
     way: Callable[[control_plane.ControlPlane], Path] = lambda plane: plane.kubeconfig,
 ) -> Cluster:
     """One node. `flags` are of Kubernetes' programs, `agent_flags` ours, `settings` kubelet's.
 
+    `driver`: the branch of the simulated one. `cgroups`: of version 2, with the agent among them.
     `way`: the kubeconfig by which our own processes reach the API server.
     """
     places = Places(folder)
     places.make()
-    make_cards(folder)
+    make_cards(folder, driver)
     plane = stack.enter_context(control_plane.api_server(folder, flags=flags))
-    pid = stack.enter_context(node.containerd(places))
+    pid = stack.enter_context(node.containerd(places, cgroups=cgroups))
     node.load_image(places, node.SANDBOX_IMAGE, ["sleep", "1000000"], {})
     node.load_image(places, PLAIN, ["sh"], {})
     node.load_image(places, CUDA, ["sh"], cuda_files())
@@ -189,7 +192,10 @@ def start(
     stack.enter_context(control_plane.scheduler(plane, called, flags=flags, percentageOfNodesToScore=100))
     api = Api(plane)
     stack.callback(api.close)
-    agent, next_agent = (_agent(kubeconfig, places, name, agent_flags) for name in ("agent", "next-agent"))
+    within = pid if cgroups else 0
+    agent, next_agent = (
+        _agent(kubeconfig, places, name, agent_flags, within) for name in ("agent", "next-agent")
+    )
     kubelet = node.kubelet(plane, places, pid, NODE, labels, settings=settings, flags=flags)
     found = Cluster(plane, api, places, kubelet, agent, next_agent, extender, port)
     found.containerd = pid
@@ -215,10 +221,10 @@ def _nodes(api: Api) -> bool:
     )
 
 
-def make_cards(folder: Path) -> None:
+def make_cards(folder: Path, driver: str = "") -> None:
     """Two cards that every user of the node may use, as device files of a driver are."""
     (folder / "gpus").mkdir()
-    state = gpu.create(folder / "gpus" / "machine", ["V100-SXM2-16GB"] * 2, seed="e2e")
+    state = gpu.create(folder / "gpus" / "machine", ["V100-SXM2-16GB"] * 2, seed="e2e", driver=driver)
     Path(f"{state}.alive").touch()
     for path in (folder / "gpus", state, Path(f"{state}.alive")):
         path.chmod(0o777)
@@ -226,22 +232,26 @@ def make_cards(folder: Path) -> None:
 
 def cuda_files() -> dict[str, Path]:
     """The driver's programs and libraries where the loader of the host's libc finds them."""
-    programs = {f"/usr/bin/{name}": DRIVER / name for name in ("nvidia-smi", "cuda_malloc")}
+    programs = {
+        f"/usr/bin/{name}": DRIVER / name for name in ("nvidia-smi", "cuda_malloc", "cuda_malloc_static")
+    }
     host = node.needed_libraries(DRIVER / "nvidia-smi")
     libc = next(path for path in host if path.name == "libc.so.6")
     driver = {str(libc.parent / name): DRIVER / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
     return {**programs, **driver, **{str(path): path for path in host}}
 
 
-def _agent(kubeconfig: Path, places: Places, name: str, flags: tuple[str, ...]) -> Service:
-    command = ["env", f"GPUSLICE_SIM_STATE={places.folder}/gpus/machine", *GPUSLICE, "agent"]
+def _agent(kubeconfig: Path, places: Places, name: str, flags: tuple[str, ...], within: int = 0) -> Service:
+    """`within`: the process in whose namespaces it runs."""
+    command = ["nsenter", f"--target={within}", "--mount", "--pid", "--"] if within else []
+    command += ["env", f"GPUSLICE_SIM_STATE={places.folder}/gpus/machine", *GPUSLICE, "agent"]
     command += [f"--node-name={NODE}", f"--kubeconfig={kubeconfig}", "--host=127.0.0.1", "--port=0"]
     command += [f"--device-plugin-folder={places.plugins}", f"--pod-resources-socket={places.pod_resources}"]
     command += [f"--root={places.folder}/gpuslice", f"--library={LIBRARY}"]
     command += [f"--nvml-library={DRIVER}/libnvidia-ml.so.1", f"--cdi-folder={places.cdi}"]
     command += [f"--dra-plugins={places.kubelet}/plugins"]
     command += [f"--dra-registry={places.kubelet}/plugins_registry", *flags]
-    return Service(name, places.folder, command)
+    return Service(name, places.folder, command, entered=bool(within))
 
 
 # -- documents -------------------------------------------------------------------------------------------

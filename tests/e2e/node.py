@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -223,14 +224,23 @@ class Places:
 
 
 @contextmanager
-def containerd(places: Places, *, shared: bool = False) -> Iterator[int]:
+def containerd(places: Places, *, shared: bool = False, cgroups: bool = False) -> Iterator[int]:
     """containerd in namespaces of its own; yields its pid. Its end is the end of every container.
 
     `shared`: what pods mount for others with Bidirectional propagation is seen in all of the namespace.
+    `cgroups`: of version 2 there, also on a machine that has version 1. Its controllers are that one's then,
+    so that containers get no amounts of CPU and memory.
     """
     config = places.folder / "containerd.toml"
-    config.write_text(_CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE))
+    text = _CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE)
     prepare = "mount --make-rshared / && " if shared else ""
+    if cgroups:
+        runc = places.folder / "runc"
+        runc.write_text(f"#!{sys.executable}\n{_RUNC}")
+        runc.chmod(0o755)
+        text += _RUNC_OPTIONS.format(runc=runc)
+        prepare += "mount -t cgroup2 none /sys/fs/cgroup && "
+    config.write_text(text)
     ours = {KUBELET_PLUGINS: places.plugins}
     if control_plane.minor_version("kubelet") < 30:
         ours[POD_LOGS] = places.folder / "logs"
@@ -356,6 +366,22 @@ state = "{folder}/containerd-state"
     snapshotter = "native"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
       runtime_type = "io.containerd.runc.v2"
+"""
+
+
+_RUNC_OPTIONS = """\
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        BinaryName = "{runc}"
+"""
+_RUNC = """
+import json, os, sys
+words = sys.argv[1:]
+if "--bundle" in words:
+    path = words[words.index("--bundle") + 1] + "/config.json"
+    spec = json.load(open(path))
+    spec["linux"].pop("resources", None)
+    json.dump(spec, open(path, "w"))
+os.execvp("runc", ["runc", *words])
 """
 
 
