@@ -112,7 +112,6 @@ def prometheus_adapter(plane: ControlPlane, api: Api) -> Iterator[None]:
         f"--config={file}",
         f"--prometheus-url={server['url']}:{server['port']}",
         "--metrics-relist-interval=5s",  # a minute
-        f"--lister-kubeconfig={plane.kubeconfig}",
         *_serving(plane, port, "adapter"),
     ]
     with process("prometheus-adapter", plane.folder, _beside(plane.folder, command)):
@@ -144,9 +143,10 @@ def keda(plane: ControlPlane, api: Api) -> Iterator[None]:
         str(Path(FOLDER) / "keda-adapter"),
         f"--metrics-service-address=localhost:{measured}",
         f"--port={free_port()}",
-        *_serving(plane, port, "keda"),
+        *_serving(plane, port, certificates.name),
     ]
     environment = ["env", f"KUBECONFIG={plane.kubeconfig}", "WATCH_NAMESPACE=", "POD_NAMESPACE=keda"]
+    environment.append("KEDA_CLUSTER_OBJECT_NAMESPACE=keda")
     with (
         process("keda", plane.folder, _beside(plane.folder, [*environment, *operator])),
         process("keda-adapter", plane.folder, [*environment, *server]),
@@ -161,6 +161,7 @@ def _serving(plane: ControlPlane, port: int, name: str) -> list[str]:
         f"--secure-port={port}",
         "--bind-address=127.0.0.1",
         f"--cert-dir={plane.folder / name}",
+        f"--lister-kubeconfig={plane.kubeconfig}",
         f"--authentication-kubeconfig={plane.kubeconfig}",
         f"--authorization-kubeconfig={plane.kubeconfig}",
     ]

@@ -265,14 +265,14 @@ def _scale(
     command = ["helm", "install", "cgpu", str(CHART), "--namespace", "kube-system", "--set", values]
     subprocess.run(command, env=world.places.environment(), check=True, stdout=subprocess.DEVNULL)
     kubectl("apply", "-f", str(EXAMPLES / "infer.yaml"))
-    kubectl("wait", "deployment/infer", "--for=condition=Available", "--timeout=120s")
+    kubectl("wait", "deployment/infer", "--for=condition=Available", "--timeout=300s")
     scraped = stack.enter_context(scalers.exporters(plane))
     prometheus = stack.enter_context(scalers.prometheus(plane.folder, scraped))
     api = stack.enter_context(contextlib.closing(Api(plane)))
     stack.enter_context(scaler(plane, api))
-    kubectl("wait", "apiservice", "--all", "--for=condition=Available", "--timeout=120s")
+    kubectl("wait", "apiservice", "--all", "--for=condition=Available", "--timeout=300s")
     kubectl("apply", "-f", str(EXAMPLES / example))
-    kubectl("wait", f"hpa/{autoscaler}", "--for=create", "--timeout=120s")
+    kubectl("wait", f"hpa/{autoscaler}", "--for=create", "--timeout=300s")
     watched = stack.enter_context(contextlib.closing(Watched(plane, prometheus, autoscaler)))
     until(
         lambda: watched.measured() > QUIET_LEVEL * 0.9,
@@ -282,7 +282,7 @@ def _scale(
 
     for _ in range(2):
         kubectl("delete", "pod", "-n", "kube-system", "-l", "component=gpuslice-exporter")
-        kubectl("rollout", "status", "-n", "kube-system", "daemonset/gpuslice-exporter", "--timeout=120s")
+        kubectl("rollout", "status", "-n", "kube-system", "daemonset/gpuslice-exporter", "--timeout=300s")
     until(lambda: watched.exporters() > 1, "Prometheus has series of both", 60)
     until(lambda: watched.exporters() == 1, "and then those of the last alone", 180)
     assert watched.most < MORE_THAN_IT_IS
