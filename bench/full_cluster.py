@@ -33,7 +33,7 @@ In all:
 
     in_use         units that pods hold when the last has come, in % of those that they held at first
     wait_ms        creation → bound, p50 and p99 by priority, of those that `came` meanwhile
-    unbound        of these, a quarter of a minute later at the latest
+    unbound        of these, once all with high priority are bound, or a minute later
     evictions      `in_vain`: of pods for which the pod that preempted them was not bound to that node
     violations     cards over their units, pods bound twice, at any moment of the API server's history
 """
@@ -75,7 +75,7 @@ from tests.e2e.control_plane import ControlPlane, Scheduler  # noqa: E402
 from gpuslice.adapters.kube.resources import EVENTS  # noqa: E402
 
 IDLE_S = 3.0
-SETTLED_WITHIN_S, LAST_BOUND_WITHIN_S = 180.0, 15.0
+SETTLED_WITHIN_S, LAST_BOUND_WITHIN_S = 180.0, 60.0
 
 
 @dataclass(frozen=True)
