@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from gpuslice.adapters.kube.budgets import BUDGETS
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS, Resource
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.apps.extender.main import Extender
-from gpuslice.apps.extender.preemption.pending_evictions import BUDGETS
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, GPU_MEM
 from tests import HANG_S

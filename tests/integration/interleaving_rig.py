@@ -28,7 +28,7 @@ from simcluster.cluster.cluster import Cluster
 from simcluster.cluster.request import Request
 from tests.builders import api_node, api_pod
 from tests.integration.interleaving_node import SMALL_FLEET, Fleet, NodeInMemory, Object
-from tests.integration.virtual import HeldTransport, Network, Process, VirtualLoop
+from tests.integration.virtual import START_NS, HeldTransport, Network, Process, VirtualLoop
 from tests.speedups import with_speedups
 
 
@@ -81,6 +81,7 @@ class World:
             client,
             nomination_limits=limits,
             clock=self.loop.time,
+            now_ns=lambda: START_NS + int(self.loop.time() * 1e9),
             with_speedups=with_speedups(),
         )
         self.process.start(self.extender.work(), "work")

@@ -14,7 +14,7 @@ from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.speedups.nominator import LIMITS, NominationLimits
 from gpuslice.core.contract import ANN_INDEX
 from tests.integration.extender_rig import Api
-from tests.integration.virtual import HeldTransport, Message, Network, Played, Process, VirtualLoop
+from tests.integration.virtual import START_NS, HeldTransport, Message, Network, Played, Process, VirtualLoop
 from tests.speedups import with_speedups
 
 Object = dict[str, Any]
@@ -59,7 +59,11 @@ class Queue(Played):
         self.process = Process("extender", self.loop)
         client = KubeClient(HeldTransport(self.network, self.process))
         self.extender = Extender(
-            self.settings, client, nomination_limits=self.limits, with_speedups=with_speedups()
+            self.settings,
+            client,
+            nomination_limits=self.limits,
+            with_speedups=with_speedups(),
+            now_ns=lambda: START_NS + int(self.loop.time() * 1e9),
         )
         self.process.start(self.extender.work(), "work")
         self.loop.settle()

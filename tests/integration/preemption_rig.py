@@ -14,14 +14,13 @@ from gpuslice.apps.extender.main import Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.extender_rig import Api
-from tests.integration.virtual import HeldTransport, Network, Played, Process, VirtualLoop
+from tests.integration.virtual import START_NS, HeldTransport, Network, Played, Process, VirtualLoop
 from tests.speedups import with_speedups
 
 Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
-START_NS = 1_800_000_000 * 10**9  # since the epoch, when the story begins
 PREEMPTION = "PreemptionByScheduler"
 
 

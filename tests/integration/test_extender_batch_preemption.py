@@ -31,7 +31,7 @@ def test_those_who_wait_behind_their_equal_get_their_rooms_with_it() -> None:
     nodes = {name: story.nominated(name) for name in ("high-1", "high-2")}
     assert len({node, *nodes.values()}) == 3
     assert story.leaving() == {on[each][0] for each in nodes.values()}
-    assert story.extender.shortcuts.evicted_ahead() == 2
+    assert story.extender.preemptor.results["ahead"] == 2
     story.bury()
     for name, nominated in nodes.items():
         assert story.schedule(name) == nominated

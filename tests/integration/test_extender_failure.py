@@ -83,7 +83,7 @@ async def test_a_bind_that_does_not_fit_says_what_would() -> None:
     async with rig(cluster(n1=(15, 1))) as extender:
         pod = extender.api.add_pod("p", "8")
         await extender.filter(pod, "n1")
-        await extender.add_and_bind("q", "8")
+        extender.api.add_pod("q", "8", nodeName="n1")  # not by us, who have promised p the card
         await extender.caught_up()
         error = await extender.bind_unasked(pod)
         assert error.startswith(
@@ -365,7 +365,8 @@ async def test_of_two_replicas_one_is_ready_and_the_other_takes_over() -> None:
             meta = api.add_pod("p", "10")["metadata"]
             args = BindingArgs("p", "default", meta["uid"], "n1")
             assert new.not_ready() == "not the leader, that is a"
-            assert await new.binder.bind(args) == "this extender is not the leader; ask the one that is ready"
+            refused = "pod default/p: this extender is not the leader; ask the one that is ready"
+            assert await new.binder.bind(args) == refused
             assert await old.binder.bind(args) == ""
         await until(lambda: not new.not_ready())
         state = new.ledger.state("n1")

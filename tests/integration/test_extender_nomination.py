@@ -393,6 +393,6 @@ def test_who_leads_no_more_holds_nothing(make: Make) -> None:
     queue.add(*FEW)
     queue.search("p0")
     assert queue.extender.ledger.holds.tentative_count == len(FEW)
-    queue.extender.shortcuts.stopped_leading()
+    queue.extender._lease_changed(False)
     assert queue.extender.ledger.holds.tentative_count == 0
     assert not queue.extender.ledger.holds.reserved

@@ -7,16 +7,20 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
+from gpuslice.adapters.wire.extender import Questions
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, ANN_INDEX, ANN_POD_UNITS, NODE_GPUS
 from gpuslice.core.rejections import FIRST_BACKOFF_S
+from gpuslice.core.unconfirmed import LEAST
 from tests.integration.preemption_rig import PODS, Story
 
 UNAVAILABLE = (
     "Allocate failed due to requested number of devices unavailable for aliyun.com/gpu-mem. "
     "Requested: 15, Available: 0, which is unexpected"
 )
+ONE_CARD = '[{"index":0,"uuid":"GPU-0","memory_mib":16130,"units":15}]'
 Owner = dict[str, Any]
 REPLICA_SET: Owner = {
     "apiVersion": "apps/v1",
@@ -83,6 +87,14 @@ class Kubelets(Story):
                 woken = self.versions()
                 node = self.schedule(name)
         return rejected
+
+    def waits_for_news(self, name: str) -> bool:
+        """Whether filter's answer waits to hear of pods that were sent before."""
+        body = msgspec.json.encode({"Pod": self.api.pod(name), "Nodes": None, "NodeNames": self.nodes})
+        news = self.extender.cycle.awaits_news(Questions().decode(body))
+        if news is not None:
+            news.close()  # type: ignore[attr-defined]  # a coroutine that nobody awaits
+        return news is not None
 
     def versions(self) -> list[str]:
         found = (self.api.call("GET", f"/api/v1/nodes/{name}") for name in self.nodes)
@@ -189,8 +201,7 @@ def test_news_of_the_node_ends_the_waiting(what: str) -> None:
         path = "/api/v1/nodes/n1"
         match what:
             case "annotation":
-                card = '[{"index":0,"uuid":"GPU-0","memory_mib":16130,"units":15}]'
-                story.api.patch(path, {"metadata": {"annotations": {NODE_GPUS: card}}})
+                story.api.patch(path, {"metadata": {"annotations": {NODE_GPUS: ONE_CARD}}})
             case "capacity":
                 more = {"aliyun.com/gpu-mem": "16"}
                 story.api.patch(f"{path}/status", {"status": {"capacity": more, "allocatable": more}})
@@ -255,7 +266,7 @@ def test_a_new_leader_is_not_misled_by_what_was_disproved() -> None:
         story.start()
         story.calm(30)
         assert story.send("c", 4) == "n1"
-        assert not story.extender.rejections
+        assert not story.extender.ledger.kubelets.rejections
 
 
 def test_a_pod_that_ran_and_failed_is_not_held_against_the_node() -> None:
@@ -301,6 +312,45 @@ def test_counts_by_node_and_reason_are_bounded_and_go_with_the_node() -> None:
             story.api.call("DELETE", f"/api/v1/nodes/{node}")
         story.calm()
         assert shown() == {"gpuslice_extender_nodes_in_backoff": 0.0}
+
+
+def test_a_burst_reaches_a_node_that_rejects_only_with_its_first_few() -> None:
+    """A device plugin is dead, and nobody knows: all of twenty pods would be bound before the first fails."""
+    with closing(Kubelets(cards=1, nodes=2)) as story:
+        for name in story.nodes:
+            story.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {NODE_GPUS: ONE_CARD}}})
+        names = [f"p{number}" for number in range(20)]
+        for name in names:
+            story.add(name, 1)
+        story.calm()
+        sent: dict[str, str] = {}
+        for name in names:
+            if story.waits_for_news(name):
+                for other, node in sent.items():
+                    if node == "n1" and story.api.pod(other)["status"].get("phase") != "Failed":
+                        story.reject(other)
+                    elif node == "n2":
+                        story.admit(other)
+            assert not story.waits_for_news(name)
+            sent[name] = story.schedule(name)
+        assert list(sent.values()).count("n1") == LEAST
+        assert set(sent.values()) == {"n1", "n2", ""}, "the rest waits, as n2 is full"
+
+
+def test_a_healthy_node_that_stands_alone_gets_all_of_a_burst() -> None:
+    """filter waits for the first to start, and then less and less."""
+    with closing(Kubelets(cards=1)) as story:
+        story.api.patch("/api/v1/nodes/n1", {"metadata": {"annotations": {NODE_GPUS: ONE_CARD}}})
+        waits = 0
+        for number in range(15):
+            story.add(f"p{number}", 1)
+            story.calm()
+            if story.waits_for_news(f"p{number}"):
+                waits += 1
+                for other in range(number):
+                    story.admit(f"p{other}")
+            assert story.schedule(f"p{number}") == "n1"
+        assert waits <= 3
 
 
 def test_nobody_is_evicted_where_kubelet_would_reject_the_preemptor() -> None:

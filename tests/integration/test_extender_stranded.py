@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from gpuslice.apps.extender.node_query import NodeNames
-from gpuslice.apps.extender.verdict import FilterVerdict
+from gpuslice.apps.extender.subscriber import FilterVerdict
 from gpuslice.apps.extender.waker import REMEMBERED, StrandedPods
 from tests.builders import make_pod
 from tests.integration.preemption_rig import Story
@@ -86,11 +86,11 @@ def test_no_more_of_them_are_remembered_than_a_bound() -> None:
     """kube-scheduler may ask about any number of pods, and of many nobody ever heard."""
     with closing(Story(cards=1)) as story:
         one = story.extender
-        stranded = StrandedPods(one.placer, one.waker, one.leadership, clock=lambda: 0.0)
-        query = NodeNames(story.extender.ledger.fleet).query(b'["n1"]')
+        stranded = StrandedPods(one.placer, one.waker, clock=lambda: 0.0)
+        rows = NodeNames(story.extender.ledger.fleet).query(b'["n1"]').rows
         for number in range(2 * REMEMBERED):
             pod = make_pod(uid=f"uid-{number}")
-            stranded.decided(FilterVerdict(pod, query, query.everyone[:0], is_known=False))
+            stranded.decided(FilterVerdict(pod, rows, rows[:0], is_known=False))
         assert len(stranded._refused) == REMEMBERED
 
 

@@ -20,7 +20,7 @@ def test_a_pod_that_leaves_before_its_nomination_is_sent_ends_nobody() -> None:
     async def ask_while_one_leaves() -> None:
         queue.extender.cycle.filter(Questions().decode(body))
         # that wakes the nominator, which chooses in its next turn, and sends in the one after that
-        asyncio.get_running_loop().call_soon(queue.extender.shortcuts.pod_left, leaver)
+        asyncio.get_running_loop().call_soon(queue.extender.shortcuts.pod_gone, leaver, None)
 
     queue.process.start(ask_while_one_leaves(), "filter call")
     queue.loop.settle()

@@ -33,6 +33,8 @@ MOST_TURNS = 10_000
 
 _running = contextvars.ContextVar["Process"]("the process that a task belongs to")
 
+START_NS = 1_800_000_000 * 10**9  # since the epoch, when virtual time begins
+
 
 class NumberedTask(asyncio.Task[Any]):
     """asyncio keeps sets of tasks, which are walked alike each time by number, not by address."""

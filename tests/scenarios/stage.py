@@ -42,8 +42,9 @@ class Told(PodEvents):
     def __init__(self) -> None:
         self.messages: list[str] = []
 
-    def warn(self, pod: Pod, reason: str, message: str) -> None:
+    def warn(self, pod: Pod, reason: str, message: str) -> bool:
         self.messages.append(message)
+        return True
 
 
 @dataclass
@@ -92,7 +93,7 @@ class Stage:
             extender.evictions,
             extender.binder,
             extender.shortcuts,
-            listeners=(self.events,),
+            subscribers=(self.events,),
         )
         return "ok"
 

@@ -19,6 +19,7 @@ from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod
 from gpuslice.core.policy import NEVER, UNLIMITED, make_policy
 from gpuslice.core.quantity import scaled
+from gpuslice.diagnosis.simulate.facts import used_without_cards
 from tests.builders import api_container, api_pod, make_node, make_placement, make_pod, make_request
 
 BUSY = HostResources(4000, 8192)
@@ -183,5 +184,5 @@ def test_what_guests_eat_is_told_apart_from_what_pods_with_cards_eat() -> None:
     made = ledger()
     made.apply_pod(Pod("guest", "default", "guest", "n1", host=HostResources(1000, 512)))
     made.apply_pod(make_pod("mine", 4, node="n1", card=0, host=BUSY))
-    assert made.host_used_without_cards("n1") == HostResources(1000, 512)
-    assert made.host_used_without_cards("nowhere") == NO_HOST_RESOURCES
+    assert used_without_cards(made, "n1") == HostResources(1000, 512)
+    assert used_without_cards(made, "nowhere") == NO_HOST_RESOURCES

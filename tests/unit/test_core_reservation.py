@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +47,13 @@ def test_a_node_is_closed_to_a_pod_only_where_that_must_leave_the_cards_free() -
     for name in ("n1", "n2"):
         ledger.apply_node(make_node(name))
     rows = np.array([ledger.flush().row_of[name] for name in ("n1", "n2")])
-    assert ledger.why_not(make_request(4), rows, "other", 10).tolist() == [Fit.HELD, Fit.YES]
-    assert ledger.why_not(make_request(4), rows, "other", 11).tolist() == [Fit.YES, Fit.YES]
-    assert ledger.why_not(make_request(4), rows, "a", 10).tolist() == [Fit.YES, Fit.YES]
+
+    def fits(uid: str, priority: int) -> Any:
+        return ledger.why_not(make_request(4), rows, make_pod(uid=uid, priority=priority)).tolist()
+
+    assert fits("other", 10) == [Fit.HELD, Fit.YES]
+    assert fits("other", 11) == [Fit.YES, Fit.YES]
+    assert fits("a", 10) == [Fit.YES, Fit.YES]
 
 
 def test_what_is_kept_for_several_pods_adds_up_by_card() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuslice.apps.extender.speedups.speedups import REMEMBERED_SHAPES, RankPrewarmer
+from gpuslice.core.policy.prewarmer import REMEMBERED_SHAPES, RankPrewarmer
 from gpuslice.core.shape import Shape
 
 

@@ -17,7 +17,6 @@ from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Request, Tier
 from gpuslice.core.node_sample import sample_size
 from gpuslice.core.placement import KUBELET_AWAY, NO_ROOM, RESERVED
-from gpuslice.core.policy import make_policy
 from gpuslice.core.views import with_unhealthy
 from tests.builders import make_node, make_placement, make_pod, make_request
 
@@ -53,7 +52,7 @@ def event(
             use(node.name, ledger)
     fleet = ledger.flush()
     query = NodeNames(fleet).query(msgspec.json.encode(names))
-    return Refusals(ledger, make_policy("binpack", fleet)).explain(request, query, make_pod("asks"))
+    return Refusals(ledger).explain(request, query, make_pod("asks"))
 
 
 LIBRARY, COMPUTE = {"tier": Tier.LIBRARY}, {"compute_percent": 100}
@@ -121,7 +120,7 @@ def test_a_pod_that_only_kept_cards_would_hold_is_told_so() -> None:
         ledger.apply_node(node := make_node(f"n{number}"))
         (full_of if taken else reserve_all)(node.name, ledger)
     query = NodeNames(ledger.flush()).query(b'["n0","n1"]')
-    refusals = Refusals(ledger, make_policy("binpack", ledger.fleet))
+    refusals = Refusals(ledger)
     assert (
         refusals.explain(PLAIN, query, make_pod("asks"))
         == f"{RESERVED} (2 nodes with shared cards looked at)"
@@ -145,9 +144,7 @@ def test_nodes_where_no_eviction_can_help_are_told_apart() -> None:
         ledger.apply_node(with_unhealthy(node, node.unhealthy))
     full_of("full", ledger)
     query = NodeNames(ledger.flush()).query(msgspec.json.encode([*nodes, "unknown"]))
-    failed, final = Refusals(ledger, make_policy("binpack", ledger.fleet)).by_node(
-        PLAIN, query, make_pod("asks")
-    )
+    failed, final = Refusals(ledger).by_node(PLAIN, query, make_pod("asks"))
     told = msgspec.json.decode(b"".join(failed))
     assert told.keys() == {*nodes, "unknown"}
     assert (told["full"], told["small"], told["away"]) == (NO_ROOM, NO_ROOM, KUBELET_AWAY)

@@ -12,7 +12,7 @@ import pytest
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.http import ApiResponse
-from gpuslice.apps.extender.leadership import Leadership
+from gpuslice.adapters.kube.slim import SlimMetadata, SlimNode
 from gpuslice.apps.extender.waker import Waker
 from gpuslice.core.contract import NODE_OUT_OF_USE
 from tests.builders import make_placement
@@ -26,7 +26,11 @@ WRITTEN = answer({"metadata": {"name": "n1"}})
 class Stage:
     waker: Waker
     transport: ScriptedTransport
-    leadership: Leadership
+
+    def see(self, node: str, text: str) -> None:
+        """The node is shown with this annotation, or without any."""
+        annotations = {NODE_OUT_OF_USE: text} if text else {}
+        self.waker.node_changed(SlimNode(SlimMetadata(name=node, annotations=annotations)))
 
     async def written(self) -> list[str | None]:
         """All that was written by the time when nothing is left to do."""
@@ -39,8 +43,8 @@ class Stage:
 @contextlib.asynccontextmanager
 async def following(*script: ApiResponse) -> AsyncIterator[Stage]:
     transport = ScriptedTransport(*script)
-    leadership = Leadership(cleared=True)
-    stage = Stage(Waker(KubeClient(transport), leadership), transport, leadership)
+    stage = Stage(Waker(KubeClient(transport)), transport)
+    stage.waker.started_leading()
     task = asyncio.create_task(stage.waker.run())
     try:
         yield stage
@@ -52,35 +56,35 @@ async def following(*script: ApiResponse) -> AsyncIterator[Stage]:
 
 async def test_each_change_is_written_once() -> None:
     async with following(WRITTEN, WRITTEN) as stage:
-        stage.waker.set_out_of_use("n1", frozenset({2, 0}))
+        stage.waker.cards_out_of_use("n1", frozenset({2, 0}))
         assert await stage.written() == ["0,2"]
-        stage.waker.see("n1", "0,2")
-        stage.waker.set_out_of_use("n1", frozenset({0, 2}))
+        stage.see("n1", "0,2")
+        stage.waker.cards_out_of_use("n1", frozenset({0, 2}))
         assert await stage.written() == ["0,2"]
-        stage.waker.set_out_of_use("n1", NOBODY)
+        stage.waker.cards_out_of_use("n1", NOBODY)
         assert await stage.written() == ["0,2", None]
-        stage.waker.see("n1", "")
+        stage.see("n1", "")
         assert await stage.written() == ["0,2", None]
 
 
 async def test_a_node_that_may_not_be_changed_keeps_no_other_from_being_shown() -> None:
     async with following(failure(403, "Forbidden"), WRITTEN) as stage:
-        stage.waker.set_out_of_use("n1", frozenset({0}))
-        stage.waker.set_out_of_use("n2", frozenset({1}))
+        stage.waker.cards_out_of_use("n1", frozenset({0}))
+        stage.waker.cards_out_of_use("n2", frozenset({1}))
         assert await stage.written() == ["0", "1"]
 
 
 async def test_a_fence_that_was_over_before_it_was_shown_is_a_change_all_the_same() -> None:
     """Pods may have been refused meanwhile, and nothing else would have them tried again."""
     async with following(WRITTEN, WRITTEN) as stage:
-        stage.waker.set_out_of_use("n1", frozenset({0}))
-        stage.waker.set_out_of_use("n1", NOBODY)
+        stage.waker.cards_out_of_use("n1", frozenset({0}))
+        stage.waker.cards_out_of_use("n1", NOBODY)
         assert await stage.written() == ["0", None]
 
 
 async def test_cards_that_nobody_is_kept_from_any_more_are_a_change_beside_those_out_of_use() -> None:
     async with following(WRITTEN, WRITTEN, WRITTEN) as stage:
-        stage.waker.set_out_of_use("n1", frozenset({1}))
+        stage.waker.cards_out_of_use("n1", frozenset({1}))
         assert await stage.written() == ["1"]
         stage.waker.free_again(make_placement("n1", 4, 0))
         assert await stage.written() == ["1", "0,1", "1"]
@@ -88,20 +92,18 @@ async def test_cards_that_nobody_is_kept_from_any_more_are_a_change_beside_those
 
 async def test_who_does_not_lead_wakes_nobody() -> None:
     async with following() as stage:
-        stage.leadership.cleared = False
+        stage.waker.stopped_leading()
         stage.waker.free_again(make_placement("n1", 4, 0))
-        stage.leadership.cleared = True
-        stage.waker.wake()
+        stage.waker.started_leading()
         assert await stage.written() == []
 
 
 async def test_what_another_leader_left_is_put_right_once_we_lead() -> None:
     async with following(WRITTEN) as stage:
-        stage.leadership.cleared = False
-        stage.waker.see("n1", "1")
+        stage.waker.stopped_leading()
+        stage.see("n1", "1")
         assert await stage.written() == []
-        stage.leadership.cleared = True
-        stage.waker.wake()
+        stage.waker.started_leading()
         assert await stage.written() == [None]
 
 
@@ -110,21 +112,21 @@ async def test_a_write_that_is_not_allowed_is_told_once_and_tried_again(
 ) -> None:
     no = failure(403, "Forbidden", "may not patch nodes")
     async with following(no, no, WRITTEN) as stage:
-        stage.waker.set_out_of_use("n1", frozenset({0}))
+        stage.waker.cards_out_of_use("n1", frozenset({0}))
         for _ in range(2):
             await stage.written()
-            stage.waker.wake()
+            stage.waker.started_leading()
         assert await stage.written() == ["0", "0", "0"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_a_node_that_is_gone_is_not_asked_for_again() -> None:
     async with following(failure(404, "NotFound"), WRITTEN) as stage:
-        stage.waker.set_out_of_use("n1", frozenset({0}))
+        stage.waker.cards_out_of_use("n1", frozenset({0}))
         await stage.written()
-        stage.waker.wake()
+        stage.waker.started_leading()
         assert await stage.written() == ["0"]
-        stage.waker.see("n1", "")  # it is there now
+        stage.see("n1", "")  # it is there now
         assert await stage.written() == ["0", "0"]
 
 
@@ -158,7 +160,7 @@ async def test_a_version_that_cannot_be_read_for_long_is_told_of_once(
     version = answer({"major": "1", "minor": "36+"})
     transport = ScriptedTransport(*[failure(403, "Forbidden")] * 50, version)
     time = VirtualTime()
-    waker = Waker(KubeClient(transport), Leadership(), sleep=time.sleep)
+    waker = Waker(KubeClient(transport), sleep=time.sleep)
     await waker.learn_version()
     assert waker.kubernetes == 36
     assert [record.message for record in caplog.records] == ["version of the cluster not read, will retry"]

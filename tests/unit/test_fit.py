@@ -88,9 +88,8 @@ def test_many_nodes_at_once_are_judged_as_each_alone(
 ) -> None:
     row_of = ledger.flush().row_of
     rows = np.array(list(row_of.values()), dtype=np.intp)
-    together = dict(
-        zip(row_of, ledger.why_not(request, rows, *asker, host_limits=True).tolist(), strict=True)
-    )
+    pod = make_pod(uid=asker[0], priority=asker[1])
+    together = dict(zip(row_of, ledger.why_not(request, rows, pod, host_limits=True).tolist(), strict=True))
     for name in ledger.node_names():
         assert together.get(name, Fit.NOT_SHARED) == ledger.why_not_on(name, request, *asker)
 
@@ -101,7 +100,7 @@ def test_a_policy_ranks_exactly_the_nodes_that_fit_and_takes_cards_that_hold_the
 ) -> None:
     fleet = ledger.flush()
     policy, shape = make_policy(name, fleet), shape_of(request)
-    keys, fits = policy.keys(shape), ledger.why_not(request, np.arange(fleet.rows), "x", 99)
+    keys, fits = policy.keys(shape), ledger.why_not(request, np.arange(fleet.rows), make_pod(priority=99))
     assert ((keys != NEVER) == (fits == Fit.YES)).all()
     for node, row in fleet.row_of.items():
         state, slots = ledger.state(node), policy.fitting_slots(shape, row)

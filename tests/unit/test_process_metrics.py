@@ -11,18 +11,18 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trustme
 
+from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.transport import resource_of
 from gpuslice.adapters.web.certificate import ends
 from gpuslice.adapters.web.exposition import Family
 from gpuslice.adapters.web.histogram import Histogram
 from gpuslice.adapters.web.process import ProcessMetrics, stacks
-from gpuslice.adapters.wire.names import NameTable
-from gpuslice.apps.extender.node_query import NodeQuery
-from gpuslice.apps.extender.pod_records import REMEMBERED, PodTimes
-from gpuslice.apps.extender.verdict import BindResult, FilterVerdict
+from gpuslice.apps.extender.metrics import REMEMBERED, PodTimes
+from gpuslice.apps.extender.subscriber import BindResult, FilterVerdict
 from tests.builders import make_pod
 
 
@@ -170,8 +170,8 @@ class Clock:
 
 
 def asked(times: PodTimes, uid: str) -> None:
-    query = NodeQuery.of(NameTable({}), b"[]")
-    times.decided(FilterVerdict(make_pod(uid=uid), query, query.everyone, is_known=True))
+    nowhere = np.empty(0, dtype=np.int64)
+    times.decided(FilterVerdict(make_pod(uid=uid), nowhere, nowhere, is_known=True))
 
 
 def bound(times: PodTimes, uid: str, *, shown: bool) -> None:
@@ -201,9 +201,9 @@ def test_how_late_the_watch_is_counts_from_the_binding() -> None:
     bound(times, "c", shown=False)
     clock.now_s += 4
     assert times.longest_unshown_s() == 7
-    times.shown("b")
+    times.pod_changed(PodNews(make_pod(uid="b", node="n1"), None, None, succeeded=False), None)
     assert times.longest_unshown_s() == 4
-    times.gone("c")
+    times.pod_gone("c", None)
     assert times.longest_unshown_s() == 0
     assert samples(times.watch_delay.family())["_sum"] == 7
     assert samples(times.watch_delay.family())["_count"] == 2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuslice.adapters.wire.names import NameTable
-from gpuslice.apps.extender.node_query import NodeQuery
+import numpy as np
+
 from gpuslice.apps.extender.pod_groups import LASTS_S, LONGEST_REST_S, TriedGroups
 from gpuslice.core.ledger import Ledger
 from tests.builders import make_pod
@@ -13,7 +13,7 @@ from tests.unit.kube_wire import VirtualTime
 def test_members_that_left_between_two_attempts_are_forgotten_with_their_group() -> None:
     ledger, time = Ledger(), VirtualTime()
     holds = TriedGroups(ledger, time.clock)
-    nowhere = NodeQuery.of(NameTable({}), b"[]")
+    nowhere = np.empty(0, dtype=np.int64)
     for name in ("left", "stays", "stays", "stays"):
         assert holds.asked(make_pod(name, memory=4), "gang", nowhere) == ""
     time.now_s += LASTS_S + 2 * LONGEST_REST_S

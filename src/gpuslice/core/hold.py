@@ -32,6 +32,7 @@ class HoldKind(StrEnum):
     GROWING = "growing"  # bound, and being granted more: until another version of the pod is seen
     ASSUMED = "assumed"  # its binding is in flight, and holds until the API server shows it or refuses
     NOMINATED = "nominated"  # before kube-scheduler asks: no promise, the first to come takes the cards
+    PROMISED = "promised"  # filter has answered, and the bind has not come yet
     GROUP = "group"  # for a member of a pod group, until the others have theirs too
     RESERVED = "reserved"  # for a pod for which others were evicted, or whose status names the node
 
@@ -43,7 +44,7 @@ class HoldKind(StrEnum):
     @property
     def is_tentative(self) -> bool:
         """Whether the cards are the pod's only until kube-scheduler decides otherwise."""
-        return self in (HoldKind.NOMINATED, HoldKind.GROUP)
+        return self in (HoldKind.NOMINATED, HoldKind.PROMISED, HoldKind.GROUP)
 
 
 @dataclass(frozen=True, slots=True)

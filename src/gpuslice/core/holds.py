@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from operator import attrgetter
@@ -71,6 +71,11 @@ class Holds:
             self.close_if_empty(holds)
         return hold
 
+    def oldest(self, kind: HoldKind) -> Hold | None:
+        """The oldest of one kind of those that are not bound."""
+        uid = next(iter(self._unbound[kind]), None)
+        return self._placed[uid] if uid is not None else None
+
     def of_kind(self, kind: HoldKind) -> list[Hold]:
         """All of one kind of those that are not bound, the oldest first."""
         return [self._placed[uid] for uid in self._unbound[kind]]
@@ -94,6 +99,17 @@ class Holds:
                 self.end_reservation(other.pod.uid)
         self.end_reservation(pod.uid)
         self.put(hold)
+
+    def rows_kept_from(
+        self, request: Request, pod: Pod, row_of: Mapping[str, int], fitting: Collection[int]
+    ) -> set[int]:
+        """Those of the `fitting` rows whose cards are reserved for pods that come before this one."""
+        uid, priority, found = pod.uid, pod.priority, set[int]()
+        for name in {each.node for each in self.reserved.values() if each.is_kept_from(uid, priority)}:
+            row, holds = row_of.get(name, -1), self.by_node[name]
+            if row in fitting and holds.fit_beside_reserved(request, uid, priority) is Fit.HELD:
+                found.add(row)
+        return found
 
     def extend_reservation(self, uid: str, until_s: float) -> None:
         """The cards are kept until then, on the same terms as so far."""
@@ -136,8 +152,9 @@ class NodeHolds:
     @property
     def crowded(self) -> bool:
         """Whether a card is promised beyond its units."""
-        used = self.used()
-        return any(used.get(card.index, 0) > card.units for card in (self.node.cards if self.node else ()))
+        used, unplaced = self.used(), self.unplaced_units()
+        cards = self.node.cards if self.node is not None else ()
+        return any(used.get(card.index, 0) + unplaced > card.units for card in cards)
 
     def state(self) -> NodeState:
         """What is free now; never negative, whatever is held."""

@@ -1,8 +1,7 @@
 """Which pod holds what on which card: derived from events alone, so that it can be rebuilt at any time.
 
-The API server's objects are the only truth. The ledger adds one thing that they do not show yet: a placement
-that was *assumed* because its binding is in flight. All methods are synchronous and none fails half way, so
-that no intermediate state is ever visible.
+The API server's objects are the only truth. The ledger adds a placement that was *assumed* because its
+binding is in flight. All methods are synchronous and none fails half way: no intermediate state is visible.
 
 What counts against a card, each as a `Hold`:
 
@@ -15,43 +14,37 @@ What counts against a card, each as a `Hold`:
   against **every** card of its node: it may be on any of them, and promising the same memory twice is worse
   than leaving some idle until the agent has written where it is.
 
-Cards that are reserved while others still hold them count only against pods that do not come first
-(`why_not`).
+Cards that are reserved while others still hold them count only against pods that do not come first, and
+what a node's kubelet has rejected only against pods that it would reject as well (`why_not`).
 
-A change costs only what changed: a pod affects only its own node, and the node's row in the fleet's arrays is
-computed again when somebody next asks (`flush`).
+A change costs only what changed: the row of a pod's node in the arrays is made again on demand (`flush`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpuslice.core.hold import NOBODY, Hold, HoldKind, hold_of
 from gpuslice.core.holds import Holds
 from gpuslice.core.host_resources import NO_HOST_RESOURCES, HostResources, HostUsage
+from gpuslice.core.kubelets import Kubelets
 from gpuslice.core.model import Node, Placement, Pod, Refusal, Request
 from gpuslice.core.placement import Fit, NodeState, not_shared, place, why_not
 from gpuslice.core.preemption import LOWEST
 from gpuslice.core.replicas import Replicas
-from gpuslice.core.shape import Shape
+from gpuslice.core.shape import Listener, Shape
 
 if TYPE_CHECKING:
     from gpuslice.core.policy.fit import Fits
     from gpuslice.core.policy.fleet import Fleet, Rows
 
+NOBODY_IN_PARTICULAR = Pod("", "", "", priority=LOWEST)
+PROMISED_FOR_S = 2.0  # kube-scheduler binds within milliseconds, unless it has changed its mind
 REMEMBERED_GONE = 10_000  # uids of pods that ended, so that a late event does not revive one
-
-
-class Listener(Protocol):
-    """Called once for each of these events of a pod: a policy that learns what to expect."""
-
-    def arrived(self, shape: Shape) -> None: ...
-    def placed(self, shape: Shape) -> None: ...
-    def departed(self, shape: Shape) -> None: ...
 
 
 def shape_of(request: Request) -> Shape:
@@ -68,15 +61,20 @@ def shape_of(request: Request) -> Shape:
 
 
 class Ledger:
-    """Which pods hold what in a cluster. `fleet` has the same as arrays, up to date after `flush`."""
+    """Which pods hold what in a cluster. `fleet` has the same as arrays, up to date after `flush`.
 
-    def __init__(self, listener: Listener | None = None) -> None:
+    `now_s`: seconds since the epoch, for what kubelets have rejected, which counts for nothing without.
+    """
+
+    def __init__(self, listener: Listener | None = None, *, now_s: Callable[[], float] = lambda: 0.0) -> None:
         self._host_usage = HostUsage()
         self.listener = listener
         self.pods: dict[str, Pod] = {}  # by uid: every living pod that asks for or holds something
         self.replicas = Replicas()
         self.nominated: dict[str, str] = {}  # uid → node, by the status of waiting pods
         self.holds = Holds()
+        self.kubelets = Kubelets(now_s)
+        self.withdrawn: dict[str, str] = {}  # uid → the node of a nomination that keeps no cards
         self._uid_of: dict[str, str] = {}  # namespace/name → uid
         self._without_cards: dict[str, Shape] = {}  # by uid, on nodes with cards, that the listener knows of
         self.gone: OrderedDict[str, None] = OrderedDict()  # uids of deleted and finished pods, the newest
@@ -109,6 +107,7 @@ class Ledger:
                 return
             if held is not None and now is not None and held.takes_as_much_as(now):
                 self.holds.put(now)  # the row of its node stays valid
+                self.kubelets.has(now, self.holds.by_node[now.node].node)
             else:
                 self._drop(pod.uid)
                 if now is not None:
@@ -148,6 +147,7 @@ class Ledger:
             return
         holds.node = None
         holds.changed()
+        self.kubelets.unconfirmed.remove_node(name)
         self._stale[name] = None
         self.holds.close_if_empty(holds)
 
@@ -160,8 +160,12 @@ class Ledger:
         """
         if pod.uid in self.gone:
             return Refusal("The pod is finished or gone", never=True)
-        before = self.holds.of(pod.uid)
-        refusal = self._replace(before, Hold(pod, placement, HoldKind.ASSUMED))
+        before, after, refusal = self.holds.of(pod.uid), Hold(pod, placement, HoldKind.ASSUMED), None
+        if before is not None and before.takes_as_much_as(after):
+            self.holds.put(after)  # the row of its node stays valid
+            self.kubelets.has(after, self.holds.by_node[after.node].node)
+        else:
+            refusal = self._replace(before, after)
         if refusal is None and (before is None or before.kind.is_tentative):
             self._tell_placed(pod)
         return refusal
@@ -170,17 +174,23 @@ class Ledger:
         """Hold `placement` for a waiting pod that holds nothing, until a pod comes that has no other room."""
         return self._hold_tentatively(Hold(pod, placement, HoldKind.NOMINATED, pod.priority, until_s))
 
+    def promise(self, pod: Pod, placement: Placement) -> Refusal | None:
+        """The same for a pod that filter lets pass: for a moment, until its bind comes; equals must wait."""
+        return self._hold_tentatively(
+            Hold(pod, placement, HoldKind.PROMISED, pod.priority + 1, self.kubelets.now_s() + PROMISED_FOR_S)
+        )
+
     def hold_for_group(self, pod: Pod, placement: Placement, until_s: float = inf) -> Refusal | None:
-        """The same, giving way to nobody: taking the cards of one member would break up its group."""
+        """For a member of a group; it gives way to nobody: one member without cards breaks up its group."""
         return self._hold_tentatively(Hold(pod, placement, HoldKind.GROUP, NOBODY, until_s))
 
     def release_nominated(self, request: Request, priority: int, only_on: str = "") -> bool:
-        """End the holds that give way to a pod of `priority`, where `request` then fits.
+        """End what is nominated or promised and gives way to a pod of `priority`, where `request` then fits.
 
         On any node, or on one. False if no hold is in its way.
         """
         in_the_way = defaultdict[str, list[str]](list)
-        for hold in self.holds.of_kind(HoldKind.NOMINATED):
+        for hold in (*self.holds.of_kind(HoldKind.NOMINATED), *self.holds.of_kind(HoldKind.PROMISED)):
             if only_on in ("", hold.node) and priority >= hold.gives_way_to:
                 in_the_way[hold.node].append(hold.pod.uid)
         freed = [
@@ -212,13 +222,7 @@ class Ledger:
     # -- what is asked -----------------------------------------------------------------------------------
 
     def why_not(
-        self,
-        request: Request,
-        rows: Rows,
-        uid: str = "",
-        priority: int = LOWEST,
-        *,
-        host_limits: bool = False,
+        self, request: Request, rows: Rows, pod: Pod = NOBODY_IN_PARTICULAR, *, host_limits: bool = False
     ) -> Fits:
         """For each of these rows of the fleet, whether it holds a pod now, and if not, why: a `Fit`.
 
@@ -229,8 +233,11 @@ class Ledger:
         found = why_not(self.flush(), shape_of(request), rows, host_limits=host_limits)
         if self.holds.reserved:
             fitting = set(rows[found == Fit.YES].tolist())
-            closed = self.rows_held_from(request, uid, priority, fitting)
+            closed = self.holds.rows_kept_from(request, pod, self.fleet.row_of, fitting)
             found[[at for at, row in enumerate(rows.tolist()) if row in closed] if closed else []] = Fit.HELD
+        if self.kubelets.rejections and (rejected := set(self.rows_to_avoid(request, pod)[0])):
+            fitting = {at for at, row in enumerate(rows.tolist()) if row in rejected}
+            found[[at for at in fitting if found[at] == Fit.YES]] = Fit.IN_BACKOFF
         return found
 
     def why_not_on(self, node_name: str, request: Request, uid: str = "", priority: int = LOWEST) -> Fit:
@@ -241,14 +248,9 @@ class Ledger:
         found = why_not(holds.state(), request, self._host_usage.used(node_name))
         return found if found is not Fit.YES else holds.fit_beside_reserved(request, uid, priority)
 
-    def rows_held_from(self, request: Request, uid: str, priority: int, fitting: Collection[int]) -> set[int]:
-        """Those of the `fitting` rows whose cards are reserved for pods that come before this one."""
-        row_of, found = self.fleet.row_of, set[int]()
-        for name in {each.node for each in self.holds.reserved.values() if each.is_kept_from(uid, priority)}:
-            row, holds = row_of.get(name, -1), self.holds.by_node[name]
-            if row in fitting and holds.fit_beside_reserved(request, uid, priority) is Fit.HELD:
-                found.add(row)
-        return found
+    def rows_to_avoid(self, request: Request, pod: Pod) -> tuple[list[int], list[int]]:
+        """As `Kubelets.rows_to_avoid`."""
+        return self.kubelets.rows_to_avoid(request, pod, self.fleet.row_of, self.state)
 
     def pod_named(self, namespace: str, name: str) -> Pod | None:
         """The living pod of this name, if it asks for or holds something of ours."""
@@ -270,13 +272,6 @@ class Ledger:
         """CPU and memory that the pods of a node ask for."""
         return self._host_usage.used(node_name)
 
-    def host_used_without_cards(self, node_name: str) -> HostResources:
-        """CPU and memory that a node's pods without cards ask for."""
-        used, holds = self._host_usage.used(node_name), self.holds.on(node_name)
-        mine = [hold.pod.host for hold in holds.by_uid.values()] if holds is not None else []
-        cpu, memory = sum(host.cpu_milli for host in mine), sum(host.memory_mib for host in mine)
-        return HostResources(used.cpu_milli - cpu, used.memory_mib - memory)
-
     def node_names(self) -> list[str]:
         """Every known node, sorted."""
         return sorted(name for name, holds in self.holds.by_node.items() if holds.node is not None)
@@ -286,7 +281,12 @@ class Ledger:
         return sum(holds.node is not None for holds in self.holds.by_node.values())
 
     def flush(self) -> Fleet:
-        """The fleet arrays, updated with what has changed since the last call."""
+        """The fleet arrays, updated with what has changed since the last call; old promises end."""
+        now_s = self.kubelets.now_s()
+        while (hold := self.holds.oldest(HoldKind.PROMISED)) is not None:
+            if 0 < hold.until_s - now_s <= PROMISED_FOR_S:  # more is left if the clock was set back
+                break
+            self._drop(hold.pod.uid)
         for name in self._stale:
             holds = self.holds.on(name)
             if holds is None or holds.node is None or not holds.node.divides_cards:
@@ -345,6 +345,7 @@ class Ledger:
         holds.changed()
         self._use_host(hold.pod.uid, hold.node, hold.pod.host)
         self.replicas.put(hold.pod.uid, hold.pod.replica_of, hold.node)
+        self.kubelets.has(hold, holds.node)
         self._stale[hold.node] = None
         if hold.is_bound and self.holds.tentative_count and holds.crowded:  # it was not expected there
             for uid in [uid for uid, each in holds.by_uid.items() if each.kind.is_tentative]:
@@ -356,6 +357,7 @@ class Ledger:
             return False
         self._use_host(uid, "", NO_HOST_RESOURCES)
         self.replicas.drop(uid)
+        self.kubelets.has_not(uid)
         self._stale[hold.node] = None
         return True
 

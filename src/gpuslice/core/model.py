@@ -107,6 +107,11 @@ class Node:
         """Whether parts of cards are available here at all."""
         return self.shared and bool(self.cards)
 
+    @property
+    def is_described(self) -> bool:
+        """Whether an agent of ours reports its cards, and so the pods that got some."""
+        return bool(self.cards) and bool(self.cards[0].uuid)
+
 
 class ContainerKind(StrEnum):
     """kubelet counts the three kinds differently, see `request`."""

@@ -20,7 +20,8 @@ from math import inf
 
 from gpuslice.core.contract import AMOUNT_NAMES
 from gpuslice.core.errors import printable
-from gpuslice.core.model import Pod, Request
+from gpuslice.core.model import Placement, Pod, Refusal, Request
+from gpuslice.core.placement import IN_BACKOFF, NodeState, place, without_cards
 from gpuslice.core.words import counted
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 15.0, 600.0
@@ -92,6 +93,15 @@ class Backoff:
     until_s: float  # the first moment at which more is open; -inf if nothing is closed
     count: int
     last: Rejection
+
+    def place(self, state: NodeState, request: Request) -> Placement | Refusal:
+        """On cards of the node that are open, and on those in doubt only where no others have room."""
+        if self.closed:
+            return Refusal(IN_BACKOFF)
+        found = place(without_cards(state, self.doubtful_cards), request)
+        if isinstance(found, Refusal):
+            found = place(without_cards(state, self.closed_cards), request)
+        return found
 
 
 def alike(pod: Pod, request: Request) -> tuple[str, int, int, int]:
@@ -323,8 +333,10 @@ def rejection_of(
     )
 
 
-def words_of(backoff: Backoff, at: str) -> str:
-    """A sentence without its full stop; `at`: when it is tried again, in words."""
+def words_of(backoff: Backoff) -> str:
+    """A sentence without its full stop, which says until when."""
+    minutes, seconds = divmod(int(backoff.until_s), 60)
+    at = f"{minutes // 60 % 24:02}:{minutes % 60:02}:{seconds:02} UTC"
     cards, last = ", ".join(map(str, sorted(backoff.closed_cards))), backoff.last
     who = counted(backoff.count, "pod")
     return (

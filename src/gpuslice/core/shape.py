@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol
 
 import msgspec
 
@@ -66,3 +67,11 @@ class FleetNode:
     compute_required: bool = False
     avoided: bool = False
     kubelet_away: bool = False
+
+
+class Listener(Protocol):
+    """Called once for each of these events of a pod: a policy that learns what to expect."""
+
+    def arrived(self, shape: Shape) -> None: ...
+    def placed(self, shape: Shape) -> None: ...
+    def departed(self, shape: Shape) -> None: ...

@@ -6,7 +6,6 @@ The extender knows the same, and a little more of what has changed since.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.rejected_pod import refusal_in
@@ -45,5 +44,4 @@ def why_kept_off(rejections: Rejections, pod: Pod, now_s: float) -> Iterator[str
     """Sentences about what a waiting pod is kept from."""
     for each in rejections.backoffs(pod, pod.request, now_s) if pod.request is not None else ():
         if each.closed or each.closed_cards:
-            at = datetime.fromtimestamp(each.until_s, UTC).strftime("%H:%M:%S UTC")
-            yield f"{words_of(each, at)}."
+            yield f"{words_of(each)}."

@@ -31,6 +31,10 @@ class KubeClient:
         self._transport = transport
         self._manager = manager
 
+    def over(self, wrap: Callable[[Transport], Transport]) -> KubeClient:
+        """The same client with something between it and the wire."""
+        return KubeClient(wrap(self._transport), manager=self._manager)
+
     # -- reading --------------------------------------------------------------------------------------
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:

@@ -23,8 +23,7 @@ from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.lease import LeaseSettings
 from gpuslice.adapters.kube.objects import Lease, LeaseSpec, Metadata
 from gpuslice.adapters.kube.resources import LEASES
-from gpuslice.apps.extender.leadership import Leadership
-from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
+from gpuslice.apps.extender.subscriber import FilterVerdict, Subscriber
 from gpuslice.core.contract import ANN_BINDS
 
 _log = logging.getLogger(__name__)
@@ -33,27 +32,28 @@ AHEAD = 256  # pods named before kube-scheduler gets to them; each costs a new l
 RETRY_S = 0.5
 
 
-class BindJournal(VerdictListener):
+class BindJournal(Subscriber):
     """The journal next to the leader's `lease`, as one process keeps it.
 
-    `ahead` returns the pods that follow a given one in the queue.
+    `ahead` returns the pods that follow a given one in the queue; `taken` is called if another replica has
+    claimed the journal.
     """
 
     def __init__(
         self,
         client: KubeClient,
-        leadership: Leadership,
         lease: LeaseSettings,
         ahead: Callable[[str], Iterable[str]],
+        taken: Callable[[], None],
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._client = client
-        self._leadership = leadership
         self._lease_name = f"{lease.name}-binds"
         self._namespace = lease.namespace
         self._holder = f"{lease.identity}_{uuid4()}"  # distinguishes us from an earlier process of this pod
         self._ahead = ahead
+        self._taken = taken
         self._sleep = sleep
         self._version = ""  # of the last write that we know of
         self._named: frozenset[str] = frozenset()  # uids in the journal, whatever a write in flight does
@@ -81,7 +81,7 @@ class BindJournal(VerdictListener):
 
     def decided(self, verdict: FilterVerdict) -> None:
         """A pod that passes will be bound soon: name it now, so that its bind need not wait."""
-        if len(verdict.passing) and verdict.is_known and verdict.pod.request is not None:
+        if len(verdict.passed) and verdict.is_known and verdict.pod.request is not None:
             self._name(verdict.pod.uid)
 
     def _name(self, uid: str) -> None:
@@ -95,15 +95,16 @@ class BindJournal(VerdictListener):
         False if this replica no longer leads.
         """
         while uid not in self._named:
-            if not self._leadership.may_bind:
+            if not self.leads:
                 return False
             self._name(uid)
             await self._news.wait()
         self._open.add(uid)
         return True
 
-    def leadership_changed(self) -> None:
+    def stopped_leading(self) -> None:
         """Wake those who wait for a journal that is no longer ours to write."""
+        super().stopped_leading()
         self._wake.set()
 
     def leave(self, uid: str) -> None:
@@ -115,7 +116,7 @@ class BindJournal(VerdictListener):
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if not self._leadership.may_bind:
+            if not self.leads:
                 self._wanted.clear()
                 self._tell()
             if not self._wanted:
@@ -155,8 +156,8 @@ class BindJournal(VerdictListener):
             return
         _log.warning("journal of binds taken by another", extra={"holder": lease.spec.holder_identity or ""})
         self._named = frozenset()
-        self._leadership.cleared = False
-        self._leadership.changed.set()
+        self.stopped_leading()
+        self._taken()
 
     def _lease(self, version: str, uids: Iterable[str]) -> Lease:
         metadata = Metadata(

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
+from gpuslice.adapters.clock import loop_time
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import (
     AlreadyExistsError,
@@ -31,10 +32,9 @@ from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.bind_journal import BindJournal
-from gpuslice.apps.extender.leadership import Leadership, loop_time
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_records import PodTraces
-from gpuslice.apps.extender.shortcuts import Shortcuts
+from gpuslice.apps.extender.subscriber import Shortcuts
 from gpuslice.core.annotations import placement_annotations
 from gpuslice.core.contract import ANN_ASSUME_TIME, EITHER_MEMORY
 from gpuslice.core.hold import HoldKind
@@ -58,7 +58,7 @@ class NotBoundError(Exception):
 
 
 class Binder:
-    """Carries out binds, only as leader; one at a time for each pod."""
+    """Carries out binds, one at a time for each pod. `client` writes only as leader."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Binder:
         placer: Placer,
         shortcuts: Shortcuts,
         journal: BindJournal,
-        leadership: Leadership,
+        resolver: BindResolver,
         *,
         traces: PodTraces,
         timeout_s: float = 4.0,
@@ -77,11 +77,10 @@ class Binder:
         self._ledger = placer.ledger
         self._shortcuts = shortcuts
         self._journal = journal
-        self._leadership = leadership
+        self._resolver = resolver
         self._traces = traces
         self._timeout_s = timeout_s
         self._now_ns = now_ns
-        self._resolver = BindResolver(client, placer.ledger, now_ns=now_ns)
         self._running: dict[str, tuple[str, asyncio.Task[Any]]] = {}  # by uid, with the node
         self._finished = asyncio.Event()  # set whenever one of them ends
         self._finished_s: deque[float] = deque(maxlen=MOST_AT_ONCE)  # when the last of them ended
@@ -179,7 +178,6 @@ class Binder:
     # -- one pod -------------------------------------------------------------------------------------------
 
     async def _bind(self, args: BindingArgs) -> None:
-        self._expect_leading()
         # the pod as the watch shows it, otherwise as the API server does
         pod = self._ledger.pod_named(args.pod_namespace, args.pod_name)
         held = self._ledger.holds.of(pod.uid) if pod is not None else None
@@ -227,7 +225,6 @@ class Binder:
             if not names_our_resources(seen.spec):
                 why = f"it asks for no {EITHER_MEMORY}; kube-scheduler binds what managedResources omits"
                 raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {why}")
-            self._expect_leading()
             await self._client.bind(args.pod_namespace, args.pod_name, args.node, uid=args.pod_uid)
         except KubeError as error:  # if it was bound nevertheless, the next call finds out
             raise NotBoundError(f"pod {args.pod_namespace}/{args.pod_name}: {error}") from error
@@ -241,7 +238,6 @@ class Binder:
         annotations |= self._traces.annotations(pod.uid)
         version = pod.resource_version
         try:
-            self._expect_leading()
             stale = [name for name in pod.stale if name not in annotations]
             if stale or not version:  # a Binding cannot remove annotations, and needs a version
                 patch = {"metadata": {"annotations": dict.fromkeys(stale)}}
@@ -249,7 +245,6 @@ class Binder:
                     SLIM_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
                 )
                 version = patched.metadata.resource_version
-                self._expect_leading()
             await self._client.bind(
                 pod.namespace,
                 pod.name,
@@ -280,10 +275,6 @@ class Binder:
             )
         self._ledger.apply_pod(pod)
         return pod
-
-    def _expect_leading(self) -> None:
-        if not self._leadership.may_bind:
-            raise NotBoundError("this extender is not the leader; ask the one that is ready")
 
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

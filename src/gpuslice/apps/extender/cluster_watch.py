@@ -6,22 +6,17 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.followed_pod import FollowedPod, followed_pod, pod_news
+from gpuslice.adapters.kube.followed_pod import FollowedPod, PodNews, followed_pod, pod_news
 from gpuslice.adapters.kube.resources import CONFIG_MAPS
 from gpuslice.adapters.kube.slim import SLIM_NODES, SLIM_PODS, SlimNode, strip
 from gpuslice.adapters.kube.views import node_view, unhealthy_view
 from gpuslice.adapters.kube.watch import AT_ONCE, Change, ChangeKind, Reflector
-from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
-from gpuslice.apps.extender.pod_groups import PodGroups
-from gpuslice.apps.extender.pod_records import PodEvents, PodTimes
-from gpuslice.apps.extender.resizer import Resizer
-from gpuslice.apps.extender.shortcuts import Shortcuts
-from gpuslice.apps.extender.waker import Waker
-from gpuslice.core.contract import NODE_OUT_OF_USE, SYSTEM_NAMESPACE
+from gpuslice.apps.extender.subscriber import Subscriber
+from gpuslice.core.contract import SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Node
 from gpuslice.core.views import version_number, with_unhealthy
@@ -32,33 +27,20 @@ CALM_GC = (20_000, 50, 100)  # collect only young garbage, and rarely: requests 
 
 
 class ClusterWatch:
-    """Three reflectors and what they update: ledger, shortcuts, pod groups, waker, the events of pods."""
+    """Three reflectors, which update the ledger and then tell all `subscribers`."""
 
     def __init__(
         self,
         client: KubeClient,
         ledger: Ledger,
-        shortcuts: Shortcuts,
-        waker: Waker,
-        events: PodEvents,
+        subscribers: Sequence[Subscriber],
         *,
-        groups: PodGroups,
-        times: PodTimes,
-        rejections: KubeletRejections,
-        resizer: Resizer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledger = ledger
         self._client = client
-        self._shortcuts = shortcuts
-        self._waker = waker
-        self._events = events
-        self._groups = groups.gated
-        self._times = times
-        self._rejections = rejections
-        self._resizer = resizer
+        self._subscribers = subscribers
         self._unhealthy: dict[str, frozenset[int]] = {}
-        self._unreadable: set[str] = set()  # uids of pods whose owners have been told
         self.pods = Reflector(client, SLIM_PODS, self._pod_changed, each=followed_pod, clock=clock)
         self.nodes = Reflector(client, SLIM_NODES, self._node_changed, clock=clock)
         self.config_maps = Reflector(
@@ -97,9 +79,7 @@ class ClusterWatch:
         listing = await self._client.list_as(SLIM_PODS, pod_news)
         for number, news in enumerate(listing.items or (), start=1):
             if news.view.uid not in self.ledger.gone:  # else the watch has said so since the list was made
-                self.ledger.apply_pod(news.view)
-                self._resizer.pod_changed(news.view)
-                self._groups.pod_changed(news.view, news.owner, succeeded=news.succeeded)
+                self._apply_pod(news)
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)  # nothing is decided yet, but the lease has to be renewed
 
@@ -108,30 +88,21 @@ class ClusterWatch:
     def _pod_changed(self, change: Change[FollowedPod]) -> None:
         if change.object is None:
             self._drop_unlisted(version_number(change.version))
-            self._rejections.listed()
+            for each in self._subscribers:
+                each.pods_listed()
             return
         meta = change.object.metadata
         news, change.object.news = change.object.news, None  # the ledger has it from now on
         if change.kind is ChangeKind.DELETED or news is None:
             self._forget(meta.uid)
-            return
-        pod = news.view
-        self._rejections.pod_changed(news)
-        self.ledger.apply_pod(pod)
-        self._resizer.pod_changed(pod)
-        self._groups.pod_changed(pod, news.owner, succeeded=news.succeeded)
-        if pod.node:
-            self._times.shown(pod.uid)
-        if news.waits:
-            self._shortcuts.pod_waits(pod, news.terms)
         else:
-            self._shortcuts.pod_left(pod.uid)
-        if not pod.problem or pod.finished:
-            self._unreadable.discard(pod.uid)
-        elif pod.uid not in self._unreadable:
-            self._unreadable.add(pod.uid)
-            _log.warning("pod's annotations are unreadable", extra={"pod": pod.key, "problem": pod.problem})
-            self._events.warn(pod, "GPURequestUnreadable", pod.problem)
+            self._apply_pod(news)
+
+    def _apply_pod(self, news: PodNews) -> None:
+        before = self.ledger.holds.of(news.view.uid)
+        self.ledger.apply_pod(news.view)
+        for each in self._subscribers:
+            each.pod_changed(news, before)
 
     def _drop_unlisted(self, version: int) -> None:
         """After a list: forget pods that were read one by one before it and are gone."""
@@ -141,25 +112,23 @@ class ClusterWatch:
                 self._forget(uid)
 
     def _forget(self, uid: str) -> None:
-        self._rejections.pod_gone(uid)
+        before = self.ledger.holds.of(uid)
         self.ledger.remove_pod(uid)
-        self._shortcuts.pod_left(uid)
-        self._groups.pod_gone(uid)
-        self._times.gone(uid)
-        self._unreadable.discard(uid)
+        for each in self._subscribers:
+            each.pod_gone(uid, before)
 
     def _node_changed(self, change: Change[SlimNode]) -> None:
         if change.object is None:
             return
-        meta = change.object.metadata
+        name = change.object.metadata.name
         if change.kind is ChangeKind.DELETED:
-            self.ledger.remove_node(meta.name)
-            self._rejections.node_gone(meta.name)
-            self._waker.see(meta.name, "")
+            self.ledger.remove_node(name)
+            for each in self._subscribers:
+                each.node_gone(name)
             return
-        self._waker.see(meta.name, (meta.annotations or {}).get(NODE_OUT_OF_USE, ""))
-        self._rejections.node_changed(change.object)
-        self._apply_node(node_view(change.object, self._unhealthy.get(meta.name, frozenset())))
+        self._apply_node(node_view(change.object, self._unhealthy.get(name, frozenset())))
+        for each in self._subscribers:
+            each.node_changed(change.object)
         strip(change.object)
 
     def _config_map_changed(self, change: Change[objects.ConfigMap]) -> None:
@@ -174,11 +143,11 @@ class ClusterWatch:
             self._unhealthy[name] = cards
             if problem:
                 _log.warning("unhealthy cards not read", extra={"node": name, "problem": problem})
-        self._rejections.cards_changed(name)
         state = self.ledger.state(name)
         if state is not None:
             self._apply_node(with_unhealthy(state.node, cards))
-        self._waker.set_out_of_use(name, cards)  # only now, when the ledger knows
+        for each in self._subscribers:
+            each.cards_out_of_use(name, cards)
 
     def _apply_node(self, node: Node) -> None:
         known = self.ledger.state(node.name)

@@ -19,20 +19,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 
+from gpuslice.adapters.clock import loop_time
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.events import EventRecorder, pod_reference
+from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.extender.gated_group import FIRST_REST_S, GatedGroup, Member
-from gpuslice.apps.extender.leadership import Leadership, loop_time
-from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.pod_records import PodEvents
+from gpuslice.apps.extender.subscriber import Subscriber
 from gpuslice.apps.extender.waker import Waker
+from gpuslice.core.group_progress import Member, Progress, progress_of
+from gpuslice.core.hold import Hold
 from gpuslice.core.model import Pod
 from gpuslice.core.words import counted
 
@@ -40,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 LASTS_S = 10.0  # without progress: the longest time that a kube-scheduler gets stuck
 STARTED_LASTS_S = 300.0  # for a group that runs in part: as long as kube-scheduler leaves a pod alone
-LONGEST_REST_S = 60.0
+FIRST_REST_S, LONGEST_REST_S = 3.0, 60.0
 GATHER_S = 1.0  # how long a bind waits for other members, well below kube-scheduler's httpTimeout
 MOST_GATHERING = 48  # binds that wait for others: kube-scheduler has some 100 requests in flight
 SHUT_FOR_S = 30.0  # without room gates stay so long; then kube-scheduler and an autoscaler see the pods
@@ -52,23 +55,62 @@ RESTS = "The pod group has not fitted a moment ago; others come first for some s
 ALONE = "the other members of its pod group have not found their nodes yet; ask again"
 
 
-class GatedGroups:
-    """The pod groups of one cluster, by namespace and name, while this replica leads."""
+@dataclass(slots=True)
+class GatedGroup:
+    """One group: its pods, those for which cards are held, and those of them that filter has let pass."""
+
+    name: str
+    members: dict[str, Member] = field(default_factory=dict)  # by uid
+    held: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)  # uids that kube-scheduler was told do not fit
+    progress_s: float = 0.0  # when cards were held, or when the last member passed
+    rests_until_s: float = 0.0
+    rest_s: float = FIRST_REST_S
+    shut_until_s: float = inf
+    tried: int = -1  # the state of the fleet at the last failed attempt
+    why_not: str = ""
+    why_since_s: float = 0.0
+    said: str = ""  # the last reason that owners were told
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    _progress: Progress | None = None
+
+    @property
+    def progress(self) -> Progress:
+        if self._progress is None:
+            self._progress = progress_of(self.members.values())
+        return self._progress
+
+    def is_whole(self) -> bool:
+        """Whether enough members are on a node, or about to be, for the group to start."""
+        return self.progress.started + len(self.passed & self.held) >= self.progress.least
+
+    def changed(self) -> None:
+        self._progress = None
+        self.tried = -1
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake the binds that wait for other members."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+
+class GatedGroups(Subscriber):
+    """The pod groups of one cluster, by namespace and name. `client` writes only as leader."""
 
     def __init__(
         self,
         client: KubeClient,
         placer: Placer,
         waker: Waker,
-        leadership: Leadership,
-        events: PodEvents,
+        events: EventRecorder,
         *,
         clock: Callable[[], float] = loop_time,
     ) -> None:
         self._client = client
         self._placer = placer
         self._ledger = placer.ledger
-        self._leadership = leadership
         self._waker = waker
         self._events = events
         self._clock = clock
@@ -83,12 +125,14 @@ class GatedGroups:
 
     # -- what is heard -------------------------------------------------------------------------------------
 
-    def pod_changed(self, pod: Pod, owner: str, *, succeeded: bool) -> None:
-        """A pod as the API server showed it; `owner` is the uid of its controller."""
+    def pod_changed(self, news: PodNews, before: Hold | None) -> None:
+        self._note(news.view, news.owner, succeeded=news.succeeded)
+
+    def _note(self, pod: Pod, owner: str, *, succeeded: bool) -> None:
         key = f"{pod.namespace}/{pod.group.name}" if pod.group is not None else ""
         failed = pod.finished and not succeeded
         if failed or self._key_of.get(pod.uid, key) != key:
-            self.pod_gone(pod.uid)
+            self.pod_gone(pod.uid, None)
         if failed or pod.group is None:
             return
         self._key_of[pod.uid] = key
@@ -98,7 +142,7 @@ class GatedGroups:
             group.members[pod.uid] = Member(pod, owner, succeeded)
             group.changed()
 
-    def pod_gone(self, uid: str) -> None:
+    def pod_gone(self, uid: str, before: Hold | None) -> None:
         key = self._key_of.pop(uid, "")
         group = self._groups.get(key)
         if group is None:
@@ -111,7 +155,7 @@ class GatedGroups:
 
     # -- what is asked -------------------------------------------------------------------------------------
 
-    def asked(self, pod: Pod, _own: str, _query: NodeQuery) -> str:
+    def asked(self, pod: Pod) -> str:
         """kube-scheduler asks about a member: why no cards can be held for it now, or "" if they are."""
         group = self._groups.get(self._key_of.get(pod.uid, ""))
         if group is None:
@@ -128,7 +172,7 @@ class GatedGroups:
         group.refused.add(pod.uid)
         return group.why_not or RESTS
 
-    def decided(self, uid: str, *, fits: bool) -> None:
+    def decided_for(self, uid: str, *, fits: bool) -> None:
         """filter lets the member pass for the one node that is held for it, or finds no feasible one.
 
         Then the group gives up, or waits for the member if it has begun.
@@ -171,7 +215,7 @@ class GatedGroups:
 
     def check(self) -> list[Pod]:
         """The pods whose gate must be removed now."""
-        if not self._leadership.may_bind:
+        if not self.leads:
             return []
         found = []
         order, first = sorted(self._groups.values(), key=lambda each: each.progress.rank), self._from
@@ -202,13 +246,14 @@ class GatedGroups:
         return found
 
     def started_leading(self) -> None:
-        """This replica leads now: before any decision, hold cards for the rest of groups that run in part."""
+        """Before any decision, hold cards for the rest of groups that run in part."""
+        super().started_leading()
         for group in sorted(self._groups.values(), key=lambda each: each.progress.rank):
             if group.progress.in_part:
                 self._hold(group)
 
     def stopped_leading(self) -> None:
-        """This replica no longer leads: the one that does decides."""
+        super().stopped_leading()
         for group in self._groups.values():
             self._release(group)
 
@@ -307,15 +352,14 @@ class GatedGroups:
         group.said = group.why_not
         for uid, pod in group.progress.waiting.items():
             if uid not in group.held:
-                self._events.note(pod, "PodGroupWaits", group.why_not)
+                about = pod_reference(pod.namespace, pod.name, uid)
+                self._events.add(about, "PodGroupWaits", group.why_not)
 
     async def take_gate_off(self, pod: Pod) -> None:
         """Remove all gates, which are ours: a pod with others' gates is not handled here."""
         self._opening.add(pod.uid)
         try:
             async with self._free:
-                if not self._leadership.may_bind:
-                    return
                 seen = await self._client.merge_patch(
                     SLIM_PODS,
                     pod.name,
@@ -330,6 +374,6 @@ class GatedGroups:
             known = self._groups.get(self._key_of.get(pod.uid, ""))
             if known is not None and (member := known.members.get(pod.uid)) is not None:
                 self._ledger.apply_pod(pod_view(seen))
-                self.pod_changed(pod_view(seen), member.owner, succeeded=False)
+                self._note(pod_view(seen), member.owner, succeeded=False)
         finally:
             self._opening.discard(pod.uid)

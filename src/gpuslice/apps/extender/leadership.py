@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.lease import LeaseElector
 from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.transport import Transport
 from gpuslice.core.contract import LABEL_LEADER
 
 _log = logging.getLogger(__name__)
@@ -24,17 +26,11 @@ RETRY_S = 1.0
 LOOK_AGAIN_S = 5.0
 
 
-def loop_time() -> float:
-    """The clock of all waiting in the extender, in seconds: its event loop's, which tests set by hand."""
-    return asyncio.get_running_loop().time()
-
-
 @dataclass(slots=True)
 class Leadership:
     """Whether this replica may decide and write. Without an elector it always leads.
 
-    `may_bind` is checked before each write. `cleared`: nothing that an earlier leader began can still take
-    effect.
+    `cleared`: nothing that an earlier leader began can still take effect.
     """
 
     elector: LeaseElector | None = None
@@ -49,6 +45,11 @@ class Leadership:
     def may_bind(self) -> bool:
         return self.leading and self.cleared
 
+    def take_over_again(self) -> None:
+        """Another replica may have begun something."""
+        self.cleared = False
+        self.changed.set()
+
     def why_not(self) -> str:
         """Why this replica may not bind, or "" if it may."""
         if self.elector is not None and not self.leading:
@@ -56,6 +57,22 @@ class Leadership:
                 return "not the leader any more: the API server did not renew the lease in time"
             return f"not the leader, that is {self.elector.holder or 'nobody yet'}"
         return "" if self.cleared else "taking over: earlier placements are being settled"
+
+
+class LeadersTransport:
+    """Reads always, and writes only while this replica leads, which is checked right before each write."""
+
+    def __init__(self, inner: Transport, leadership: Leadership) -> None:
+        self._inner = inner
+        self._leadership = leadership
+
+    async def request(self, request: ApiRequest) -> ApiResponse:
+        if request.method != "GET" and not self._leadership.may_bind:
+            raise KubeError("this extender is not the leader; ask the one that is ready")
+        return await self._inner.request(request)
+
+    def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
+        return self._inner.stream(request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import logging
 import os
 import platform
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import gpuslice
 from gpuslice.adapters.kube.client import KubeClient
@@ -43,29 +43,31 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answe
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
 from gpuslice.apps.extender.bind_journal import BindJournal
-from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder
+from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder, BindResolver
 from gpuslice.apps.extender.cluster_watch import ClusterWatch
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
-from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, OwnPod
+from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, LeadersTransport, OwnPod
 from gpuslice.apps.extender.metrics import Metrics, api_times
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_groups import PodGroups
 from gpuslice.apps.extender.pod_records import Decisions, PodEvents, PodTraces
-from gpuslice.apps.extender.preemption.evictor import Reserver
+from gpuslice.apps.extender.preemption.evictor import Evictor, Reserver
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.resizer import Resizer
 from gpuslice.apps.extender.routes import PREFIX, Routes
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.apps.extender.settings import ExtenderSettings
-from gpuslice.apps.extender.shortcuts import Shortcuts
-from gpuslice.apps.extender.speedups.nominator import LIMITS, NominationLimits
-from gpuslice.apps.extender.speedups.speedups import Speedups
+from gpuslice.apps.extender.speedups.batch_preemptor import BatchPreemptor
+from gpuslice.apps.extender.speedups.nominator import LIMITS, NominationLimits, Nominator
+from gpuslice.apps.extender.subscriber import Shortcuts, Subscriber
 from gpuslice.apps.extender.waker import StrandedPods, Waker
 from gpuslice.apps.settings import shown
+from gpuslice.core.hold import HoldKind
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.policy import make_policy
+from gpuslice.core.policy.prewarmer import RankPrewarmer
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,8 @@ LARGEST_BINDING_BYTES = 64 << 10
 WITHOUT_CERTIFICATE = ("/version", "/healthz", "/livez", "/readyz", "/prepared")
 """kubelet's probes and the doctor have no certificate."""
 ANONYMOUS = {"inspect": f"{PREFIX}/inspect", "metrics": "/metrics"}
+
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 COMPONENT = "gpushare-schd-extender"
 FIRST_LEASE_S = 1.0  # so that, if possible, the first list is already made as leader
@@ -103,54 +107,63 @@ class Extender:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.settings = settings
-        self.ledger = ledger = Ledger()
+        self.ledger = ledger = Ledger(now_s=lambda: now_ns() / 1e9)
         self.policy = policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
+        ledger.listener = self._prewarmer = RankPrewarmer(policy)
         self.leadership = leadership = Leadership()
-        lease, own_pod = lease_of(settings), OwnPod(settings.lease_namespace, settings.lease_identity)
+        lease, date = lease_of(settings), partial(_date, now_ns)
         if settings.leader_elect:
-            changed, date = self._lease_changed, partial(_date, now_ns)
+            changed = self._lease_changed
             leadership.elector = LeaseElector(client, lease, changed=changed, clock=clock, now=date)
-        self.events = PodEvents(EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns), clock=clock)
-        self.rejections = rejections = KubeletRejections(ledger, leadership, self.events, now_ns=now_ns)
-        self.placer = placer = Placer(ledger, policy, settings.filter_best, rejections=rejections)
-        self.metrics = Metrics(ledger, api or api_times())
+        leaders = client.over(lambda wire: LeadersTransport(wire, leadership))
+
+        self._events = events = EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns)
+        self.pod_events = PodEvents(events, clock=clock)
         self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
         traces = PodTraces(self.spans, now_ns)
         self.decisions = Decisions(policy.name, settings.lease_identity or platform.node())
-        self.waker = waker = Waker(client, leadership)
-        self.stranded = StrandedPods(placer, waker, leadership)
-        gated = GatedGroups(client, placer, waker, leadership, self.events, clock=clock)
-        self.groups = groups = PodGroups(gated, placer)
-        self.preemptor = preemptor = Preemptor(
-            client, ledger, Reserver(ledger, waker.free_again), leadership, self.events,
-            rejections=rejections, enabled=settings.preemption,
-        )  # fmt: skip
-        victims = preemptor.evictor.victims_for
-        self.evictions = PendingEvictions(client, ledger, victims, preemptor.leave_to_scheduler)
-        self.shortcuts = shortcuts = Shortcuts()
-        if with_speedups:  # nothing else knows of them
-            search = settings.nominate_from if settings.nominate else 0
-            self.shortcuts = shortcuts = Speedups(
-                client, placer, preemptor, self.evictions, leadership, search=search, limits=nomination_limits
-            )
-        ledger.listener, times = shortcuts.heard_by(policy), self.metrics.pods
-        self.resizer = resizer = Resizer(client, ledger, leadership, self.events, now_ns=now_ns)
-        self.watch = ClusterWatch(
-            client, ledger, shortcuts, waker, self.events,
-            groups=groups, times=times, rejections=rejections, resizer=resizer, clock=clock,
-        )  # fmt: skip
-        self.journal = journal = BindJournal(client, leadership, lease, ledger.waiting_after)
-        self.binder = binder = Binder(
-            client, placer, shortcuts, journal, leadership,
+        self.metrics = Metrics(ledger, api or api_times())
+        self.rejections = KubeletRejections(ledger, events)
+
+        self.placer = placer = Placer(ledger, policy, settings.filter_best)
+        self.waker = waker = Waker(leaders)
+        self.stranded = StrandedPods(placer, waker)
+        self.groups = groups = PodGroups(GatedGroups(leaders, placer, waker, events, clock=clock), placer)
+        reserver = Reserver(ledger, waker.free_again)
+        evictor = Evictor(leaders, ledger, reserver, events)
+        self.preemptor = preemptor = Preemptor(client, ledger, reserver, evictor, enabled=settings.preemption)
+        answered = preemptor.leave_to_scheduler
+        self.evictions = evictions = PendingEvictions(client, ledger, evictor.victims_for, answered)
+        self.journal = journal = BindJournal(client, lease, ledger.waiting_after, leadership.take_over_again)
+        self.resizer = Resizer(leaders, ledger, self.pod_events, now_ns=now_ns)
+        records = (self.pod_events, self.metrics.pods, traces, self.decisions)
+        self.subscribers: list[Subscriber] = [  # in no order: the ledger is up to date for each
+            *records, self.rejections, journal, waker, self.stranded,
+            groups.gated, groups.tried, preemptor, evictions, self.resizer,
+        ]  # fmt: skip
+        self.shortcuts, self._speedups = Shortcuts(), dict[str, Work]()
+        if with_speedups:
+            self._speed_up(leaders, nomination_limits)
+        resolver = BindResolver(client, ledger, now_ns=now_ns)
+        self.binder = Binder(
+            leaders, placer, self.shortcuts, journal, resolver,
             traces=traces, timeout_s=settings.bind_timeout_s, now_ns=now_ns,
         )  # fmt: skip
-        records = self.events, times, traces, self.decisions
+        self.watch = ClusterWatch(client, ledger, self.subscribers, clock=clock)
         self.cycle = SchedulingCycle(
-            placer, groups, self.evictions, binder, shortcuts, explain=settings.explain_refusals,
-            listeners=(*records, journal, self.stranded, preemptor, self.evictions),
+            placer, groups, evictions, self.binder, self.shortcuts,
+            subscribers=self.subscribers, explain=settings.explain_refusals,
         )  # fmt: skip
-        self.process, self._reviews = ProcessMetrics(), PathReviews(client, clock)
-        self.label = LeaderLabel(client, own_pod, leads=lambda: not self.not_ready())
+        self._client, self.process, self._reviews = client, ProcessMetrics(), PathReviews(client, clock)
+
+    def _speed_up(self, leaders: KubeClient, limits: NominationLimits) -> None:
+        """Wire what only saves time. Nothing else knows of it."""
+        search = self.settings.nominate_from if self.settings.nominate else 0
+        self.shortcuts = nominator = Nominator(leaders, self.placer, search=search, limits=limits)
+        batch = BatchPreemptor(leaders, self.placer, nominator, self.preemptor, self.evictions)
+        self.evictions.ahead = batch.follow
+        self.subscribers.append(nominator)
+        self._speedups = {"nominate": nominator.run, "preempt ahead": batch.run}
 
     def not_ready(self) -> str:
         """Why nothing may be decided yet, or "" if it may."""
@@ -192,7 +205,7 @@ class Extender:
             self.cycle,
             (self.shortcuts.backpressure, self.binder.backpressure),
             self.metrics,
-            self.decisions,
+            self.decisions.latest,
             not_ready=self.not_ready,
             debug=lambda: {"settings": shown(self.settings), "policy": self.policy.name},
             bind_errors_as_500=self.settings.bind_errors_as_500,
@@ -229,7 +242,7 @@ class Extender:
     async def work(self) -> None:
         """All tasks besides serving requests."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.events.run(), name="pod events")
+            tasks.create_task(self._events.run(), name="events")
             if self.leadership.elector is not None:
                 tasks.create_task(self.leadership.elector.run(), name="lease")
                 try:
@@ -240,21 +253,29 @@ class Extender:
             led_at_start = self.leadership.leading
             tasks.create_task(self.watch.run(), name="watch the cluster")
             tasks.create_task(self._take_over(fresh=led_at_start), name="take over")
-            tasks.create_task(self.journal.run(), name="journal of binds")
-            tasks.create_task(self._resolve(), name="resolve binds")
-            tasks.create_task(self._prepare(), name="prepare answers")
-            tasks.create_task(self.preemptor.run(), name="preempt")
-            tasks.create_task(self.resizer.run(), name="resize")
-            for name, work in self.shortcuts.tasks().items():
-                tasks.create_task(work, name=name)
-            tasks.create_task(self.waker.run(), name="wake")
-            tasks.create_task(self.waker.learn_version(), name="version")
-            tasks.create_task(self.stranded.run(), name="stranded pods")
-            tasks.create_task(self.groups.run(), name="pod groups")
-            if self.spans is not None:
-                tasks.create_task(self.spans.run(), name="spans")
-            if self.settings.label_leader:
-                tasks.create_task(self.label.run(), name="label of the leader")
+            for name, work in self._tasks().items():
+                tasks.create_task(work(), name=name)
+
+    def _tasks(self) -> dict[str, Work]:
+        """What runs once the watches have begun, for ever."""
+        always: dict[str, Work] = {
+            "journal of binds": self.journal.run,
+            "resolve binds": self._resolve,
+            "prepare answers": self._prepare,
+            "preempt": self.preemptor.run,
+            "resize": self.resizer.run,
+            "wake": self.waker.run,
+            "version": self.waker.learn_version,
+            "stranded pods": self.stranded.run,
+            "pod groups": self.groups.run,
+        }
+        if self.spans is not None:
+            always["spans"] = self.spans.run
+        if self.settings.label_leader:
+            pod = OwnPod(self.settings.lease_namespace, self.settings.lease_identity)
+            label = LeaderLabel(self._client, pod, leads=lambda: not self.not_ready())
+            always["label of the leader"] = label.run
+        return always | self._speedups
 
     async def _take_over(self, fresh: bool) -> None:
         """Whenever we become leader: read what the last leader did, and undo what it did not finish.
@@ -270,8 +291,6 @@ class Extender:
                     if not fresh:
                         await self.watch.reread_pods()
                     await self.binder.fence(left)
-                    self.groups.started_leading()
-                    self.resizer.started_leading()
                 except KubeError as error:
                     _log.warning("takeover delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
@@ -279,8 +298,8 @@ class Extender:
                 else:
                     if not self.leadership.changed.is_set():  # else another replica may have led meanwhile
                         self.leadership.cleared = True
-                        self.waker.wake()
-                        self.stranded.started_leading()
+                        for each in self.subscribers:
+                            each.started_leading()
                         _log.info("ready", extra={"nodes": len(self.ledger.node_names())})
             fresh = False
             # a late renewal of the lease makes us leader again without an event
@@ -299,7 +318,7 @@ class Extender:
         """Do in small pieces between requests what would otherwise be done within one."""
         await self.watch.until_synced()
         while True:
-            shape = self.shortcuts.next_shape()
+            shape = self._prewarmer.next_unranked()
             self.cycle.prepare(shape)
             more = self.policy.maintain() or shape is not None
             await asyncio.sleep(0 if more else PREPARE_EVERY_S)
@@ -307,9 +326,10 @@ class Extender:
     def _lease_changed(self, leading: bool) -> None:
         if not leading:
             self.leadership.cleared = False
-            self.shortcuts.stopped_leading()
-            self.groups.stopped_leading()
-            self.journal.leadership_changed()
+            for hold in self.ledger.holds.of_kind(HoldKind.PROMISED):
+                self.ledger.forget(hold.pod.uid)
+            for each in self.subscribers:
+                each.stopped_leading()
             if self._clients is not None:  # clients then find the new leader through the Service
                 self._clients.end_idle()
         self.leadership.changed.set()
@@ -321,7 +341,7 @@ class Extender:
                 ready=not self.not_ready(),
                 leading=self.leadership.leading,
                 sampled=self.cycle.refusals.sampled,
-                preemptions=self.preemptor.results | Counter(ahead=self.shortcuts.evicted_ahead()),
+                preemptions=self.preemptor.results,
                 preempted=self.preemptor.evictor.evicted,
                 nominations=self.shortcuts.results,
                 wakeups=self.stranded.woken,

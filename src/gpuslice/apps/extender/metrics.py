@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
+from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels
-from gpuslice.adapters.web.histogram import Histogram
-from gpuslice.apps.extender.pod_records import PodTimes
+from gpuslice.adapters.web.histogram import WAIT_S, Histogram
+from gpuslice.apps.extender.subscriber import BindResult, FilterVerdict, Subscriber
+from gpuslice.core.hold import Hold
 from gpuslice.core.ledger import Ledger
 
+REMEMBERED = 10_000  # pods; the oldest are forgotten
 NO_COUNTS: Mapping[str, int] = {}
 NOMINATION_RESULTS = ("used", "late", "missed", "withdrawn")
 
@@ -96,6 +100,57 @@ class Metrics:
             _gauge("ready", "1 when calls are answered from a full ledger.", int(ready)),
             _gauge("leader", "1 on the replica that may bind.", int(leading)),
         ]
+
+
+class PodTimes(Subscriber):
+    """When each pod was asked about, bound, and shown bound: how long pods queue, how far the watch lags."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.queue = Histogram(
+            "gpuslice_extender_queue_seconds",
+            "From filter's first question about a pod until it was bound.",
+            bounds=WAIT_S,
+        )
+        self.watch_delay = Histogram(
+            "gpuslice_extender_watch_delay_seconds",
+            "From the API server's yes to a binding until the watch showed it.",
+        )
+        self._clock = clock
+        self._asked: dict[str, float] = {}  # by uid
+        self._unshown: dict[str, float] = {}  # when they were bound, oldest first
+
+    def decided(self, verdict: FilterVerdict) -> None:
+        if verdict.pod.request is not None and not verdict.error:
+            _remember(self._asked, verdict.pod.uid, self._clock())
+
+    def bound(self, result: BindResult) -> None:
+        if result.why_not or (asked_s := self._asked.pop(result.uid, None)) is None:
+            return  # also after a repeated bind, or one without a filter before it
+        now_s = self._clock()
+        self.queue.observe(now_s - asked_s)
+        if result.pod is not None and result.pod.node:  # the watch has shown it already
+            self.watch_delay.observe(0.0)
+        else:
+            _remember(self._unshown, result.uid, now_s)
+
+    def pod_changed(self, news: PodNews, before: Hold | None) -> None:
+        if news.view.node and (bound_s := self._unshown.pop(news.view.uid, None)) is not None:
+            self.watch_delay.observe(self._clock() - bound_s)
+
+    def pod_gone(self, uid: str, before: Hold | None) -> None:
+        self._asked.pop(uid, None)
+        self._unshown.pop(uid, None)
+
+    def longest_unshown_s(self) -> float:
+        """How long ago the pod was bound that the watch has failed to show for the longest time."""
+        oldest_s = next(iter(self._unshown.values()), None)
+        return 0.0 if oldest_s is None else self._clock() - oldest_s
+
+
+def _remember(times: dict[str, float], uid: str, now_s: float) -> None:
+    times.setdefault(uid, now_s)
+    if len(times) > REMEMBERED:
+        del times[next(iter(times))]
 
 
 Samples = Iterable[tuple[float, Mapping[str, str]]]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
-from gpuslice.apps.extender.node_query import NodeQuery, Positions
+from gpuslice.adapters.wire.names import UNKNOWN
 from gpuslice.core.hold import NOTHING_TAKEN
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Placement, Pod, Refusal, Request
@@ -17,6 +16,7 @@ from gpuslice.core.preemption import HIGHEST
 
 TOP_SCORE = 10  # MaxExtenderPriority
 SAMPLE_EVERY = 16
+NOWHERE = np.empty(0, dtype=np.int64)
 OUR_WEIGHT = 100  # of our scores (0 … 10) in the configuration that we ship
 SPREAD_WEIGHT = 2  # kube-scheduler's default weight of PodTopologySpread
 
@@ -24,16 +24,8 @@ SPREAD_WEIGHT = 2  # kube-scheduler's default weight of PodTopologySpread
 class Placer:
     """Places pods by one policy. `filter_best`: how many fitting nodes filter lets pass, 0 for all."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        policy: Policy,
-        filter_best: int = 0,
-        *,
-        rejections: KubeletRejections | None = None,
-    ) -> None:
+    def __init__(self, ledger: Ledger, policy: Policy, filter_best: int = 0) -> None:
         self.ledger = ledger
-        self.rejections = rejections
         self.policy = policy
         self.filter_best = filter_best
         self._names: list[str] = []  # by row
@@ -41,30 +33,48 @@ class Placer:
 
     # -- many nodes ----------------------------------------------------------------------------------------
 
-    def rank(self, query: NodeQuery, pod: Pod, request: Request) -> Ints:
-        """The policy's rank of each node in the question; NEVER where `Ledger.why_not` has a reason."""
+    def rank(self, rows: Rows, pod: Pod, request: Request) -> Ints:
+        """The policy's rank of each of these rows; NEVER where `Ledger.why_not` has a reason."""
         self.ledger.flush()
         ranks = self.policy.keys(shape_of(request))
-        keys: Ints = ranks.take(query.rows) if len(ranks) else np.full(len(query.rows), NEVER)
-        keys[query.unknown] = NEVER
-        if self.ledger.holds.reserved:
-            closed = self._held_from(pod, request, query.rows[keys != NEVER])
-            keys[np.isin(query.rows, closed)] = NEVER
-        if self.rejections:
-            in_backoff, last_choice = self.rejections.rows(pod, request)
-            keys[np.isin(query.rows, in_backoff)] = NEVER
-            _prefer_others(keys, np.isin(query.rows, last_choice))
+        keys: Ints = ranks.take(rows) if len(ranks) else np.full(len(rows), NEVER)
+        keys[rows == UNKNOWN] = NEVER
+        _prefer_others(keys, self._rule_out(keys, rows, pod, request))
         return keys
 
-    def rank_making_room(self, query: NodeQuery, pod: Pod, request: Request) -> Ints:
+    def rank_making_room(self, rows: Rows, pod: Pod, request: Request) -> Ints:
         """The same, after holds that give way to the pod have ended if it fits nowhere beside them."""
-        keys = self.rank(query, pod, request)
+        keys = self.rank(rows, pod, request)
         if not (keys != NEVER).any() and self.ledger.release_nominated(request, pod.priority):
-            keys = self.rank(query, pod, request)
+            keys = self.rank(rows, pod, request)
         return keys
 
-    def _held_from(self, pod: Pod, request: Request, fitting: Rows) -> list[int]:
-        return list(self.ledger.rows_held_from(request, pod.uid, pod.priority, set(fitting.tolist())))
+    def is_uncertain(self, rows: Rows, pod: Pod, request: Request) -> bool:
+        """Whether the pod fits only on nodes from which news is awaited of those that were sent there."""
+        row_of = self.ledger.fleet.row_of
+        crowded = {
+            row_of.get(node)
+            for node in self.ledger.kubelets.unconfirmed.crowded(self.ledger.kubelets.now_s())
+        }
+        if not crowded:
+            return False
+        keys = self.rank(rows, pod, request)
+        return len(keys) > 0 and keys[best := keys.argmin()] != NEVER and int(rows[best]) in crowded
+
+    def _rule_out(self, keys: Ints, rows: Rows, pod: Pod, request: Request) -> Flags | None:
+        """NEVER where cards are kept from the pod or kubelet would reject it; returns the last choice."""
+        if self.ledger.holds.reserved:
+            closed = self.ledger.holds.rows_kept_from(
+                request, pod, self.ledger.fleet.row_of, set(rows[keys != NEVER].tolist())
+            )
+            keys[np.isin(rows, list(closed))] = NEVER
+        if not self.ledger.kubelets.rejections and not self.ledger.kubelets.unconfirmed.crowded(
+            self.ledger.kubelets.now_s()
+        ):
+            return None
+        in_backoff, last_choice = self.ledger.rows_to_avoid(request, pod)
+        keys[np.isin(rows, in_backoff)] = NEVER
+        return np.isin(rows, last_choice) if last_choice else None
 
     def choose_node(
         self, pod: Pod, open_rows: Flags, least: int, *, last_resort: bool = False
@@ -83,47 +93,54 @@ class Placer:
         )
         if not last_resort:
             keys[fleet.terms["avoided"]] = NEVER
-        if self.ledger.holds.reserved:
-            keys[self._held_from(pod, request, np.flatnonzero(keys != NEVER))] = NEVER
-        last_choice: list[int] = []
-        if self.rejections:
-            in_backoff, last_choice = self.rejections.rows(pod, request)
-            keys[in_backoff] = NEVER
+        last_choice = self._rule_out(keys, np.arange(len(keys)), pod, request)
         if np.count_nonzero(keys != NEVER) < max(least, 1):
             return None
-        if last_choice:
-            _prefer_others(keys, np.isin(np.arange(len(keys)), last_choice))
-        if fleet.nodes_version != self._names_version:
-            self._names, self._names_version = [""] * fleet.rows, fleet.nodes_version
-            for name, row in fleet.row_of.items():
-                self._names[row] = name
+        _prefer_others(keys, last_choice)
         if pod.replica_of:
-            keys = self._spread(pod, keys)
-        placement = self.choose_cards(self._names[int(keys.argmin())], request, pod)
+            keys = self._spread(pod, keys, np.arange(len(keys)))
+        placement = self.choose_cards(self.name_of(int(keys.argmin())), request, pod)
         return placement if isinstance(placement, Placement) else None
 
-    def _spread(self, pod: Pod, keys: Ints) -> Ints:
+    def name_of(self, row: int) -> str:
+        """The node in a row of the fleet."""
+        fleet = self.ledger.fleet
+        if fleet.nodes_version != self._names_version:
+            self._names, self._names_version = [""] * fleet.rows, fleet.nodes_version
+            for name, at in fleet.row_of.items():
+                self._names[at] = name
+        return self._names[row]
+
+    def _spread(self, pod: Pod, keys: Ints, rows: Rows) -> Ints:
         """Ranks for a replica: the nodes that filter would let pass, by our scores and the spread."""
         best = np.flatnonzero(keys != NEVER)
         if 0 < self.filter_best < len(best):
             best = best_of(keys, self.filter_best)
         best = best[np.argsort(keys[best])]
-        names = [self._names[row] for row in best.tolist()]
+        names = [self.name_of(row) for row in rows[best].tolist()]
         ours, spread = scores(keys.take(best)), self.ledger.replicas.scores(pod.replica_of, names)
         total = OUR_WEIGHT * ours + SPREAD_WEIGHT * spread
         spread_keys = np.full(len(keys), NEVER)
         spread_keys[best[np.argsort(-total, kind="stable")]] = np.arange(len(best))
         return spread_keys
 
-    def hold_best(self, pod: Pod, request: Request, query: NodeQuery, keys: Ints) -> Positions:
-        """The position of the best node in the question, with its cards held; empty if none fits."""
+    def hold_best(self, pod: Pod, request: Request, rows: Rows) -> Ints:
+        """The position of the best of these rows, with its cards held; empty if the pod fits on none."""
+        keys = self.rank_making_room(rows, pod, request)
         if not len(keys) or keys[best := int(keys.argmin())] == NEVER:
-            return query.everyone[:0]
-        chosen = query.everyone[best : best + 1]
-        placement = self.choose_cards(query.names(chosen)[0], request, pod)
+            return NOWHERE
+        placement = self.choose_cards(self.name_of(int(rows[best])), request, pod)
         if isinstance(placement, Refusal) or self.ledger.hold_for_group(pod, placement) is not None:
-            return query.everyone[:0]
-        return chosen
+            return NOWHERE
+        return np.array([best])
+
+    def promise_best(self, pod: Pod, request: Request, rows: Rows, keys: Ints) -> Placement | None:
+        """Hold the pod's cards on the best of these rows, which kube-scheduler takes as a rule."""
+        best = (self._spread(pod, keys, rows) if pod.replica_of else keys).argmin()
+        placement = self.choose_cards(self.name_of(int(rows[best])), request, pod)
+        if isinstance(placement, Refusal) or self.ledger.promise(pod, placement) is not None:
+            return None
+        return placement
 
     # -- one node ------------------------------------------------------------------------------------------
 
@@ -134,10 +151,8 @@ class Placer:
         if holds is None or holds.node is None or row is None:
             return not_shared(node_name)
         taken = holds.kept_from(pod.uid, pod.priority) if pod is not None else NOTHING_TAKEN
-        if pod is not None and self.rejections:
-            beside = self.rejections.place(holds.open_to(taken), pod, request)
-            if beside is not None:
-                return beside
+        if pod is not None and (backoff := self.ledger.kubelets.backoff(node_name, request, pod)) is not None:
+            return backoff.place(holds.open_to(taken), request)
         if taken:
             return place(holds.open_to(taken), request)
         slots = self.policy.fitting_slots(shape_of(request), row)
@@ -154,18 +169,16 @@ class Placer:
                 chosen = self.choose_cards(node_name, request, pod)
         if isinstance(chosen, Refusal):
             return chosen
-        if self.rejections is not None:
-            self.rejections.tried(pod, chosen)
         return self.ledger.assume(pod, chosen) or chosen
 
 
-def _prefer_others(keys: Ints, last_choice: Flags) -> None:
+def _prefer_others(keys: Ints, last_choice: Flags | None) -> None:
     """Leave out what is the last choice, where anything else fits."""
-    if last_choice.any() and (keys[~last_choice] != NEVER).any():
+    if last_choice is not None and (keys[~last_choice] != NEVER).any():
         keys[last_choice] = NEVER
 
 
-def best_of(keys: Ints, count: int) -> Positions:
+def best_of(keys: Ints, count: int) -> Ints:
     """The positions of the `count` best, in order. At least that many must fit."""
     few = keys
     # a sample shows below which key there are enough nodes and few more; partitioning all takes ten times as
@@ -177,7 +190,7 @@ def best_of(keys: Ints, count: int) -> Positions:
         if len(found) >= count:
             few = found
     least = np.partition(few, count - 1)[count - 1]  # no two keys are equal
-    best: Positions = (keys <= least).nonzero()[0]
+    best: Ints = (keys <= least).nonzero()[0]
     return best
 
 

@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpuslice.adapters.clock import loop_time
 from gpuslice.apps.extender.gated_groups import GatedGroups
-from gpuslice.apps.extender.leadership import loop_time
-from gpuslice.apps.extender.node_query import NodeQuery, Positions
-from gpuslice.apps.extender.placer import Placer
+from gpuslice.apps.extender.placer import NOWHERE, Placer
+from gpuslice.apps.extender.subscriber import Subscriber
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
+from gpuslice.core.policy.fleet import Ints, Rows
 
 LASTS_S = 10.0  # between two questions about one group: the longest time that kube-scheduler gets stuck
 SETTLED_S = 1.0  # after a refusal: if enough others have found a node, they are bound by then
 FIRST_REST_S, LONGEST_REST_S = 3.0, 12.0  # the longest is more than kube-scheduler's longest back-off, 10 s
 RESTS = "The group has not fitted a moment ago; others come first for some seconds"
 CHECK_EVERY_S = 0.25
-NO_ROW = -2  # the row of no node, and not that of an unknown one either
 
 
 class PodGroups:
@@ -39,37 +39,29 @@ class PodGroups:
         self._placer = placer
         self._ledger = placer.ledger
 
-    def place(self, pod: Pod, request: Request, own: str, query: NodeQuery) -> Positions | str:
-        """The one node in the question that passes for a member, with its cards held; or why none is chosen.
+    def place(self, pod: Pod, request: Request, own: str, rows: Rows) -> Ints | str:
+        """The position of the one of these rows that passes for a member, with its cards held, or why none.
 
         `own` is the name of Kubernetes' own group, "" for one by labels. Empty if the member fits nowhere.
         """
-        way = self.tried if own else self.gated
-        why_not, held = way.asked(pod, own, query), self._ledger.holds.of(pod.uid)
+        way: GatedGroups | TriedGroups = self.tried if own else self.gated
+        why_not = self.tried.asked(pod, own, rows) if own else self.gated.asked(pod)
+        held = self._ledger.holds.of(pod.uid)
         if why_not and (own or held is None):
             return why_not
-        row = self._ledger.fleet.row_of.get(held.node, NO_ROW) if held is not None else NO_ROW
-        passing: Positions = np.flatnonzero(query.rows == row)
+        passing = NOWHERE
+        if held is not None and (row := self._ledger.fleet.row_of.get(held.node)) is not None:
+            passing = np.flatnonzero(rows == row)
         if not len(passing) and (held is None or held.kind.is_tentative):
             self._ledger.forget(pod.uid)  # kube-scheduler's own filters exclude the held node
-            keys = self._placer.rank_making_room(query, pod, request)
-            passing = self._placer.hold_best(pod, request, query, keys)
-        way.decided(pod.uid, fits=bool(len(passing)))
+            passing = self._placer.hold_best(pod, request, rows)
+        way.decided_for(pod.uid, fits=bool(len(passing)))
         return passing
 
     async def gathered(self, uid: str) -> str:
         """Before a bind: wait for other members, if the pod needs them; why it cannot be bound, or ""."""
         self.tried.bind_begins(uid)
         return await self.gated.gathered(uid)
-
-    def started_leading(self) -> None:
-        """Before any decision, hold cards for the rest of groups that run in part."""
-        self.gated.started_leading()
-
-    def stopped_leading(self) -> None:
-        """The replica that leads now decides."""
-        self.gated.stopped_leading()
-        self.tried.stopped_leading()
 
     async def run(self) -> None:
         """Hold cards for groups that can start, and release what nobody comes for, for ever."""
@@ -92,7 +84,7 @@ class _Group:
     rest_s: float = FIRST_REST_S  # how long to rest if this attempt fails
 
 
-class TriedGroups:
+class TriedGroups(Subscriber):
     """Groups whose members kube-scheduler tries one after the other, by namespace and name.
 
     With pod groups (``spec.schedulingGroup``, Kubernetes 1.36) kube-scheduler tries the members of a group
@@ -117,7 +109,7 @@ class TriedGroups:
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, str] = {}  # by uid, of the members
 
-    def asked(self, pod: Pod, name: str, query: NodeQuery) -> str:
+    def asked(self, pod: Pod, name: str, rows: Rows) -> str:
         """kube-scheduler asks about a member: release its hold, unless the question is about just that node.
 
         Returns why nothing must be held for it now, or "".
@@ -135,11 +127,11 @@ class TriedGroups:
         self._group_of[pod.uid] = key
         group.active_s = now
         held = self._ledger.holds.tentative(pod.uid)
-        if held is not None and [self._ledger.fleet.row_of.get(held.node)] != query.rows.tolist():
+        if held is not None and [self._ledger.fleet.row_of.get(held.node)] != rows.tolist():
             self._ledger.forget(pod.uid)
         return ""
 
-    def decided(self, uid: str, *, fits: bool) -> None:
+    def decided_for(self, uid: str, *, fits: bool) -> None:
         """filter lets the member pass for one node, or for none."""
         if not fits:
             self._groups[self._group_of[uid]].refused = True
@@ -160,7 +152,7 @@ class TriedGroups:
                 self._forget(key)
 
     def stopped_leading(self) -> None:
-        """This replica no longer leads: the one that does decides."""
+        super().stopped_leading()
         for key, group in tuple(self._groups.items()):
             self._release(group)
             self._forget(key)

@@ -1,4 +1,4 @@
-"""Who records what became of each pod: Events for its owner, spans, times, and the last binds."""
+"""Who records what became of each pod: Events for its owner, spans, and the last binds."""
 
 from __future__ import annotations
 
@@ -6,32 +6,50 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from gpuslice.adapters.kube.events import EventRecorder, pod_reference
-from gpuslice.adapters.kube.objects import ObjectReference
+from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.otlp.exporter import SpanExporter
 from gpuslice.adapters.otlp.spans import Span, SpanContext, trace_of
-from gpuslice.adapters.web.histogram import WAIT_S, Histogram
-from gpuslice.apps.extender.verdict import BindResult, FilterVerdict, VerdictListener
+from gpuslice.apps.extender.subscriber import BindResult, FilterVerdict, Subscriber
 from gpuslice.core.contract import ANN_TRACEPARENT
+from gpuslice.core.hold import Hold
 from gpuslice.core.model import Pod
 
 _log = logging.getLogger(__name__)
 
-REPEAT_AFTER_S = 60.0
 REMEMBERED = 10_000  # pods of each kind; the oldest are forgotten
 KEPT_DECISIONS = 1000
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3000.0
+"""Between two events for one reason. An API server forgets events after an hour."""
 
 
-class PodEvents(VerdictListener):
-    """Writes Events on pods in the background, the same text about one pod at most once a minute."""
+@dataclass(slots=True)
+class _Written:
+    message: str
+    at_s: float
+    pause_s: float = FIRST_PAUSE_S
+
+
+class PodEvents(Subscriber):
+    """Writes Events on pods in the background: at once for a new reason, and rarely for one that lasts.
+
+    The same words are repeated only before the API server forgets them, others after a growing pause: what
+    is free on a full cluster changes with every pod, and that is no news to a pod that waits.
+    """
 
     def __init__(self, recorder: EventRecorder, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._recorder = recorder
         self._clock = clock
-        self._written: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._written: OrderedDict[tuple[str, str], _Written] = OrderedDict()  # by pod and reason
+
+    def pod_changed(self, news: PodNews, before: Hold | None) -> None:
+        pod = news.view
+        if pod.problem and not pod.finished and self.warn(pod, "GPURequestUnreadable", pod.problem):
+            _log.warning("pod's annotations are unreadable", extra={"pod": pod.key, "problem": pod.problem})
 
     def decided(self, verdict: FilterVerdict) -> None:
         if verdict.why_not and verdict.is_known:
@@ -41,34 +59,28 @@ class PodEvents(VerdictListener):
         if result.why_not and result.pod is not None and result.pod.key == result.key:
             self.warn(result.pod, "GPUBindFailed", result.why_not)
 
-    def warn(self, pod: Pod, reason: str, message: str) -> None:
-        """Tell the owner of this pod what is wrong. `reason` is one CamelCase word."""
-        self._put(pod, reason, message, "Warning")
-
     def note(self, pod: Pod, reason: str, message: str) -> None:
         """Tell the owner of this pod what was done."""
-        self._put(pod, reason, message, "Normal")
+        self._recorder.add(pod_reference(pod.namespace, pod.name, pod.uid), reason, message)
 
-    def about(self, what: ObjectReference, reason: str, message: str) -> None:
-        """A warning about another object than a pod."""
-        self._recorder.add(what, reason, message, type="Warning")
-
-    def _put(self, pod: Pod, reason: str, message: str, kind: str) -> None:
-        key, now = (pod.uid or pod.key, message), self._clock()
-        if now - self._written.get(key, float("-inf")) < REPEAT_AFTER_S:
-            return
-        self._written[key] = now
-        self._written.move_to_end(key)
-        if len(self._written) > REMEMBERED:
-            self._written.popitem(last=False)
-        self._recorder.add(pod_reference(pod.namespace, pod.name, pod.uid), reason, message, type=kind)
-
-    async def run(self) -> None:
-        """Write events as they come, until cancelled."""
-        await self._recorder.run()
+    def warn(self, pod: Pod, reason: str, message: str) -> bool:
+        """Tell the owner of this pod what is wrong, by one CamelCase word and a sentence; False if known."""
+        key, now_s = (pod.uid or pod.key, reason), self._clock()
+        written = self._written.get(key)
+        if written is None:
+            self._written[key] = _Written(message, now_s)
+            if len(self._written) > REMEMBERED:
+                self._written.popitem(last=False)
+        else:
+            pause_s = LONGEST_PAUSE_S if message == written.message else written.pause_s
+            if now_s < written.at_s + pause_s:
+                return False
+            self._written[key] = _Written(message, now_s, min(LONGEST_PAUSE_S, 2 * written.pause_s))
+        self._recorder.add(pod_reference(pod.namespace, pod.name, pod.uid), reason, message, type="Warning")
+        return True
 
 
-class PodTraces(VerdictListener):
+class PodTraces(Subscriber):
     """Spans of filter, then bind, whose context is passed on in an annotation. None without an exporter."""
 
     def __init__(self, exporter: SpanExporter | None, now_ns: Callable[[], int] = time.time_ns) -> None:
@@ -86,7 +98,7 @@ class PodTraces(VerdictListener):
         self._filtered.move_to_end(uid)
         if len(self._filtered) > REMEMBERED:
             self._filtered.popitem(last=False)
-        about = {**_who(uid, verdict.pod.key), "gpuslice.nodes.passed": len(verdict.passing)}
+        about = {**_who(uid, verdict.pod.key), "gpuslice.nodes.passed": len(verdict.passed)}
         now_ns = self._now_ns()
         began_ns = now_ns - int(verdict.took_s * 1e9)
         span = Span("filter", context, began_ns, now_ns, attributes=about, error=verdict.error)
@@ -119,60 +131,7 @@ def _who(uid: str, key: str) -> dict[str, str | int]:
     return {"k8s.pod.uid": uid, "k8s.namespace.name": namespace, "k8s.pod.name": name}
 
 
-class PodTimes(VerdictListener):
-    """When each pod was asked about, bound, and shown bound: how long pods queue, how far the watch lags."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.queue = Histogram(
-            "gpuslice_extender_queue_seconds",
-            "From filter's first question about a pod until it was bound.",
-            bounds=WAIT_S,
-        )
-        self.watch_delay = Histogram(
-            "gpuslice_extender_watch_delay_seconds",
-            "From the API server's yes to a binding until the watch showed it.",
-        )
-        self._clock = clock
-        self._asked: dict[str, float] = {}  # by uid
-        self._unshown: dict[str, float] = {}  # when they were bound, oldest first
-
-    def decided(self, verdict: FilterVerdict) -> None:
-        if verdict.pod.request is not None and not verdict.error:
-            _remember(self._asked, verdict.pod.uid, self._clock())
-
-    def bound(self, result: BindResult) -> None:
-        if result.why_not or (asked_s := self._asked.pop(result.uid, None)) is None:
-            return  # also after a repeated bind, or one without a filter before it
-        now_s = self._clock()
-        self.queue.observe(now_s - asked_s)
-        if result.pod is not None and result.pod.node:  # the watch has shown it already
-            self.watch_delay.observe(0.0)
-        else:
-            _remember(self._unshown, result.uid, now_s)
-
-    def shown(self, uid: str) -> None:
-        """The watch shows the pod bound."""
-        if (bound_s := self._unshown.pop(uid, None)) is not None:
-            self.watch_delay.observe(self._clock() - bound_s)
-
-    def gone(self, uid: str) -> None:
-        """The pod no longer exists."""
-        self._asked.pop(uid, None)
-        self._unshown.pop(uid, None)
-
-    def longest_unshown_s(self) -> float:
-        """How long ago the pod was bound that the watch has failed to show for the longest time."""
-        oldest_s = next(iter(self._unshown.values()), None)
-        return 0.0 if oldest_s is None else self._clock() - oldest_s
-
-
-def _remember(times: dict[str, float], uid: str, now_s: float) -> None:
-    times.setdefault(uid, now_s)
-    if len(times) > REMEMBERED:
-        del times[next(iter(times))]
-
-
-class Decisions(VerdictListener):
+class Decisions(Subscriber):
     """The last binds, in the log and for ``/debug/decisions``, the latest last."""
 
     def __init__(self, policy: str, replica: str) -> None:

@@ -7,42 +7,31 @@ from collections.abc import Iterator
 import numpy as np
 
 from gpuslice.adapters.wire.names import Pieces
-from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
 from gpuslice.apps.extender.node_query import NodeQuery, Reason
-from gpuslice.core.ledger import Ledger
+from gpuslice.core.ledger import NOBODY_IN_PARTICULAR, Ledger
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.node_sample import sample_size
 from gpuslice.core.placement import Fit, not_shared, refusal
-from gpuslice.core.policy import Policy
 from gpuslice.core.policy.fit import Fits
-from gpuslice.core.preemption import LOWEST
+from gpuslice.core.rejections import words_of
 from gpuslice.core.words import counted
 
 SAMPLED = (
     "a node that was not asked about would hold it: kube-scheduler shows an extender only a sample of the "
     "nodes; set percentageOfNodesToScore: 100 in its profile"
 )
-NOBODY = Pod("", "", "", priority=LOWEST)
+MOST_NAMED = 3  # nodes in back-off in one event
 
 
 class Refusals:
     """Explains each. `in_full`: node by node with what was asked and the most that would fit."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        policy: Policy,
-        rejections: KubeletRejections | None = None,
-        *,
-        in_full: bool = False,
-    ) -> None:
+    def __init__(self, ledger: Ledger, *, in_full: bool = False) -> None:
         self.sampled = 0  # pods refused because kube-scheduler showed us only some of the nodes
         self._ledger = ledger
-        self._policy = policy
-        self._rejections = rejections
         self._in_full = in_full
 
-    def explain(self, request: Request, query: NodeQuery, pod: Pod = NOBODY) -> str:
+    def explain(self, request: Request, query: NodeQuery, pod: Pod = NOBODY_IN_PARTICULAR) -> str:
         """What was requested, what is missing and the most that would fit, over all nodes in the question."""
         known = query.known(query.everyone)
         if not len(known):
@@ -67,7 +56,9 @@ class Refusals:
         if self._fits_unseen(request, query, pod):
             self.sampled += 1
             text = f"{text}; {SAMPLED}"
-        return "; ".join([text, *(self._rejections.why(pod, request) if self._rejections else ())])
+        backoffs = self._ledger.kubelets.rejections.backoffs(pod, request, self._ledger.kubelets.now_s())
+        closed = [each for each in backoffs if each.closed or each.closed_cards]
+        return "; ".join([text, *(words_of(each) for each in closed[:MOST_NAMED])])
 
     def by_node(self, request: Request, query: NodeQuery, pod: Pod) -> tuple[Pieces, Pieces]:
         """Why each node was refused, as JSON, and the same for those nodes where preemption cannot help."""
@@ -98,10 +89,7 @@ class Refusals:
     def _why_not(self, query: NodeQuery, request: Request, pod: Pod) -> Fits:
         found = np.full(len(query.rows), Fit.NOT_SHARED, dtype=np.int8)
         known = query.known(query.everyone)
-        found[known] = self._ledger.why_not(request, query.rows.take(known), pod.uid, pod.priority)
-        if self._rejections:
-            in_backoff, _ = self._rejections.rows(pod, request)
-            found[np.isin(query.rows, in_backoff) & (found == Fit.YES)] = Fit.IN_BACKOFF
+        found[known] = self._ledger.why_not(request, query.rows.take(known), pod)
         return found
 
     def _fits_unseen(self, request: Request, query: NodeQuery, pod: Pod) -> bool:
@@ -110,5 +98,5 @@ class Refusals:
         if not len(query.rows) == sample_size(total) < total:
             return False
         unseen = np.setdiff1d(np.fromiter(self._ledger.flush().row_of.values(), np.intp), query.rows)
-        fits = self._ledger.why_not(request, unseen, pod.uid, pod.priority, host_limits=True)
+        fits = self._ledger.why_not(request, unseen, pod, host_limits=True)
         return bool((fits == Fit.YES).any())

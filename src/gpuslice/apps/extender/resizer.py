@@ -23,13 +23,14 @@ from gpuslice.adapters.kube.errors import (
     NotFoundError,
     UnavailableError,
 )
+from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.resources import QUOTAS
 from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
-from gpuslice.apps.extender.leadership import Leadership
 from gpuslice.apps.extender.pod_records import PodEvents
+from gpuslice.apps.extender.subscriber import Subscriber
 from gpuslice.core.contract import ANN_ASSUME_TIME, ANN_GRANTED
-from gpuslice.core.hold import HoldKind
+from gpuslice.core.hold import Hold, HoldKind
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Refusal
 from gpuslice.core.quota import why_over_quota
@@ -42,14 +43,13 @@ RETRY_S = 1.0
 """For what has no room yet, or could not be written: another pod may have gone."""
 
 
-class Resizer:
-    """The pods that want more than they hold. Acts only as leader, on one pod after another."""
+class Resizer(Subscriber):
+    """The pods that want more than they hold, one after another. `client` writes only as leader."""
 
     def __init__(
         self,
         client: KubeClient,
         ledger: Ledger,
-        leadership: Leadership,
         events: PodEvents,
         *,
         now_ns: Callable[[], int] = time.time_ns,
@@ -57,7 +57,6 @@ class Resizer:
     ) -> None:
         self._client = client
         self._ledger = ledger
-        self._leadership = leadership
         self._events = events
         self._now_ns = now_ns
         self._sleep = sleep
@@ -65,14 +64,17 @@ class Resizer:
         self._sent: dict[str, int] = {}  # by uid, the version for which a PATCH may still arrive
         self._woken = asyncio.Event()
 
-    def pod_changed(self, pod: Pod) -> None:
-        """A pod as the API server shows it."""
+    def pod_changed(self, news: PodNews, before: Hold | None) -> None:
+        self._note(news.view)
+
+    def _note(self, pod: Pod) -> None:
         if more(pod) is not None:
             self._waiting[pod.uid] = None
             self._woken.set()
 
     def started_leading(self) -> None:
         """Hold what an earlier leader may have granted, before anybody else gets it."""
+        super().started_leading()
         for uid in self._waiting:
             pod = self._ledger.pods.get(uid)
             if pod is not None and isinstance(larger := self._decided(pod), Pod):
@@ -86,7 +88,7 @@ class Resizer:
             await self._woken.wait()
             self._woken.clear()
             for uid in tuple(self._waiting):
-                if self._leadership.may_bind:
+                if self.leads:
                     await self._resize(uid)
             if self._waiting:
                 await self._sleep(RETRY_S)
@@ -174,6 +176,6 @@ class Resizer:
             return
         if seen.uid == pod.uid:
             self._ledger.apply_pod(seen)
-            self.pod_changed(seen)
+            self._note(seen)
         else:
             self._ledger.remove_pod(pod.uid)

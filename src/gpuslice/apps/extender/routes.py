@@ -12,21 +12,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from gpuslice.adapters.web.app import Route, for_operators, get, post
 from gpuslice.adapters.web.messages import JSON, HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.extender import (
     BindingResult,
+    ExtenderArgs,
     FilterResult,
     PreemptionResult,
     Questions,
     decode_binding,
     decode_preemption,
 )
+from gpuslice.adapters.wire.inspection import Inspection, debug_node, inspected
 from gpuslice.apps.extender.metrics import Metrics
-from gpuslice.apps.extender.pod_records import Decisions
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
 from gpuslice.core.holds import NodeHolds
 from gpuslice.core.ledger import Ledger
@@ -46,7 +45,7 @@ class Routes:
     cycle: SchedulingCycle
     backpressure: Sequence[Callable[[], Awaitable[None] | None]]
     metrics: Metrics
-    decisions: Decisions
+    decisions: Iterable[dict[str, Any]]  # the latest binds
     not_ready: Callable[[], str]
     debug: Callable[[], dict[str, Any]]
     bind_errors_as_500: bool = False
@@ -57,9 +56,23 @@ class Routes:
     def filter(self, request: HttpRequest) -> HttpResponse | Awaitable[HttpResponse]:
         began = time.perf_counter()
         try:
-            result = self.cycle.filter(self.questions.decode(request.body), self.not_ready())
+            args = self.questions.decode(request.body)
+            if (news := None if self.not_ready() else self.cycle.awaits_news(args)) is None:
+                return self._filter(args, began)
         except MalformedError as error:
-            result = FilterResult(error=str(error))
+            return self._filtered(FilterResult(error=str(error)), began)
+
+        async def once_known() -> HttpResponse:
+            await news
+            answer = self._filter(args, time.perf_counter())
+            return answer if isinstance(answer, HttpResponse) else await answer
+
+        return once_known()
+
+    def _filter(self, args: ExtenderArgs, began: float) -> HttpResponse | Awaitable[HttpResponse]:
+        return self._filtered(self.cycle.filter(args, self.not_ready()), began)
+
+    def _filtered(self, result: FilterResult, began: float) -> HttpResponse | Awaitable[HttpResponse]:
         answer = HttpResponse(content_type=JSON, more=result.pieces())
         self._observe("filter", bool(result.error) or result.node_names == b"[]", began, answer)
         waits = [wait for each in self.backpressure if (wait := each()) is not None]
@@ -141,42 +154,17 @@ class Routes:
             get(f"{PREFIX}/inspect/", self.inspect),
             get(f"{PREFIX}/inspect/{{}}", self.inspect_one),
             for_operators(get("/debug/state", self.debug_state)),
-            for_operators(get("/debug/decisions", lambda _: json_answer(list(self.decisions.latest)))),
+            for_operators(get("/debug/decisions", lambda _: json_answer(list(self.decisions)))),
         ]
 
 
 SLICE = 200  # nodes described before other requests get their turn
 
 
-class PodShare(msgspec.Struct):
-    name: str
-    namespace: str
-    used_gpu: int = msgspec.field(name="usedGPU")
-
-
-class Device(msgspec.Struct):
-    id: int
-    total_gpu: int = msgspec.field(name="totalGPU")
-    used_gpu: int = msgspec.field(name="usedGPU")
-    pods: list[PodShare]
-
-
-class InspectedNode(msgspec.Struct):
-    name: str
-    total_gpu: int = msgspec.field(name="totalGPU")
-    used_gpu: int = msgspec.field(name="usedGPU")
-    devs: list[Device]
-
-
-class Inspection(msgspec.Struct, omit_defaults=True):
-    nodes: list[InspectedNode] | None
-    error: str = ""
-
-
 async def inspect_all(ledger: Ledger) -> Inspection:
     """Every node with shared cards, sorted by name; each is consistent in itself."""
     known = _known(ledger, ledger.node_names())
-    return Inspection([_node(each) async for each in known if each.node is not None and each.node.cards])
+    return Inspection([inspected(each) async for each in known if each.node is not None and each.node.cards])
 
 
 async def _known(ledger: Ledger, names: Iterable[str]) -> AsyncIterator[NodeHolds]:
@@ -192,64 +180,9 @@ def inspect_node(ledger: Ledger, name: str) -> Inspection:
     holds = ledger.holds.on(name)
     if holds is None or holds.node is None:
         return Inspection(None, f"node {name} is not known; /gpushare-scheduler/inspect lists those that are")
-    return Inspection([_node(holds)])
-
-
-def _node(holds: NodeHolds) -> InspectedNode:
-    assert holds.node is not None
-    devices = []
-    for card in holds.node.cards:
-        pods = [
-            PodShare(each.pod.name, each.pod.namespace, part.units)
-            for each in holds.by_uid.values()
-            if each.placement is not None
-            for part in each.placement.slices
-            if part.card == card.index
-        ]
-        pods += [
-            PodShare(f"{name} (gone)", namespace, part.units)
-            for orphan in holds.node.orphans
-            for namespace, _, name in [orphan.pod.partition("/")]
-            for part in orphan.slices
-            if part.card == card.index
-        ]
-        pods.sort(key=lambda pod: (pod.namespace, pod.name))
-        devices.append(Device(card.index, card.units, sum(pod.used_gpu for pod in pods), pods))
-    total, used = sum(each.total_gpu for each in devices), sum(each.used_gpu for each in devices)
-    return InspectedNode(holds.name, total, used, devices)
+    return Inspection([inspected(holds)])
 
 
 async def debug_nodes(ledger: Ledger, names: Iterable[str]) -> list[dict[str, Any]]:
     """Those of the nodes that are known, in full."""
     return [debug_node(each) async for each in _known(ledger, names)]
-
-
-def debug_node(holds: NodeHolds) -> dict[str, Any]:
-    """A node in full: what a bug report needs to become a test."""
-    state = holds.state()
-    return {
-        "name": holds.name,
-        "gpus": [
-            {"index": card.index, "uuid": card.uuid, "units": card.units, "left": left, "coreLeft": core}
-            for card, left, core in zip(state.node.cards, state.left, state.compute_left, strict=True)
-        ],
-        "unhealthy": sorted(state.node.unhealthy),
-        "packing": state.node.packing,
-        "problem": state.node.problem,
-        "unplacedUnits": holds.unplaced_units(),
-        "pods": [
-            {
-                "uid": each.pod.uid,
-                "name": each.pod.key,
-                "hold": each.kind,
-                "assigned": each.pod.assigned,
-                "terminating": each.pod.terminating,
-                "units": each.pod.request.units if each.pod.request else None,
-                "cards": {part.card: part.units for part in each.placement.slices}
-                if each.placement
-                else None,
-                "problem": each.pod.problem,
-            }
-            for _, each in (*sorted(holds.by_uid.items()), *sorted(holds.reserved.items()))
-        ],
-    }

@@ -5,16 +5,17 @@
     preempt     whom to evict if it fits nowhere
     bind        hold cards on the node that kube-scheduler picked, annotate and bind the pod
 
-filter recognizes the pod, decides, and publishes one verdict to those who only listen. filter and prioritize
+filter recognizes the pod, decides, and publishes one verdict to all who subscribe. filter and prioritize
 are synchronous, and preempt decides after it has read what it needs: each sees the ledger as it is now, and
 no decision is based on a copy.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,9 +29,9 @@ from gpuslice.apps.extender.placer import Placer, best_of, scores
 from gpuslice.apps.extender.pod_groups import PodGroups
 from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.refusals import Refusals
-from gpuslice.apps.extender.shortcuts import Shortcuts
-from gpuslice.apps.extender.verdict import BindResult, FilterVerdict, VerdictListener
+from gpuslice.apps.extender.subscriber import BindResult, FilterVerdict, Shortcuts, Subscriber
 from gpuslice.core.errors import InvalidRequestError
+from gpuslice.core.hold import HoldKind
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.policy import NEVER
@@ -40,6 +41,7 @@ from gpuslice.core.views import pod_requests
 
 POD_MISSING = "arg or pod is nil"
 NAMES_MISSING = "cannot get node names"
+LOOK_AGAIN_S, MOST_LOOKS = 0.02, 40  # while kube-scheduler waits for news of a node
 NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
 
 _EMPTY_LIST = b"[]"
@@ -73,19 +75,39 @@ class SchedulingCycle:
         binder: Binder,
         shortcuts: Shortcuts,
         *,
-        listeners: Iterable[VerdictListener],
+        subscribers: Iterable[Subscriber],
         explain: bool = False,
     ) -> None:
         self.ledger = placer.ledger
-        self.refusals = Refusals(placer.ledger, placer.policy, placer.rejections, in_full=explain)
+        self.refusals = Refusals(placer.ledger, in_full=explain)
         self._placer = placer
         self._groups = groups
         self._evictions = evictions
         self._binder = binder
         self._shortcuts = shortcuts
-        self._listeners = tuple(listeners)
+        self._subscribers = tuple(subscribers)
         self._names = NodeNames(placer.ledger.fleet)
         self._passed = PassedNodes()
+
+    def awaits_news(self, args: ExtenderArgs) -> Awaitable[None] | None:
+        """What filter should wait for: whether kubelet takes the pods that went to the only nodes with room.
+
+        None as a rule. The longest is less than a second. Raises `MalformedError` as filter does.
+        """
+        uid, raw = args.pod.metadata.uid if args.pod is not None else "", args.names_json()
+        pod = self.ledger.pods.get(uid)
+        if raw is None or pod is None or pod.request is None or self.ledger.holds.of(uid) is not None:
+            return None
+        request, rows = pod.request, self._names.query(raw).rows
+        if pod.group is not None or not self._placer.is_uncertain(rows, pod, request):
+            return None
+
+        async def until_certain() -> None:
+            for _ in range(MOST_LOOKS):
+                if self._placer.is_uncertain(rows, pod, request):
+                    await asyncio.sleep(LOOK_AGAIN_S)
+
+        return until_certain()
 
     def filter(self, args: ExtenderArgs, not_ready: str = "") -> FilterResult:
         """Which nodes in the question can hold the pod, and why the others cannot; `not_ready` bars all.
@@ -107,19 +129,20 @@ class SchedulingCycle:
             answer = self._member(asking, query, pod, pod.request, is_known=is_known)
         else:
             answer = self._alone(asking, query, pod, pod.request, is_known=is_known)
+        passed = query.rows.take(answer.passing)
         if not answer.error:
-            self._passed.note(pod.uid, query.rows.take(answer.passing))
+            self._passed.note(pod.uid, passed)
         verdict = FilterVerdict(
             pod,
-            query,
-            answer.passing,
+            query.rows,
+            passed,
             is_known,
             in_group=pod.group is not None or bool(asking.spec.pod_group),
             why_not=answer.why_not,
             error=answer.error,
             took_s=time.perf_counter() - began_s,
         )
-        for each in self._listeners:
+        for each in self._subscribers:
             each.decided(verdict)
         if answer.error:
             return FilterResult(error=answer.error)
@@ -134,7 +157,7 @@ class SchedulingCycle:
         """A member of a pod group passes for the one node on which cards are held for it."""
         if not is_known:
             return _Answer(query.everyone[:0], error=NOT_SHOWN)
-        passing = self._groups.place(pod, request, asking.spec.pod_group, query)
+        passing = self._groups.place(pod, request, asking.spec.pod_group, query.rows)
         if isinstance(passing, str):
             return _refused_everywhere(query, passing)
         if not len(passing):
@@ -145,23 +168,26 @@ class SchedulingCycle:
         self, asking: WirePod, query: NodeQuery, pod: Pod, request: Request, *, is_known: bool
     ) -> _Answer:
         """A pod passes for the node that is nominated, otherwise for the best few of those that fit."""
-        self._shortcuts.asked(pod.uid, query)
+        self._shortcuts.asked(pod.uid, query.rows)
         held = self.ledger.holds.tentative(pod.uid) if len(query.rows) == 1 else None
         if held is not None and self.ledger.fleet.row_of.get(held.node) == query.rows[0]:
             return _Answer(query.everyone, query.all_names())
-        keys = self._placer.rank_making_room(query, pod, request)
+        if (before := self.ledger.holds.of(pod.uid)) is not None and before.kind is HoldKind.PROMISED:
+            self.ledger.forget(pod.uid)  # chosen again
+        keys = self._placer.rank_making_room(query.rows, pod, request)
         fits, most = keys != NEVER, self._placer.filter_best
         fitting = np.count_nonzero(fits)
         if not fitting:
             return self._refused(query, pod, request, is_known=is_known)
-        if fitting > 1 and (held := self._shortcuts.hold(pod.uid, query)) is not None:
-            fits &= query.rows == self.ledger.fleet.row_of[held.node]
+        promised = self._placer.promise_best(pod, request, query.rows, keys) if is_known else None
+        if fitting > 1 and promised is not None and self._shortcuts.passes_one(pod.uid):
+            fits &= query.rows == self.ledger.fleet.row_of[promised.node]
         elif 0 < most < fitting and not asking.spec.prefers:
             fits[:] = False
             fits[best_of(keys, most)] = True
         passing: Positions = fits.nonzero()[0]
         next_query = query.part(passing)
-        self._names.expect(next_query, Ranked(asking, self.ledger.fleet.clock, keys.take(passing)))
+        self._names.expect(next_query, Ranked(asking, self.ledger.flush().clock, keys.take(passing)))
         return _Answer(passing, next_query.raw)  # reasons for the others would not be read
 
     def _refused(self, query: NodeQuery, pod: Pod, request: Request, *, is_known: bool) -> _Answer:
@@ -185,7 +211,10 @@ class SchedulingCycle:
         pod = self._recognize(args.pod)[0] if args.pod is not None else None
         if pod is None or pod.request is None:
             return query.scores_json(np.zeros(len(query.rows), dtype=np.int64))
-        return query.scores_json(scores(self._placer.rank(query, pod, pod.request)))
+        keys = self._placer.rank(query.rows, pod, pod.request)
+        if (held := self.ledger.holds.tentative(pod.uid)) is not None:  # others would find less room there
+            keys[query.rows == fleet.row_of.get(held.node, UNKNOWN)] = keys.min(initial=NEVER) - 1
+        return query.scores_json(scores(keys))
 
     async def preempt(
         self, asking: WirePod | None, proposed: Mapping[str, MetaVictims]
@@ -203,14 +232,7 @@ class SchedulingCycle:
             pod = self._recognize(asking)[0]
         if pod.request is None or not is_known or pod.group is not None:  # room for one is useless to a group
             return {} if pod.problem or pod.request is not None else proposed
-        rejections = self._placer.rejections
-        if rejections:
-            proposed = {name: each for name, each in proposed.items() if not rejections.closes(name, pod)}
-        found = await self._evictions.victims(pod, pod.request, proposed)
-        if found:
-            others = {name: each for name, each in proposed.items() if name not in found}
-            await self._shortcuts.preempted(pod, pod.request, others)
-        return found
+        return await self._evictions.victims(pod, pod.request, proposed)
 
     async def bind(self, args: BindingArgs) -> str:
         """Hold the cards, annotate and bind; returns why not, or "" when the pod is bound.
@@ -228,7 +250,7 @@ class SchedulingCycle:
         slices = held.placement.slices if held is not None and held.placement is not None else ()
         took_s = time.monotonic() - began_s
         result = BindResult(args.pod_uid, key, args.node, known, slices, passed, took_s, why_not)
-        for each in self._listeners:
+        for each in self._subscribers:
             each.bound(result)
         return why_not
 

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice.adapters.clock import loop_time
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
-from gpuslice.adapters.kube.slim import SLIM_NODES
-from gpuslice.apps.extender.leadership import Leadership, loop_time
+from gpuslice.adapters.kube.slim import SLIM_NODES, SlimNode
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
+from gpuslice.apps.extender.subscriber import FilterVerdict, Subscriber
 from gpuslice.core.contract import NODE_OUT_OF_USE
 from gpuslice.core.ledger import shape_of
 from gpuslice.core.model import Placement
@@ -46,27 +46,24 @@ NODES_AT_ONCE = 16  # at most, if one node is not enough
 RETRY_EVERY_S = 5.0  # what could not be written, or was not ours to write while another replica led
 
 
-class Waker:
+class Waker(Subscriber):
     """What each node's annotation should show, and what it shows."""
 
     def __init__(
         self,
         client: KubeClient,
-        leadership: Leadership,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.kubernetes = 0  # the API server's minor version; 0 if unknown, which counts as new
         self._client = client
-        self._leadership = leadership
         self._sleep = sleep
         self._wanted: dict[str, str] = {}  # node → "0,2"; nodes without cards out of use are absent
         self._shown: dict[str, str] = {}  # the same, as the annotation is now
         self._unshown: dict[str, str] = {}  # changes that caused refusals and ended before they were written
         self._changed = asyncio.Event()
 
-    def set_out_of_use(self, node: str, cards: frozenset[int]) -> None:
-        """The node's ConfigMap takes these cards out of use; empty for none."""
+    def cards_out_of_use(self, node: str, cards: frozenset[int]) -> None:
         before, now = self._wanted.get(node, ""), _text(cards)
         if before not in {now, self._shown.get(node, "")}:
             self._unshown[node] = before
@@ -98,7 +95,7 @@ class Waker:
 
     def free_again(self, *placements: Placement) -> None:
         """Cards whose use caused refusals are free again, and no event in the cluster shows it."""
-        if not self._leadership.may_bind:
+        if not self.leads:
             return
         for placement in placements[: self.nodes_at_once]:
             node = placement.node
@@ -106,12 +103,17 @@ class Waker:
             self._unshown[node] = _text({part.card for part in placement.slices} | out_of_use)
             self._changed.set()
 
-    def wake(self) -> None:
-        """This replica leads now."""
+    def started_leading(self) -> None:
+        super().started_leading()
         self._changed.set()
 
-    def see(self, node: str, text: str) -> None:
-        """The node's annotation as read; "" if there is none or no such node."""
+    def node_changed(self, node: SlimNode) -> None:
+        self._see(node.metadata.name, (node.metadata.annotations or {}).get(NODE_OUT_OF_USE, ""))
+
+    def node_gone(self, name: str) -> None:
+        self._see(name, "")
+
+    def _see(self, node: str, text: str) -> None:
         if self._shown.get(node, "") != text:
             _put(self._shown, node, text)
             self._changed.set()
@@ -121,7 +123,7 @@ class Waker:
         problem = ""
         while True:
             self._changed.clear()
-            if self._leadership.may_bind:
+            if self.leads:
                 try:
                     await self._write()
                     problem = ""
@@ -200,7 +202,7 @@ class _Refused:
     woken_for: bool = False
 
 
-class StrandedPods(VerdictListener):
+class StrandedPods(Subscriber):
     """Wakes kube-scheduler for pods that were refused and would fit by now, while this replica leads.
 
     kube-scheduler may see before us that a pod is gone. It then asks at once, is answered from what we know,
@@ -217,7 +219,6 @@ class StrandedPods(VerdictListener):
         self,
         placer: Placer,
         waker: Waker,
-        leadership: Leadership,
         *,
         clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -226,7 +227,6 @@ class StrandedPods(VerdictListener):
         self._placer = placer
         self._ledger = placer.ledger
         self._waker = waker
-        self._leadership = leadership
         self._clock = clock
         self._sleep = sleep
         self._refused: OrderedDict[str, _Refused] = OrderedDict()  # by uid, the oldest first
@@ -236,8 +236,8 @@ class StrandedPods(VerdictListener):
         self._unanswered_until_s = 0.0
 
     def decided(self, verdict: FilterVerdict) -> None:
-        uid, rows = verdict.pod.uid, verdict.query.rows
-        if len(verdict.passing):
+        uid, rows = verdict.pod.uid, verdict.asked
+        if len(verdict.passed):
             self._note_passed(uid)
         elif verdict.is_refusal:
             before = self._refused.pop(uid, None)
@@ -249,8 +249,14 @@ class StrandedPods(VerdictListener):
                 self._refused.popitem(last=False)
 
     def started_leading(self) -> None:
-        """This replica leads now. Questions of kube-scheduler may have got no answer, and may for a while."""
+        """Questions of kube-scheduler may have got no answer, and may for a while."""
+        super().started_leading()
         self._unanswered_until_s = self._clock() + UNANSWERED_FOR_S
+
+    def stopped_leading(self) -> None:
+        super().stopped_leading()
+        self._refused.clear()
+        self._unanswered_until_s = 0.0
 
     def _note_passed(self, uid: str) -> None:
         """The pod fits, and kube-scheduler knows. If it was woken for that, others may be soon too."""
@@ -267,9 +273,6 @@ class StrandedPods(VerdictListener):
 
     def check(self) -> None:
         """Wake kube-scheduler if a pod has fitted for a while and nobody has asked about it."""
-        if not self._leadership.may_bind:
-            self._refused.clear()
-            return
         now_s = self._clock()
         if 0 < self._waker.kubernetes < ASKS_AGAIN and now_s < self._unanswered_until_s:
             for uid, pod in self._ledger.pods.items():

@@ -57,7 +57,7 @@ def with_claims(ledger: Ledger, claims: Claims, pods: Iterable[objects.Pod]) -> 
     """A copy of `ledger` in which nodes of claims, and those of `pods` that claim parts of cards, are as the
     others: as if all were given out in one way."""
     claiming = {each.pod.uid: each.pod for each in map(claims.of, pods) if each is not None}
-    others = {name: ledger.host_used_without_cards(name) for name in ledger.node_names()}
+    others = {name: used_without_cards(ledger, name) for name in ledger.node_names()}
     for pod in claiming.values():  # so far they count as other pods of their nodes
         if pod.node in others:
             cpu, memory = others[pod.node].cpu_milli, others[pod.node].memory_mib
@@ -72,6 +72,14 @@ def with_claims(ledger: Ledger, claims: Claims, pods: Iterable[objects.Pod]) -> 
     return both
 
 
+def used_without_cards(ledger: Ledger, node: str) -> HostResources:
+    """CPU and memory that a node's pods without cards ask for."""
+    used, holds = ledger.host_used(node), ledger.holds.on(node)
+    mine = [hold.pod.host for hold in holds.by_uid.values()] if holds is not None else []
+    cpu, memory = sum(host.cpu_milli for host in mine), sum(host.memory_mib for host in mine)
+    return HostResources(used.cpu_milli - cpu, used.memory_mib - memory)
+
+
 def fleet_of(ledger: Ledger) -> tuple[list[FleetNode], list[Shape], list[Shape], Outcome]:
     """The nodes that share cards, empty; what pods that have a place ask for, and what those that wait do;
     and how the cluster is."""
@@ -80,7 +88,7 @@ def fleet_of(ledger: Ledger) -> tuple[list[FleetNode], list[Shape], list[Shape],
         holds = ledger.holds.on(name)
         if holds is None or holds.node is None or not holds.node.cards:
             continue
-        row = holds.row(ledger.host_used_without_cards(name))  # those pods stay where they are
+        row = holds.row(used_without_cards(ledger, name))  # those pods stay where they are
         core = (row.compute_percent,) * len(row.size)
         nodes.append(
             replace(row, left=row.size, compute_left=core, cpu_milli=row.cpu_left, memory_mib=row.memory_left)

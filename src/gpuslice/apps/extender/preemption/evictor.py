@@ -13,11 +13,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 
+from gpuslice.adapters.clock import loop_time
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ConflictError, ForbiddenError, KubeError, NotFoundError
+from gpuslice.adapters.kube.events import EventRecorder, pod_reference
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.apps.extender.leadership import Leadership, loop_time
-from gpuslice.apps.extender.pod_records import PodEvents
 from gpuslice.core.hold import Hold
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Placement, Pod, Request
@@ -46,15 +46,14 @@ def named_in(namespace: str, pods: Sequence[Pod]) -> str:
 
 
 class Evictor:
-    """Carries out one eviction at a time, for the leader alone."""
+    """Carries out one eviction at a time. `client` writes only as leader."""
 
     def __init__(
         self,
         client: KubeClient,
         ledger: Ledger,
         reserver: Reserver,
-        leadership: Leadership,
-        events: PodEvents,
+        events: EventRecorder,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -63,7 +62,6 @@ class Evictor:
         self._client = client
         self._ledger = ledger
         self._reserver = reserver
-        self._leadership = leadership
         self._events = events
         self._sleep = sleep
 
@@ -98,7 +96,7 @@ class Evictor:
         message = f"{where} is kept for this pod until those who are leaving it are gone"
         if leaving:
             message = f"{named_in(pod.namespace, leaving)} must leave {where}, which is kept for this pod"
-        self._events.note(pod, "Preempting", message)
+        self._events.add(pod_reference(pod.namespace, pod.name, pod.uid), "Preempting", message)
         names = ", ".join(each.key for each in leaving)
         _log.info("preempted", extra={"pod": pod.key, "node": found.node, "cards": cards, "victims": names})
         return True
@@ -134,7 +132,6 @@ class Evictor:
         one, held = victim.pod, self._ledger.holds.of(victim.pod.uid)
         if held is None or held.pod.terminating:
             return
-        self._expect_leading()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         whom = named_in(one.namespace, [pod])
         message = f"preempting to make room on a card for {whom}, which has a higher priority"
@@ -143,21 +140,16 @@ class Evictor:
             await self._client.add_condition(PODS, one.name, condition, one.namespace, uid=one.uid)
             if not self._still_wanted(pod, victim):
                 return  # the condition alone does no harm: the disruption controller removes it
-            self._expect_leading()
             await self._client.delete(PODS, one.name, one.namespace, uid=one.uid)
         except (NotFoundError, ConflictError):
             return
         self.evicted += 1
-        self._events.note(one, "Preempted", f"Preempted by pod {pod.uid} on node {victim.node}")
+        about, message = pod_reference(one.namespace, one.name, one.uid), f"Preempted by pod {pod.uid}"
+        self._events.add(about, "Preempted", f"{message} on node {victim.node}")
 
     async def _nominate(self, pod: Pod, node: str) -> None:
-        self._expect_leading()
         status = {"nominatedNodeName": node}
         await self._client.patch_status(PODS, pod.name, status, pod.namespace, uid=pod.uid)
-
-    def _expect_leading(self) -> None:
-        if not self._leadership.may_bind:
-            raise KubeError("this extender is not the leader any more")
 
 
 KEPT_S = 60.0  # once there is room: kube-scheduler retries at least every 10 s
@@ -183,15 +175,10 @@ class Reserver:
         self._clock = clock
         self._kept: set[str] = set()  # uids at the last check
         self._taken_s = 0.0  # when a pod last took what was reserved for it
-        self._lapsed: dict[str, str] = {}  # uid → the node of a nomination that came to nothing
 
     def keep(self, pod: Pod, placement: Placement) -> None:
         """Reserve these cards from now on."""
         self._ledger.holds.reserve(pod, placement, self._clock() + KEPT_S)
-
-    def withdraw(self, uid: str, node: str) -> None:
-        """This pod's nomination to this node keeps no cards, even if its status shows it a while longer."""
-        self._lapsed[uid] = node
 
     def renew(self) -> None:
         """Begin reservations for nominations in the pods' status, and end those that came to nothing."""
@@ -199,7 +186,7 @@ class Reserver:
         for uid, node in tuple(ledger.nominated.items()):
             # it was nominated: keep cards for it, once there is room or some is coming
             pod, holds = ledger.pods.get(uid), ledger.holds.on(node)
-            if pod is None or pod.request is None or holds is None or self._lapsed.get(uid) == node:
+            if pod is None or pod.request is None or holds is None or ledger.withdrawn.get(uid) == node:
                 continue
             if uid not in ledger.holds.reserved and ledger.holds.of(uid) is None:
                 found = eviction(holds, pod.request, LOWEST, (), holds.kept_from(uid, pod.priority))
@@ -217,8 +204,8 @@ class Reserver:
             elif hold.until_s + more_s <= now_s:
                 # there was room, and nobody came
                 ledger.holds.end_reservation(uid)
-                self._lapsed[uid] = hold.node
+                ledger.withdrawn[uid] = hold.node
                 _log.info("reservation lapsed", extra={"pod": uid, "node": hold.node})
                 self._tell_lapsed(hold.placement)
-        for uid in [uid for uid in self._lapsed if uid not in ledger.pods]:
-            del self._lapsed[uid]
+        for uid in [uid for uid in ledger.withdrawn if uid not in ledger.pods]:
+            del ledger.withdrawn[uid]

@@ -13,20 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import msgspec
-
+from gpuslice.adapters.kube.budgets import read_budgets
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError, NotFoundError
-from gpuslice.adapters.kube.label_selector import LabelSelector
-from gpuslice.adapters.kube.objects import Metadata
-from gpuslice.adapters.kube.resources import Resource
-from gpuslice.adapters.kube.slim import SLIM_PODS
+from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.wire.extender import MetaVictims, PodIdentifier
-from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
+from gpuslice.apps.extender.subscriber import FilterVerdict, Subscriber
 from gpuslice.core.hold import Hold, kept_from, reservation
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Pod, Request
@@ -48,8 +42,13 @@ class _Pending:
     refused: set[str] = field(default_factory=set)  # nodes on which filter refused the pod since then
 
 
-class PendingEvictions(VerdictListener):
-    """Answers for a ledger, and remembers the answers in addition to the ledger's reservations."""
+class PendingEvictions(Subscriber):
+    """Answers for a ledger, and remembers the answers in addition to the ledger's reservations.
+
+    `ahead` is told, after each answer, what else kube-scheduler proposed.
+    """
+
+    ahead: Callable[[Pod, Request, Mapping[str, MetaVictims]], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -57,6 +56,7 @@ class PendingEvictions(VerdictListener):
         ledger: Ledger,
         victims_for: Callable[[str], Collection[str]] = lambda _: (),
         answered: Callable[[str], None] = lambda _: None,
+        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -74,6 +74,10 @@ class PendingEvictions(VerdictListener):
         None while budgets count and cannot be read: the preemptor looks at the pod soon.
         """
         ledger, now = self._ledger, self._clock()
+        if ledger.kubelets.rejections:
+            proposed = {
+                name: each for name, each in proposed.items() if not ledger.kubelets.reject(name, pod)
+            }
         self._by_uid = {  # without those that came true and those that nobody has asked about for a while
             uid: pending
             for uid, pending in self._by_uid.items()
@@ -101,6 +105,10 @@ class PendingEvictions(VerdictListener):
         self._by_uid[pod.uid] = _Pending(by_node, now + PENDING_S)
         if found:
             self._answered(pod.uid)
+        if found and self.ahead is not None:
+            await self.ahead(
+                pod, request, {name: each for name, each in proposed.items() if name not in found}
+            )
         return {
             name: MetaVictims([PodIdentifier(uid) for uid in sorted(each.uids)], each.violations)
             for name, each in found.items()
@@ -110,7 +118,7 @@ class PendingEvictions(VerdictListener):
         """filter refuses a pod: where it was told whom to evict, kube-scheduler sees the victims as gone."""
         pending = self._by_uid.get(verdict.pod.uid) if verdict.is_refusal else None
         if pending is not None:
-            row_of, rows = self._ledger.fleet.row_of, set(verdict.query.rows.tolist())
+            row_of, rows = self._ledger.fleet.row_of, set(verdict.asked.tolist())
             pending.refused.update(node for node in pending.by_node if row_of.get(node) in rows)
 
     def knows(self, uid: str) -> bool:
@@ -240,50 +248,3 @@ class PendingEvictions(VerdictListener):
 
 def _uids(victims: MetaVictims) -> frozenset[str]:
     return frozenset(each.uid for each in victims.pods or ())
-
-
-class _Spec(msgspec.Struct):
-    selector: LabelSelector | None = None
-
-
-class _Status(msgspec.Struct, rename="camel"):
-    disruptions_allowed: int = 0
-    disrupted_pods: dict[str, Any] | None = None
-
-
-class PodDisruptionBudget(msgspec.Struct):
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-BUDGETS = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", PodDisruptionBudget)
-
-
-async def protects_any(client: KubeClient, namespaces: Collection[str]) -> bool:
-    """Whether a budget may apply to pods in these namespaces. Raises `KubeError`."""
-    return bool(await _listed(client, namespaces))
-
-
-async def read_budgets(client: KubeClient, namespaces: Collection[str]) -> list[Budget]:
-    """The budgets in these namespaces. Raises `KubeError`.
-
-    kube-scheduler takes an empty selector to match nothing; in policy/v1 it matches every pod, which protects
-    more and is what users mean.
-    """
-    budgets = []
-    for budget in await _listed(client, namespaces):
-        if budget.spec.selector is not None:
-            selector, on_their_way = str(budget.spec.selector), budget.status.disrupted_pods or {}
-            pods = await client.list(SLIM_PODS, budget.metadata.namespace, labels=selector)
-            uids = (pod.metadata.uid for pod in pods.items or () if pod.metadata.name not in on_their_way)
-            budgets.append(Budget(budget.status.disruptions_allowed, frozenset(uids)))
-    return budgets
-
-
-async def _listed(client: KubeClient, namespaces: Collection[str]) -> list[PodDisruptionBudget]:
-    try:
-        found = (await client.list(BUDGETS)).items or ()
-    except NotFoundError:  # a cluster without the policy API
-        return []
-    return [budget for budget in found if budget.metadata.namespace in namespaces]

@@ -25,16 +25,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from gpuslice.adapters.clock import loop_time
+from gpuslice.adapters.kube.budgets import read_budgets
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import ForbiddenError, KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
-from gpuslice.apps.extender.leadership import Leadership, loop_time
-from gpuslice.apps.extender.pod_records import PodEvents
 from gpuslice.apps.extender.preemption.evictor import Evictor, Reserver
-from gpuslice.apps.extender.preemption.pending_evictions import read_budgets
-from gpuslice.apps.extender.verdict import FilterVerdict, VerdictListener
-from gpuslice.core.ledger import Ledger
+from gpuslice.apps.extender.subscriber import FilterVerdict, Subscriber
+from gpuslice.core.ledger import NOBODY_IN_PARTICULAR, Ledger
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.placement import Fit
 from gpuslice.core.preemption import LOWEST, Budget, Eviction, eviction
@@ -71,7 +69,7 @@ class _Pause:
     length_s: float
 
 
-class Preemptor(VerdictListener):
+class Preemptor(Subscriber):
     """Preempts for one pod at a time, while this replica leads."""
 
     def __init__(
@@ -79,21 +77,17 @@ class Preemptor(VerdictListener):
         client: KubeClient,
         ledger: Ledger,
         reserver: Reserver,
-        leadership: Leadership,
-        events: PodEvents,
+        evictor: Evictor,
         *,
-        rejections: KubeletRejections,
         clock: Callable[[], float] = loop_time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         enabled: bool = True,
     ) -> None:
         self.results: Counter[str] = Counter()
-        self.evictor = Evictor(client, ledger, reserver, leadership, events, sleep=sleep)
+        self.evictor = evictor
         self._client = client
         self._ledger = ledger
-        self.reserver = reserver
-        self._leadership = leadership
-        self._rejections = rejections
+        self._reserver = reserver
         self._clock = clock
         self._sleep = sleep
         self.enabled = enabled
@@ -109,16 +103,20 @@ class Preemptor(VerdictListener):
 
         It may have seen the pod before us, so what the pod requests is looked up when its turn comes.
         """
-        uid, query = verdict.pod.uid, verdict.query
+        uid = verdict.pod.uid
         if not verdict.is_refusal or not self.enabled or uid in self._ledger.holds.reserved:
             return
         known = self._waiting.pop(uid, None)
         due_s = known.due_s if known else self._clock() + PATIENCE_S
         self._waiting[uid] = _Waiting(
-            uid, query.rows.astype(np.int32), self._ledger.fleet.cards_version, due_s
+            uid, verdict.asked.astype(np.int32), self._ledger.fleet.cards_version, due_s
         )
         if len(self._waiting) > WAITING:
             del self._waiting[min(self._waiting, key=self._priority)]
+
+    def stopped_leading(self) -> None:
+        super().stopped_leading()
+        self._waiting.clear()
 
     def leave_to_scheduler(self, uid: str) -> None:
         """kube-scheduler asked whom to evict for this pod and was answered: it evicts and nominates soon."""
@@ -136,11 +134,8 @@ class Preemptor(VerdictListener):
 
     async def tick(self) -> None:
         """Renew the reservations, then preempt for the most important pod that is due, if any."""
-        self.reserver.renew()
+        self._reserver.renew()
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._ledger.pods}
-        if not self._leadership.may_bind:
-            self._waiting.clear()
-            return
         now_s = self._clock()
         ready = [each.uid for each in self._waiting.values() if max(each.due_s, self._rest_until_s) <= now_s]
         due = [uid for uid in ready if not self._is_paused(uid)]
@@ -261,13 +256,14 @@ class Preemptor(VerdictListener):
     def _way(self, waiting: _Waiting, name: str, budgets: Sequence[Budget]) -> Eviction | None:
         holds = self._ledger.holds.on(name)
         pod = self._ledger.pods.get(waiting.uid)
-        if holds is None or (pod is not None and self._rejections.closes(name, pod)):
+        if holds is None or (pod is not None and self._ledger.kubelets.reject(name, pod)):
             return None
         taken = holds.kept_from(waiting.uid, waiting.priority)
         return eviction(holds, waiting.request, waiting.priority, budgets, taken)
 
     def _fits(self, waiting: _Waiting) -> bool:
-        """Whether one of the nodes has room by now, so that nobody need be evicted."""
+        """Whether one of the nodes has room by now, so that nobody need be evicted; even one in back-off."""
         rows = waiting.rows[waiting.rows >= 0].astype(np.intp)
-        fits = self._ledger.why_not(waiting.request, rows, waiting.uid, waiting.priority)
-        return bool((fits == Fit.YES).any())
+        pod = self._ledger.pods.get(waiting.uid, NOBODY_IN_PARTICULAR)
+        fits = self._ledger.why_not(waiting.request, rows, pod)
+        return bool(np.isin(fits, (Fit.YES, Fit.IN_BACKOFF)).any())

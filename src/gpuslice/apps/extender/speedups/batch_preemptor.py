@@ -27,14 +27,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gpuslice.adapters.clock import loop_time
+from gpuslice.adapters.kube.budgets import protects_any
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.adapters.wire.extender import MetaVictims
-from gpuslice.apps.extender.leadership import Leadership, loop_time
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions, protects_any
+from gpuslice.apps.extender.preemption.pending_evictions import PendingEvictions
 from gpuslice.apps.extender.preemption.preemptor import Preemptor
 from gpuslice.apps.extender.speedups.nominator import Nominator
 from gpuslice.core.model import Pod, Request
@@ -62,7 +63,7 @@ class _Answer:
 
 
 class BatchPreemptor:
-    """Acts on the latest answer, while this replica leads."""
+    """Acts on the latest answer."""
 
     def __init__(
         self,
@@ -70,19 +71,17 @@ class BatchPreemptor:
         placer: Placer,
         nominator: Nominator,
         preemptor: Preemptor,
-        leadership: Leadership,
-        *,
         evictions: PendingEvictions,
+        *,
         clock: Callable[[], float] = loop_time,
     ) -> None:
-        self.evicted = 0  # for how many pods
         self._pending = evictions
         self._client = client
         self._placer = placer
         self._ledger = placer.ledger
         self._nominator = nominator
         self._preemptor = preemptor
-        self._leadership = leadership
+        self._evictor = preemptor.evictor
         self._clock = clock
         self._answer: _Answer | None = None
         self._asked, self._idle = asyncio.Event(), asyncio.Event()
@@ -91,7 +90,7 @@ class BatchPreemptor:
     async def follow(self, pod: Pod, request: Request, others: Mapping[str, MetaVictims]) -> None:
         """kube-scheduler was answered for `pod` and takes none of `others`; wait until some are ready."""
         terms = self._nominator.terms_of(pod.uid)
-        if not self._preemptor.enabled or terms is None or not self._leadership.may_bind:
+        if not self._preemptor.enabled or terms is None or not self._nominator.leads:
             return
         pods, found = self._ledger.pods, list[tuple[Cost, str, frozenset[str]]]()
         for name, each in others.items():
@@ -142,9 +141,11 @@ class BatchPreemptor:
                     now = self._ledger.pods.get(pod.uid)
                     if now is None or now.node or not self._may_follow(answer, now):
                         continue
-                    found, evictor = self._choose(answer, now), self._preemptor.evictor
-                    if found is not None and await evictor.carry_out(now, answer.request, found, ahead=True):
-                        self.evicted += 1  # after the await: += reads first, and others count meanwhile
+                    found = self._choose(answer, now)
+                    if found is not None and await self._evictor.carry_out(
+                        now, answer.request, found, ahead=True
+                    ):
+                        self._preemptor.results["ahead"] += 1
                 except KubeError as error:
                     _log.warning("no room made ahead", extra={"pod": pod.key, "error": str(error)})
 
@@ -166,7 +167,7 @@ class BatchPreemptor:
         first = answer.pod
         alike = (pod.priority, pod.request, pod.namespace) == (first.priority, first.request, first.namespace)
         taken_up = self._ledger.holds.of(pod.uid) or pod.nominated or self._pending.knows(pod.uid)
-        had_room = self._preemptor.evictor.victims_for(pod.uid)  # even if it lost what was kept for it
+        had_room = self._evictor.victims_for(pod.uid)  # even if it lost what was kept for it
         return alike and not taken_up and not had_room and self._nominator.terms_of(pod.uid) == answer.terms
 
     async def _read(self, pod: Pod) -> bytes | None:

@@ -25,21 +25,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
 
-import numpy as np
-
+from gpuslice.adapters.clock import loop_time
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.slim import SLIM_PODS
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.names import UNKNOWN
-from gpuslice.apps.extender.leadership import Leadership, loop_time
-from gpuslice.apps.extender.node_query import NodeQuery
 from gpuslice.apps.extender.placer import Placer
-from gpuslice.apps.extender.preemption.evictor import Reserver
-from gpuslice.apps.extender.shortcuts import Shortcuts
 from gpuslice.apps.extender.speedups.pending_queue import FeasibleNodes, PendingQueue
+from gpuslice.apps.extender.subscriber import Shortcuts
+from gpuslice.core.hold import Hold
 from gpuslice.core.model import Placement, Pod
+from gpuslice.core.policy.fleet import Rows
 
 _log = logging.getLogger(__name__)
 
@@ -77,15 +76,13 @@ class _Waiting:
 class Nominator(Shortcuts):
     """Nominates for one cluster while this replica leads, if a search covers at least `search` nodes.
 
-    Never if `search` is 0.
+    Never if `search` is 0. `client` writes only as leader.
     """
 
     def __init__(
         self,
         client: KubeClient,
         placer: Placer,
-        reserver: Reserver,
-        leadership: Leadership,
         *,
         search: int = 1,
         limits: NominationLimits = LIMITS,
@@ -96,8 +93,6 @@ class Nominator(Shortcuts):
         self._client = client
         self._placer = placer
         self._ledger = placer.ledger
-        self._reserver = reserver
-        self._leadership = leadership
         self._search = search
         self._limits = limits
         self._clock = clock
@@ -112,14 +107,15 @@ class Nominator(Shortcuts):
 
     # -- what is heard -------------------------------------------------------------------------------------
 
-    def pod_waits(self, pod: Pod, terms: Terms | None) -> None:
-        """A pod without a node, as the API server showed it; `terms` is None if it must not be nominated."""
-        now = self._ledger.pods.get(pod.uid)
-        if now is None or now.version > pod.version:
+    def pod_changed(self, news: PodNews, before: Hold | None) -> None:
+        pod, terms = news.view, news.terms  # None if it must not be nominated
+        now, waiting = self._ledger.pods.get(pod.uid), self._waiting.get(pod.uid)
+        if not news.waits:
+            self.pod_gone(pod.uid, before)
+        elif now is None or now.version > pod.version:
             return
-        waiting = self._waiting.get(pod.uid)
-        if terms is None or pod.terminating or pod.request is None:
-            self.pod_left(pod.uid)
+        elif terms is None or pod.terminating:
+            self.pod_gone(pod.uid, before)
         elif waiting is not None:
             if not pod.nominated and waiting.written_s < inf:
                 self._end(pod.uid, waiting)  # kube-scheduler has removed the nomination
@@ -133,24 +129,24 @@ class Nominator(Shortcuts):
         waiting = self._waiting.get(uid)
         return waiting.terms if waiting is not None else None
 
-    def pod_left(self, uid: str) -> None:
-        """A pod has a node or is gone."""
+    def pod_gone(self, uid: str, before: Hold | None) -> None:
+        """It waits no longer."""
         waiting = self._waiting.pop(uid, None)
         self._queue.drop(uid)
         self._ready.discard(uid)
         if waiting is not None and waiting.node and self._ledger.holds.tentative(uid):
             self._ledger.forget(uid)
 
-    def asked(self, uid: str, query: NodeQuery) -> None:
+    def asked(self, uid: str, rows: Rows) -> None:
         """kube-scheduler asks whether the pod fits on its nominated node, or on all feasible ones."""
         self._queue.take(uid)
         waiting = self._waiting.get(uid)
         if waiting is not None:
             feasible = self._feasible.setdefault(waiting.terms, FeasibleNodes(self._ledger.fleet))
-            if len(query.rows) > 1:  # all nodes: an earlier nomination came too late or was in vain
-                feasible.learn(query.rows, self._clock())
+            if len(rows) > 1:  # all nodes: an earlier nomination came too late or was in vain
+                feasible.learn(rows, self._clock())
                 if waiting.node and not waiting.over:
-                    self._note_useless(waiting, feasible, query, written=uid in self._writes)
+                    self._note_useless(waiting, feasible, rows, written=uid in self._writes)
                     self._end(uid, waiting)
             elif waiting.node and not waiting.over:
                 self.results["used"] += 1
@@ -158,13 +154,11 @@ class Nominator(Shortcuts):
         self._ready.discard(uid)
         self._wake.set()
 
-    def _note_useless(
-        self, waiting: _Waiting, feasible: FeasibleNodes, query: NodeQuery, *, written: bool
-    ) -> None:
+    def _note_useless(self, waiting: _Waiting, feasible: FeasibleNodes, rows: Rows, *, written: bool) -> None:
         if not written and waiting.written_s == inf:
             return
         row = self._ledger.fleet.row_of.get(waiting.node, UNKNOWN)
-        if row in query.rows:  # feasible, but kube-scheduler had not seen the nomination yet
+        if row in rows:  # feasible, but kube-scheduler had not seen the nomination yet
             self.results["late"] += 1
             feasible.note_late(self._clock())
             return
@@ -172,31 +166,14 @@ class Nominator(Shortcuts):
         if feasible.note_missed(row, self._clock()):
             _log.info("nominations paused", extra={"node": waiting.node, **self.results})
 
-    def hold(self, uid: str, query: NodeQuery) -> Placement | None:
-        """The best node for a pod for which kube-scheduler searches all nodes, held from now on.
-
-        Only while others wait behind it: scoring several nodes costs as much as everything else that is done
-        for a pod, and what is held for the others should not depend on which of the nodes it takes.
-        """
-        waiting, pod = self._waiting.get(uid), self._ledger.pods.get(uid)
-        if waiting is None or pod is None or pod.node:
-            return None
-        if not self._leadership.may_bind or self._next() is None:
-            return None
-        open_rows = np.zeros(self._ledger.fleet.rows, dtype=np.bool_)
-        open_rows[query.rows[query.rows >= 0]] = True
-        placement = self._placer.choose_node(pod, open_rows, least=1)
-        if (
-            placement is None
-            or self._ledger.nominate(pod, placement, self._clock() + self._limits.kept_s) is not None
-        ):
-            return None
-        waiting.node, waiting.since_s = placement.node, self._clock()
-        waiting.written_s, waiting.over = inf, False
-        return placement
+    def passes_one(self, uid: str) -> bool:
+        """While others wait behind the pod: scoring several nodes costs as much as all else that is done for
+        it, and what is held for the others should not depend on which of the nodes it takes."""
+        return uid in self._waiting and self.leads and self._next() is not None
 
     def stopped_leading(self) -> None:
-        """This replica no longer leads and must not hold anything."""
+        """This replica must not hold anything."""
+        super().stopped_leading()
         for uid, waiting in self._waiting.items():
             if waiting.node:
                 self._end(uid, waiting)
@@ -226,7 +203,7 @@ class Nominator(Shortcuts):
         """Drop what is held for the pod; its status may still name the node."""
         if self._ledger.holds.tentative(uid):
             self._ledger.forget(uid)
-        self._reserver.withdraw(uid, waiting.node)
+        self._ledger.withdrawn[uid] = waiting.node
         self._ready.discard(uid)
         waiting.over = True
 
@@ -282,7 +259,7 @@ class Nominator(Shortcuts):
         """Whether to nominate the next pod in the queue: whether that costs less than a search."""
         if self._writes:
             return True
-        first = self._next() if self._search and self._leadership.may_bind else None
+        first = self._next() if self._search and self.leads else None
         return first is not None and self._feasible[first[1]].searched >= self._search
 
     def _next(self) -> tuple[str, Terms] | None:
@@ -329,8 +306,6 @@ class Nominator(Shortcuts):
 
     async def _write(self, pod: Pod, node: str | None) -> bool:
         """Nominate `node`, or none; whether the pod shows that now. Only a hint, which assigns no cards."""
-        if not self._leadership.may_bind:
-            return False
         try:
             seen = await self._client.merge_patch(
                 SLIM_PODS,

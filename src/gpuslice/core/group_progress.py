@@ -1,16 +1,12 @@
-"""One pod group behind scheduling gates: its pods, how far it has come, and what is held for it."""
+"""How far a pod group has come, by its members alone."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass
 
 from gpuslice.core.contract import GATE_POD_GROUP
 from gpuslice.core.model import Pod
-
-FIRST_REST_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,44 +51,3 @@ def progress_of(members: Collection[Member]) -> Progress:
     in_part = started < least and any(pod.node and pod.request is not None for pod in living)
     rank = (not in_part, -max((pod.priority for pod in living), default=0), first)
     return Progress(waiting, started, least, in_part, rank)
-
-
-@dataclass(slots=True)
-class GatedGroup:
-    """One group: its pods, those for which cards are held, and those of them that filter has let pass."""
-
-    name: str
-    members: dict[str, Member] = field(default_factory=dict)  # by uid
-    held: set[str] = field(default_factory=set)
-    passed: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)  # uids that kube-scheduler was told do not fit
-    progress_s: float = 0.0  # when cards were held, or when the last member passed
-    rests_until_s: float = 0.0
-    rest_s: float = FIRST_REST_S
-    shut_until_s: float = inf
-    tried: int = -1  # the state of the fleet at the last failed attempt
-    why_not: str = ""
-    why_since_s: float = 0.0
-    said: str = ""  # the last reason that owners were told
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    _progress: Progress | None = None
-
-    @property
-    def progress(self) -> Progress:
-        if self._progress is None:
-            self._progress = progress_of(self.members.values())
-        return self._progress
-
-    def is_whole(self) -> bool:
-        """Whether enough members are on a node, or about to be, for the group to start."""
-        return self.progress.started + len(self.passed & self.held) >= self.progress.least
-
-    def changed(self) -> None:
-        self._progress = None
-        self.tried = -1
-        self.tell()
-
-    def tell(self) -> None:
-        """Wake the binds that wait for other members."""
-        self.news.set()
-        self.news = asyncio.Event()
