@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
-from gpuslice.core.units import card_units
+from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX, ANN_POD_UNITS, GPU_COUNT, GPU_MEM
+from gpuslice.core.units import card_units, limit_bytes
 from gpuslice_demo.ports import free_port
 from simcluster import gpu
 from tests import tools
@@ -167,18 +167,22 @@ def start(
     settings: Mapping[str, Any] | None = None,
     driver: str = "",
     cgroups: bool = False,
+    cards: int = 2,
+    sockets: int = 1,
     way: Callable[[control_plane.ControlPlane], Path] = lambda plane: plane.kubeconfig,
 ) -> Cluster:
-    """One node. `flags` are of Kubernetes' programs, `agent_flags` ours, `settings` kubelet's.
+    """One node, with `cards` and, as kubelet sees it, so many `sockets`.
+
+    `flags` are of Kubernetes' programs, `agent_flags` ours, `settings` kubelet's.
 
     `driver`: the branch of the simulated one. `cgroups`: of version 2, with the agent among them.
     `way`: the kubeconfig by which our own processes reach the API server.
     """
     places = Places(folder)
     places.make()
-    make_cards(folder, driver)
+    make_cards(folder, cards, driver)
     plane = stack.enter_context(control_plane.api_server(folder, flags=flags))
-    pid = stack.enter_context(node.containerd(places, cgroups=cgroups))
+    pid = stack.enter_context(node.containerd(places, cgroups=cgroups, sockets=sockets))
     node.load_image(places, node.SANDBOX_IMAGE, ["sleep", "1000000"], {})
     node.load_image(places, PLAIN, ["sh"], {})
     node.load_image(places, CUDA, ["sh"], cuda_files())
@@ -221,10 +225,10 @@ def _nodes(api: Api) -> bool:
     )
 
 
-def make_cards(folder: Path, driver: str = "") -> None:
-    """Two cards that every user of the node may use, as device files of a driver are."""
+def make_cards(folder: Path, cards: int = 2, driver: str = "") -> None:
+    """Cards that every user of the node may use, as device files of a driver are."""
     (folder / "gpus").mkdir()
-    state = gpu.create(folder / "gpus" / "machine", ["V100-SXM2-16GB"] * 2, seed="e2e", driver=driver)
+    state = gpu.create(folder / "gpus" / "machine", ["V100-SXM2-16GB"] * cards, seed="e2e", driver=driver)
     Path(f"{state}.alive").touch()
     for path in (folder / "gpus", state, Path(f"{state}.alive")):
         path.chmod(0o777)
@@ -252,6 +256,20 @@ def _agent(kubeconfig: Path, places: Places, name: str, flags: tuple[str, ...], 
     command += [f"--dra-plugins={places.kubelet}/plugins"]
     command += [f"--dra-registry={places.kubelet}/plugins_registry", *flags]
     return Service(name, places.folder, command, entered=bool(within))
+
+
+def checked(cluster: Cluster, name: str, units: int) -> str:
+    """The card of a running pod of one container, after a look at everything it was given."""
+    cluster.running(name)
+    lines = cluster.said(name)
+    seen = variables(lines)
+    annotations = cluster.pod(name)["metadata"]["annotations"]
+    assert annotations[ANN_ASSIGNED] == "true"
+    assert seen["ALIYUN_COM_GPU_MEM_IDX"] == annotations[ANN_INDEX]
+    visible = seen["NVIDIA_VISIBLE_DEVICES"].split(",")
+    assert limits_of(lines) == dict.fromkeys(visible, limit_bytes(CARD_MIB, units // len(visible), UNITS))
+    assert "/usr/lib/gpuslice/libgpuslice.so" in lines
+    return seen["ALIYUN_COM_GPU_MEM_IDX"]
 
 
 # -- documents -------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 PROGRAMS = ("containerd", "runc", "ctr", "unshare", "nsenter", "setpriv", "ldd")
 KUBELET_PLUGINS = "/var/lib/kubelet/device-plugins"  # compiled into kubelet; --root-dir does not move it
+NUMA_NODES = "/sys/devices/system/node"
 POD_LOGS = "/var/log/pods"  # compiled in before Kubernetes 1.30
 SANDBOX_IMAGE = "localhost/sandbox:1"
 POLL_S = 0.1
@@ -224,12 +225,15 @@ class Places:
 
 
 @contextmanager
-def containerd(places: Places, *, shared: bool = False, cgroups: bool = False) -> Iterator[int]:
+def containerd(
+    places: Places, *, shared: bool = False, cgroups: bool = False, sockets: int = 1
+) -> Iterator[int]:
     """containerd in namespaces of its own; yields its pid. Its end is the end of every container.
 
     `shared`: what pods mount for others with Bidirectional propagation is seen in all of the namespace.
     `cgroups`: of version 2 there, also on a machine that has version 1. Its controllers are that one's then,
     so that containers get no amounts of CPU and memory.
+    `sockets`: how many NUMA nodes kubelet sees, which starts in the same namespaces.
     """
     config = places.folder / "containerd.toml"
     text = _CONTAINERD.format(folder=places.folder, sandbox=SANDBOX_IMAGE)
@@ -245,6 +249,8 @@ def containerd(places: Places, *, shared: bool = False, cgroups: bool = False) -
     if control_plane.minor_version("kubelet") < 30:
         ours[POD_LOGS] = places.folder / "logs"
     prepare += " && ".join(f"mkdir -p {place} && mount --bind {own} {place}" for place, own in ours.items())
+    if sockets > 1:
+        prepare += f" && mount --rbind {numa_nodes(places.folder / 'numa', sockets)} {NUMA_NODES}"
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child"]
     command += ["--mount-proc", "sh", "-c", f"{prepare} && exec containerd --config {config}"]
     with control_plane.process("containerd", places.folder, command) as outer:
@@ -260,6 +266,19 @@ def containerd(places: Places, *, shared: bool = False, cgroups: bool = False) -
                     pid, signal.SIGKILL
                 )  # the kernel ends the rest of the namespace before wait() returns
             outer.wait(20)
+
+
+def numa_nodes(folder: Path, count: int) -> Path:
+    """What the kernel would show of a machine with so many NUMA nodes, in which CPUs take turns."""
+    cpus = sorted(int(path.name[3:]) for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*"))
+    for number in range(count):
+        here = folder / f"node{number}"
+        here.mkdir(parents=True)
+        for cpu in cpus[number::count]:
+            (here / f"cpu{cpu}").symlink_to(f"/sys/devices/system/cpu/cpu{cpu}")
+        (here / "meminfo").write_text(f"Node {number} MemTotal:       8388608 kB\n")
+        (here / "distance").write_text(" ".join("10" if at == number else "21" for at in range(count)) + "\n")
+    return folder
 
 
 def ctr(places: Places, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -28,6 +28,7 @@ from tests.e2e.kubelet_rig import (
     STAY,
     UNITS,
     Cluster,
+    checked,
     container,
     cuda_container,
     limits_of,
@@ -80,7 +81,7 @@ def test_bursts_of_pods_of_one_size_get_what_their_annotations_say(cluster: Clus
             made = pod(f"app-{number}", container(2))
             made["metadata"]["labels"] = {GPU_COUNT: str(count)}
             cluster.create(made)
-        cards = [_checked(cluster, f"app-{number}", 2) for number in range(len(counts))]
+        cards = [checked(cluster, f"app-{number}", 2) for number in range(len(counts))]
         assert [len(each.split(",")) for each in cards] == counts
         cluster.clear()
 
@@ -107,24 +108,10 @@ def test_no_card_is_promised_beyond_its_units_while_all_pods_exchange_cards(clus
     finally:
         os.kill(server, signal.SIGCONT)
     with cluster.adding_up() as sums:
-        cards = {name: _checked(cluster, name, units) for name in names}
+        cards = {name: checked(cluster, name, units) for name in names}
     assert Counter(cards.values()) == Counter(meant.values()) == {"0": 2, "1": 2}
     assert cards != meant
     assert max(sums) <= UNITS
-
-
-def _checked(cluster: Cluster, name: str, units: int) -> str:
-    """The card of a running pod of one container, after a look at everything it was given."""
-    cluster.running(name)
-    lines = cluster.said(name)
-    seen = variables(lines)
-    annotations = cluster.pod(name)["metadata"]["annotations"]
-    assert annotations[ANN_ASSIGNED] == "true"
-    assert seen["ALIYUN_COM_GPU_MEM_IDX"] == annotations[ANN_INDEX]
-    visible = seen["NVIDIA_VISIBLE_DEVICES"].split(",")
-    assert limits_of(lines) == dict.fromkeys(visible, limit_bytes(CARD_MIB, units // len(visible), UNITS))
-    assert "/usr/lib/gpuslice/libgpuslice.so" in lines
-    return seen["ALIYUN_COM_GPU_MEM_IDX"]
 
 
 TRY = "nvidia-smi; cuda_malloc -size=3000; echo under=$?; cuda_malloc -size=4400 2>&1; echo over=$?; id -u"
@@ -171,14 +158,14 @@ def test_containers_of_a_pod_share_its_card_after_an_init_container(cluster: Clu
 
 def test_a_kubelet_restart_disturbs_nobody_and_is_noticed_at_once(cluster: Cluster) -> None:
     cluster.create(pod("before", container(4)))
-    card = _checked(cluster, "before", 4)
+    card = checked(cluster, "before", 4)
     lived = lives(cluster, "before")
     with cluster.registered_again():
         cluster.kubelet.stop()
         cluster.kubelet.start()
     cluster.offers(2 * UNITS)
     cluster.create(pod("after", container(12)))
-    assert _checked(cluster, "after", 12) != card
+    assert checked(cluster, "after", 12) != card
     assert lives(cluster, "before") == lived
 
 
@@ -191,7 +178,7 @@ def test_a_pod_created_while_kubelet_is_away_waits_and_is_not_lost(cluster: Clus
     time.sleep(3)
     assert "nodeName" not in cluster.pod("meanwhile")["spec"]
     cluster.kubelet.start()
-    _checked(cluster, "meanwhile", 4)
+    checked(cluster, "meanwhile", 4)
 
 
 def test_an_update_of_the_agent_starts_the_next_one_first(cluster: Cluster) -> None:
@@ -210,7 +197,7 @@ def test_an_update_of_the_agent_starts_the_next_one_first(cluster: Cluster) -> N
     cluster.create(pod("late", container(4)))
     cluster.running("late")
     assert lives(cluster, "early") == before
-    assert {_checked(cluster, name, 4) for name in ("early", "between", "late")} <= {"0", "1"}
+    assert {checked(cluster, name, 4) for name in ("early", "between", "late")} <= {"0", "1"}
     cluster.next_agent.stop()
     cluster.agent.start()
     cluster.registered()
@@ -308,7 +295,7 @@ def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster
     """kubelet forgets who holds what and does not ask again for what runs; the annotations still tell."""
     cluster.offers(2 * UNITS)
     cluster.create(pod("before", container(4)))
-    _checked(cluster, "before", 4)
+    checked(cluster, "before", 4)
     lived = lives(cluster, "before")
     cluster.kubelet.stop()  # first, or it tells that the plugin has gone
     cluster.agent.stop()
@@ -320,7 +307,7 @@ def test_cards_in_use_stay_so_when_kubelet_loses_its_checkpoint(cluster: Cluster
     names = [f"after-{number}" for number in range(5)]
     for name in names:
         cluster.create(pod(name, container(4)))
-    cards = Counter(_checked(cluster, name, 4) for name in ("before", *names))
+    cards = Counter(checked(cluster, name, 4) for name in ("before", *names))
     assert cards == {"0": 3, "1": 3}, "cards that kubelet forgot were given out twice"
     assert lives(cluster, "before") == lived
     held = owners(cluster)
@@ -372,7 +359,7 @@ def test_a_kubelet_that_never_met_the_agent_starts_pods_without_devices(cluster:
     cluster.agent.start()
     cluster.registered()
     cluster.create(pod("after", container(4)))
-    _checked(cluster, "after", 4)
+    checked(cluster, "after", 4)
     assert ANN_ASSIGNED not in cluster.pod("early")["metadata"].get("annotations", {})
 
     def told() -> list[str]:
@@ -393,7 +380,7 @@ def test_a_zeroed_node_status_is_mended(cluster: Cluster) -> None:
 
 def test_without_the_agent_pods_are_refused_and_with_it_they_run_again(cluster: Cluster) -> None:
     cluster.create(pod("before", container(4)))
-    _checked(cluster, "before", 4)
+    checked(cluster, "before", 4)
     lived = lives(cluster, "before")
     cluster.agent.stop()
     cluster.offers(0)
@@ -406,4 +393,4 @@ def test_without_the_agent_pods_are_refused_and_with_it_they_run_again(cluster: 
     cluster.registered()
     cluster.offers(2 * UNITS)
     cluster.create(pod("after", container(4)))
-    _checked(cluster, "after", 4)
+    checked(cluster, "after", 4)
