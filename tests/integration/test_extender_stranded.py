@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import msgspec
+
+from gpuslice.adapters.wire.extender import FilterResult, Questions
 from gpuslice.apps.extender.node_query import NodeNames
 from gpuslice.apps.extender.subscriber import FilterVerdict
 from gpuslice.apps.extender.waker import REMEMBERED, StrandedPods
@@ -156,3 +159,38 @@ def test_many_that_would_fit_are_woken_together_and_ever_more_rarely() -> None:
             assert story.schedule(name) == ""
         story.calm(120)
         assert 3 <= story.extender.stranded.woken <= 7
+
+
+def test_equal_pods_are_told_the_same_and_another_thing_as_soon_as_something_changes() -> None:
+    """On a full cluster kube-scheduler asks about all waiting pods at each event: they are judged once."""
+    with closing(Story(cards=1, nodes=2)) as story:
+        for name in story.nodes:
+            story.place(f"full-{name}", 15)
+        for name in ("a", "b", "c"):
+            story.add(name, 4)
+        story.add("larger", 5)
+        story.add("important", 4, priority=10)
+        story.calm()
+        first = told(story, "a", story.nodes)
+        assert first.keys() == {"n1", "n2"}
+        assert told(story, "b", story.nodes) == told(story, "important", story.nodes) == first
+        assert told(story, "larger", story.nodes) == first, "the reasons name no amounts"
+        assert told(story, "b", ["n2"]).keys() == {"n2"}, "another question"
+        story.bury("full-n2")
+        assert told(story, "a", story.nodes) == {}, "it fits"
+        assert told(story, "b", story.nodes) == {}, "beside it"
+        story.api.add_node("n3", 15, 1)
+        story.calm()
+        assert told(story, "c", [*story.nodes, "n3"]) == {}
+
+
+def told(story: Story, name: str, nodes: list[str]) -> dict[str, str]:
+    """Why each node refuses the pod; empty if one passes."""
+    body = msgspec.json.encode({"Pod": story.api.pod(name), "Nodes": None, "NodeNames": nodes})
+
+    async def answered() -> FilterResult:
+        return story.extender.cycle.filter(Questions().decode(body))
+
+    result = story.loop.run_until_complete(answered())
+    found: dict[str, str] = msgspec.json.decode(b"".join(result.failed_nodes))
+    return found

@@ -101,6 +101,7 @@ class NodeNames:
     _table: NameTable = field(default_factory=lambda: NameTable({}))
     _version: tuple[int, int] = (-1, -1)
     _expected: deque[NodeQuery] = field(default_factory=lambda: deque(maxlen=EXPECTED))
+    _last: NodeQuery | None = None  # all feasible nodes, of which kube-scheduler asks again and again
 
     def query(self, raw: Json) -> NodeQuery:
         """Raises `MalformedError` if `raw` is not a JSON list of strings."""
@@ -108,7 +109,9 @@ class NodeNames:
         for each in self._expected:
             if each.raw == raw:
                 return each
-        return NodeQuery.of(self._table, raw)
+        if self._last is None or self._last.raw != raw:
+            self._last = replace(NodeQuery.of(self._table, raw), raw=bytes(raw))
+        return self._last
 
     def refresh(self) -> None:
         """Make a new table if nodes were added or removed since the last."""
@@ -116,6 +119,7 @@ class NodeNames:
         if version != self._version:
             self._table, self._version = NameTable(self.fleet.row_of), version
             self._expected.clear()
+            self._last = None
 
     def expect(self, query: NodeQuery, ranked: Ranked) -> None:
         """kube-scheduler's prioritize repeats exactly the names, in the same order, that filter let pass."""

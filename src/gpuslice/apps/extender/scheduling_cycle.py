@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,7 @@ from gpuslice.apps.extender.refusals import Refusals
 from gpuslice.apps.extender.subscriber import BindResult, FilterVerdict, Shortcuts, Subscriber
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.hold import HoldKind
+from gpuslice.core.ledger import shape_of
 from gpuslice.core.model import Pod, Request
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.policy import NEVER
@@ -41,6 +43,7 @@ from gpuslice.core.views import pod_requests
 
 POD_MISSING = "arg or pod is nil"
 NAMES_MISSING = "cannot get node names"
+MOST_REFUSALS = 64  # shapes
 LOOK_AGAIN_S, MOST_LOOKS = 0.02, 40  # while kube-scheduler waits for news of a node
 NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
 
@@ -62,6 +65,15 @@ class _Answer:
     never: Pieces = _EMPTY_OBJECT
     why_not: str = ""
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What a pod of some shape and priority was told at a `clock` of the fleet about some nodes."""
+
+    clock: int
+    query: NodeQuery
+    answer: _Answer
 
 
 class SchedulingCycle:
@@ -88,6 +100,7 @@ class SchedulingCycle:
         self._subscribers = tuple(subscribers)
         self._names = NodeNames(placer.ledger.fleet)
         self._passed = PassedNodes()
+        self._refused_before: OrderedDict[tuple[Shape, int, bool], _Refusal] = OrderedDict()
 
     def awaits_news(self, args: ExtenderArgs) -> Awaitable[None] | None:
         """What filter should wait for: whether kubelet takes the pods that went to the only nodes with room.
@@ -174,6 +187,8 @@ class SchedulingCycle:
             return _Answer(query.everyone, query.all_names())
         if (before := self.ledger.holds.of(pod.uid)) is not None and before.kind is HoldKind.PROMISED:
             self.ledger.forget(pod.uid)  # chosen again
+        if (refused := self._as_before(query, pod, request, is_known=is_known)) is not None:
+            return refused
         keys = self._placer.rank_making_room(query.rows, pod, request)
         fits, most = keys != NEVER, self._placer.filter_best
         fitting = np.count_nonzero(fits)
@@ -190,10 +205,30 @@ class SchedulingCycle:
         self._names.expect(next_query, Ranked(asking, self.ledger.flush().clock, keys.take(passing)))
         return _Answer(passing, next_query.raw)  # reasons for the others would not be read
 
+    def _as_before(self, query: NodeQuery, pod: Pod, request: Request, *, is_known: bool) -> _Answer | None:
+        """What an equal pod was told when the fleet was as it is now.
+
+        On a full cluster kube-scheduler tries all waiting pods again at each event of any pod.
+        """
+        refused = self._refused_before.get((shape_of(request), pod.priority, is_known))
+        if refused is None or refused.query is not query or refused.clock != self.ledger.flush().clock:
+            return None
+        return None if self._depends_on_pod() else refused.answer
+
+    def _depends_on_pod(self) -> bool:
+        """Whether a refusal may be another one for an equal pod."""
+        return bool(self.ledger.holds.reserved) or self.ledger.kubelets.keep_somebody()
+
     def _refused(self, query: NodeQuery, pod: Pod, request: Request, *, is_known: bool) -> _Answer:
         why_not = self.refusals.explain(request, query, pod) if is_known else ""
         failed, never = self.refusals.by_node(request, query, pod)
-        return _Answer(query.everyone[:0], failed=failed, never=never, why_not=why_not)
+        answer = _Answer(query.everyone[:0], failed=failed, never=never, why_not=why_not)
+        if not self._depends_on_pod():
+            key = (shape_of(request), pod.priority, is_known)
+            self._refused_before[key] = _Refusal(self.ledger.flush().clock, query, answer)
+            if len(self._refused_before) > MOST_REFUSALS:
+                self._refused_before.popitem(last=False)
+        return answer
 
     def prioritize(self, args: ExtenderArgs) -> bytes:
         """Scores 0…10 as JSON. Only the best node gets 10, since kube-scheduler picks at random among equals.
