@@ -19,6 +19,7 @@ from simcluster import gpu
 from tests import tools
 from tests.chart import extenders
 from tests.e2e import control_plane, node
+from tests.e2e.images import needed_libraries
 from tests.e2e.node import Api, Places, Service, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -239,7 +240,7 @@ def cuda_files() -> dict[str, Path]:
     programs = {
         f"/usr/bin/{name}": DRIVER / name for name in ("nvidia-smi", "cuda_malloc", "cuda_malloc_static")
     }
-    host = node.needed_libraries(DRIVER / "nvidia-smi")
+    host = needed_libraries(DRIVER / "nvidia-smi")
     libc = next(path for path in host if path.name == "libc.so.6")
     driver = {str(libc.parent / name): DRIVER / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")}
     return {**programs, **driver, **{str(path): path for path in host}}
