@@ -26,7 +26,6 @@ from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.core.contract import CLAIM_DRIVER, SYSTEM_NAMESPACE
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.mode import rules_of
-from gpuslice.core.model import Pod
 from gpuslice.core.node_filters import Place
 from gpuslice.core.rejections import Rejections
 from gpuslice.diagnosis.claims import Claims, claims_of
@@ -86,11 +85,6 @@ class Cluster:
     def usage_of(self, pod: str) -> Sequence[ContainerUsage]:
         """Of a pod by namespace/name; nothing if it is not known."""
         return self.usage.get(pod, ())
-
-    def view(self, pod: objects.Pod) -> Pod:
-        """A pod with what it asks for and holds, in either way."""
-        claimed = self.claims.of(pod) if self.claims is not None else None
-        return claimed.pod if claimed is not None else pod_view(pod)
 
     def knows(self, resource: Resource[Any], namespace: str = "") -> bool:
         """Whether absence from the lists means that there is none."""

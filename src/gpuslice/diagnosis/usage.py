@@ -304,6 +304,18 @@ def by_most(containers: Iterable[ContainerUsage], order: str, *, least: bool = F
     return sorted(containers, key=key)
 
 
+def total(values: Iterable[float | None]) -> float | None:
+    """None if any is unknown: a partial sum would look like the total."""
+    found = list(values)
+    return None if None in found else sum(filter(None, found), 0.0)
+
+
+def least(values: Sequence[float | None]) -> float | None:
+    """None if any is unknown: that one may be at work."""
+    known_ones = [value for value in values if value is not None]
+    return min(known_ones) if known_ones and len(known_ones) == len(values) else None
+
+
 def gpu_order(gpu: str) -> tuple[int, str]:
     """Numbers in numerical order, everything else after them."""
     return (int(gpu), "") if gpu.isdecimal() and len(gpu) < 10 else (1 << 31, gpu)

@@ -22,7 +22,7 @@ from gpuslice.core.placement import place
 from gpuslice.core.units import MIB, worth_mib
 from gpuslice.core.words import lasting
 from gpuslice.diagnosis.places import wish_of
-from gpuslice.diagnosis.usage import ContainerUsage, known
+from gpuslice.diagnosis.usage import ContainerUsage, known, least, total
 
 if TYPE_CHECKING:
     from gpuslice.diagnosis.cluster import Cluster
@@ -110,9 +110,9 @@ def pod_usage_of(pod: Pod | None, ledger: Ledger, usage: Sequence[ContainerUsage
         (pod.node if pod is not None else "") or usage[0].node,
         ",".join(gpus),
         held,
-        _sum([each.used_bytes for each in usage]),
-        _sum([each.peak_bytes for each in usage]),
-        _least([each.idle_seconds for each in usage]),
+        _mib(total(each.used_bytes for each in usage), usage),
+        _mib(total(each.peak_bytes for each in usage), usage),
+        least([each.idle_seconds for each in usage]),
         any(each.refused for each in usage),
     )
 
@@ -123,13 +123,13 @@ def held_mib(pod: Pod, ledger: Ledger) -> float | None:
     if state is None or pod.placement is None:
         return None
     cards = {card.index: card for card in state.node.cards}
-    total = 0
+    held = 0
     for part in pod.placement.slices:
         card = cards.get(part.card)
         if card is None or part.units > card.units:
             return None
-        total += worth_mib(card.memory_mib, part.units, card.units)
-    return total
+        held += worth_mib(card.memory_mib, part.units, card.units)
+    return held
 
 
 def usage_by_pod(
@@ -238,17 +238,5 @@ def document(each: PodUsage) -> dict[str, Any]:
     )
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    """In MiB; None if nothing is known, or not all of it."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total / MIB if values else None
-
-
-def _least(values: Sequence[float | None]) -> float | None:
-    """None if any is unknown: that one may be at work."""
-    known_ones = [value for value in values if value is not None]
-    return min(known_ones) if known_ones and len(known_ones) == len(values) else None
+def _mib(amount: float | None, usage: Sequence[ContainerUsage]) -> float | None:
+    return None if amount is None or not usage else amount / MIB

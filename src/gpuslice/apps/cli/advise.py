@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
-
-if TYPE_CHECKING:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.diagnosis.cluster import Cluster
 
 
 @click.command("advise")
@@ -47,23 +43,14 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
       gpuslice advise -n team-a -o json
       gpuslice advise --prometheus http://localhost:9090 --days 14
     """
-    from gpuslice.apps.cli.cluster import ask
+    from gpuslice.apps.cli.cluster import read_measured
     from gpuslice.diagnosis.advise import words
     from gpuslice.diagnosis.advise.facts import advice_of
-    from gpuslice.diagnosis.cluster import read_cluster
-    from gpuslice.diagnosis.exporters import ClusterSource
-    from gpuslice.diagnosis.names import check_namespace
     from gpuslice.diagnosis.prometheus import Prometheus
     from gpuslice.diagnosis.usage import UsageByPod, problem_lines
 
     flags = flags_of(context, cluster)
-
-    async def read(client: KubeClient) -> Cluster:
-        if flags.namespace:
-            await check_namespace(client, flags.namespace)
-        return await read_cluster(client, None if prometheus else ClusterSource(client))
-
-    found = ask(flags, read)
+    found = read_measured(flags, by_exporters=not prometheus)
     usage = found.usage
     if prometheus:
         usage = UsageByPod(Prometheus(prometheus).containers(days=days))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection, connect
@@ -21,7 +21,10 @@ from gpuslice.core.contract import EXCLUSIVE_GPU
 from gpuslice.core.model import Card
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.report import NodeFacts, PodFacts, Report, report
-from gpuslice.diagnosis.names import read_node
+from gpuslice.diagnosis.names import check_namespace, read_node
+
+if TYPE_CHECKING:
+    from gpuslice.diagnosis.cluster import Cluster
 
 T = TypeVar("T")
 CONNECTIONS = 40  # at once: exporters are read through the API server, a few dozen at a time
@@ -47,6 +50,19 @@ def ask(flags: Flags, question: Callable[[KubeClient], Awaitable[T]], timeout_s:
             return await question(KubeClient(transport))
 
     return asyncio.run(asked())
+
+
+def read_measured(flags: Flags, *, by_exporters: bool = True) -> Cluster:
+    """The cluster with what is used, or without; a selected namespace must exist."""
+    from gpuslice.diagnosis.cluster import read_cluster  # not for who only inspects
+    from gpuslice.diagnosis.exporters import ClusterSource
+
+    async def read(client: KubeClient) -> Cluster:
+        if flags.namespace:
+            await check_namespace(client, flags.namespace)
+        return await read_cluster(client, ClusterSource(client) if by_exporters else None)
+
+    return ask(flags, read)
 
 
 async def read_report(client: KubeClient, node: str = "") -> Report:

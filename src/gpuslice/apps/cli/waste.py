@@ -11,8 +11,6 @@ from gpuslice.apps.cli.flags import cluster_flags, flags_of
 from gpuslice.apps.cli.output import DOCUMENTS, as_document, complain, listing_flags, print_repeatedly
 
 if TYPE_CHECKING:
-    from gpuslice.adapters.kube.client import KubeClient
-    from gpuslice.diagnosis.cluster import Cluster
     from gpuslice.diagnosis.waste import PodUsage
 
 SORTS = ("wasted", "idle", "held", "used", "peak", "excess")
@@ -44,22 +42,14 @@ def command(
       gpuslice waste --sort idle -n team-a
       gpuslice waste -o json
     """
-    from gpuslice.apps.cli.cluster import ask
+    from gpuslice.apps.cli.cluster import read_measured
     from gpuslice.diagnosis import waste
-    from gpuslice.diagnosis.cluster import read_cluster
-    from gpuslice.diagnosis.exporters import ClusterSource
-    from gpuslice.diagnosis.names import check_namespace
     from gpuslice.diagnosis.usage import problem_lines
 
     flags = flags_of(context, cluster)
 
-    async def read(client: KubeClient) -> Cluster:
-        if flags.namespace:
-            await check_namespace(client, flags.namespace)
-        return await read_cluster(client, ClusterSource(client))
-
     def show() -> str:
-        known = ask(flags, read)
+        known = read_measured(flags)
         found, problems = waste.usage_of_cluster(known, flags.namespace), problem_lines(known.problems)
         found.sort(key=waste.ORDERS[sort], reverse=True)
         for problem in problems:

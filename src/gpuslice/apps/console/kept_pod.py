@@ -20,10 +20,11 @@ from gpuslice.core.contract import LABEL_CLAIMED
 from gpuslice.core.lookalikes import POD_LABELS, pod_label_hint, resource_hint
 from gpuslice.core.model import Pod
 from gpuslice.core.rejections import KubeletRefusal
+from gpuslice.diagnosis.doctor.facts import EXPORTER, component_of
 from gpuslice.diagnosis.explain.others import resources_of
 
 T = TypeVar("T")
-EXPORTER, PLUGIN = "gpuslice-exporter", "gpushare-device-plugin-ds"
+PLUGIN = "gpushare-device-plugin-ds"
 MOST_INTERNED = 2000
 
 _hint, _label_hint = lru_cache(maxsize=4096)(resource_hint), lru_cache(maxsize=4096)(pod_label_hint)
@@ -70,7 +71,7 @@ def kept_pod(pod: objects.Pod, interner: Interner) -> KeptPod:
 
 
 def is_exporter(pod: objects.Pod) -> bool:
-    return (pod.metadata.labels or {}).get("component") == EXPORTER and bool(pod.spec.node_name)
+    return component_of(pod) == EXPORTER and bool(pod.spec.node_name)
 
 
 def is_plugin(pod: objects.Pod) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuslice.apps.console.cluster_state import ClusterState
@@ -14,7 +14,7 @@ from gpuslice.core.units import MIB
 from gpuslice.diagnosis.advise.facts import suggestion_of
 from gpuslice.diagnosis.exporters import Exporters, Fetch
 from gpuslice.diagnosis.prometheus import Prometheus, PrometheusError, TeamHours
-from gpuslice.diagnosis.usage import CardUsage, ContainerUsage, UsageByPod, gpu_order
+from gpuslice.diagnosis.usage import CardUsage, ContainerUsage, UsageByPod, gpu_order, least, total
 
 AT_ONCE = 8
 GIB = 1 << 30
@@ -108,9 +108,9 @@ class UsageReader:
             if number % BREATH == 0:
                 await asyncio.sleep(0)
             namespace, _, name = key.partition("/")
-            sm = _sum(each.sm_ratio for each in containers)
+            sm = total(each.sm_ratio for each in containers)
             self._note_idle(key, containers, sm, at_s)
-            used = _sum(each.used_bytes for each in containers)
+            used = total(each.used_bytes for each in containers)
             if stepped:
                 percent = None if sm is None else round(sm * 100)
                 in_all = sum(each.refused or 0 for each in containers)
@@ -132,9 +132,8 @@ class UsageReader:
         self, key: str, containers: Sequence[ContainerUsage], sm: float | None, at_s: float
     ) -> None:
         """The exporter knows since when, over restarts of this process; an old one does not tell."""
-        idle_s = [each.idle_seconds for each in containers if each.idle_seconds is not None]
-        if idle_s and len(idle_s) == len(containers):
-            since_s = at_s - min(idle_s)
+        if (idle_s := least([each.idle_seconds for each in containers])) is not None:
+            since_s = at_s - idle_s
             before_s = self.idle_at_s.get(key)
             if before_s is None or abs(before_s - since_s) > STEADY_S:  # a row that changes is sent again
                 self.idle_at_s[key] = since_s
@@ -148,8 +147,8 @@ class UsageReader:
     ) -> dict[str, Any]:
         sums = {
             "used": used,
-            "limit": _sum(each.limit_bytes for each in containers),
-            "peak": _sum(each.peak_bytes for each in containers),
+            "limit": total(each.limit_bytes for each in containers),
+            "peak": total(each.peak_bytes for each in containers),
         }
         row: dict[str, Any] = {name: round(each / MIB) for name, each in sums.items() if each is not None}
         if sm is not None:
@@ -160,7 +159,7 @@ class UsageReader:
             row["throttled"] = round(throttled)
         if key in self.idle_at_s and (sm is None or sm < IDLE_SM):
             row["idleSince"] = round(self.idle_at_s[key])
-        if (held := _sum(each.allocated_bytes for each in containers)) is not None:
+        if (held := total(each.allocated_bytes for each in containers)) is not None:
             row["held"] = round(held / MIB)
         if owner := next((each.workload for each in containers if each.workload), ""):
             row["owner"] = owner
@@ -185,16 +184,6 @@ def _by_namespace(containers: Mapping[str, Sequence[ContainerUsage]]) -> dict[st
     teams = {}
     for namespace, rows in found.items():
         held = sum((each.allocated_bytes or each.limit_bytes or 0) for each in rows)
-        used, sm = _sum(each.used_bytes for each in rows), _sum(each.sm_ratio for each in rows)
+        used, sm = total(each.used_bytes for each in rows), total(each.sm_ratio for each in rows)
         teams[namespace] = TeamHours(held / GIB, None if used is None else used / GIB, sm)
     return teams
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """None if any is unknown: a partial sum would look like the total."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total

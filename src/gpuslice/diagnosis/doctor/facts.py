@@ -197,10 +197,10 @@ async def read_facts(
         reader.unreadable.append("exporters")
     services, hooks, plugins, device_slices, quotas, components = await asyncio.gather(
         _services(reader),
-        _with_kinds(reader, HOOKS),
+        with_kinds(reader, HOOKS),
         reader.list(PODS, labels=PLUGIN_LABELS),
         reader.list(RESOURCE_SLICES),
-        _with_kinds(reader, (QUOTAS, LIMIT_RANGES)),
+        with_kinds(reader, LIMITS),
         reader.list(SERVICES, labels="app=gpushare"),
     )
     hooks = [hook for hook in hooks if is_own_hook(hook)]
@@ -241,20 +241,21 @@ async def _each(answers: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return list(await asyncio.gather(*answers))
 
 
-async def _with_kinds(reader: Reader, resources: Sequence[Resource[Object]]) -> list[Object]:
+LIMITS = (QUOTAS, LIMIT_RANGES)
+
+
+async def with_kinds(
+    reader: Reader, resources: Sequence[Resource[Object]], namespace: str = ""
+) -> list[Object]:
     """Items of a list lack their kind."""
-    return [item | {"kind": each.kind} for each in resources for item in await reader.list(each)]
+    return [item | {"kind": each.kind} for each in resources for item in await reader.list(each, namespace)]
 
 
 async def _services(reader: Reader) -> list[Object]:
     """The extender's: the vendor's by name, ours under another name by label."""
-    found = await _each(
-        [
-            reader.list(SERVICES, fields=f"metadata.name={EXTENDER}"),
-            reader.list(SERVICES, labels=f"component={EXTENDER}"),
-        ]
-    )
-    return list({key_of(each): each for each in chain(*found)}.values())
+    named = await reader.list(SERVICES, fields=f"metadata.name={EXTENDER}")
+    labelled = await reader.list(SERVICES, labels=f"component={EXTENDER}")
+    return list({key_of(each): each for each in (*named, *labelled)}.values())
 
 
 async def _about_rights(reader: Reader, cluster: Cluster, plugins: Sequence[Pod]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from gpuslice.core.contract import ANN_ASSIGNED, ANN_INDEX
 from gpuslice.core.errors import printable
 from gpuslice.core.lookalikes import pod_label_hints, resource_hints
 from gpuslice.core.words import counted
+from gpuslice.diagnosis.claims import view_with_claims
 from gpuslice.diagnosis.doctor.facts import Facts, Finding, Level, is_ready, time_of
 from gpuslice.diagnosis.explain.others import resources_of
 from gpuslice.diagnosis.explain.rule import explained, sentences_of
@@ -90,7 +91,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
     for each in facts.pods:
         if each.spec.node_name:
             continue
-        pod = facts.view(each)
+        pod, _ = view_with_claims(each, facts.claims)
         created = time_of(each.metadata.creation_timestamp)
         is_new = created is not None and facts.now - created < PATIENCE
         if pod.request is not None and not pod.problem and not is_new:
@@ -114,7 +115,7 @@ def waiting(facts: Facts) -> Iterator[Finding]:
 def falling_over(facts: Facts) -> Iterator[Finding]:
     """Pods that hold a part of a card and restart repeatedly, or cannot be started."""
     for each in facts.pods:
-        pod = facts.view(each)
+        pod, _ = view_with_claims(each, facts.claims)
         if pod.request is None or not pod.node:
             continue
         for status in each.status.container_statuses or ():

@@ -16,6 +16,7 @@ from gpuslice.diagnosis.doctor.facts import (
     Facts,
     Finding,
     Level,
+    component_of,
     hook_service,
     is_ready,
     time_of,
@@ -53,7 +54,7 @@ def exporters(facts: Facts) -> Iterator[Finding]:
     """Each node that shares cards is measured, if any is."""
     if not facts.places_of(EXPORTER) or not facts.knows(PODS):
         return
-    found = [pod for pod in facts.pods if (pod.metadata.labels or {}).get("component") == EXPORTER]
+    found = [pod for pod in facts.pods if component_of(pod) == EXPORTER]
     for node in facts.nodes:
         name = node.metadata.name
         if not (facts.is_to_share(node) or facts.is_of_claims(node)):

@@ -19,9 +19,7 @@ from gpuslice.adapters.kube.resources import (
     CONFIG_MAPS,
     DICT,
     EVENTS,
-    LIMIT_RANGES,
     PODS,
-    QUOTAS,
     Resource,
 )
 from gpuslice.adapters.kube.views import pod_view
@@ -32,7 +30,7 @@ from gpuslice.core.units import worth_mib
 from gpuslice.core.words import nearest
 from gpuslice.diagnosis.claims import view_with_claims
 from gpuslice.diagnosis.cluster import Cluster, Reader, ledger_of, read_cluster
-from gpuslice.diagnosis.doctor.facts import EXPORTER
+from gpuslice.diagnosis.doctor.facts import EXPORTER, LIMITS, component_of, with_kinds
 from gpuslice.diagnosis.doctor.quotas import hints_of
 from gpuslice.diagnosis.explain.decisions import read_decision
 from gpuslice.diagnosis.explain.others import means_a_part
@@ -235,7 +233,13 @@ async def _explained(client: KubeClient, pods: Sequence[objects.Pod]) -> list[Po
         read_cluster(client, claiming=pods), reader.list(EVENTS, space, fields=fields)
     )
     cluster = replace(cluster, usage=await _usage_around(client, pods, cluster))
-    in_vain = {each: await _quota_hints(client, each, cluster.nodes) for each in spaces}
+    in_vain = {
+        each: [
+            f"Its {where} {hint}."
+            for where, hint in hints_of(cluster.nodes, await with_kinds(reader, LIMITS, each))
+        ]
+        for each in spaces
+    }
     events: dict[tuple[str, str], list[objects.Event]] = defaultdict(list)
     for event in happened:
         events[event.metadata.namespace, event.involved_object.name].append(event)
@@ -257,19 +261,6 @@ async def _explained(client: KubeClient, pods: Sequence[objects.Pod]) -> list[Po
     return found
 
 
-async def _quota_hints(client: KubeClient, namespace: str, nodes: Sequence[objects.Node]) -> list[str]:
-    """What the namespace limits in vain; nothing if that may not be read."""
-    try:
-        limits = [
-            item | {"kind": each.kind}
-            for each in (QUOTAS, LIMIT_RANGES)
-            for item in await client.all(each, namespace)
-        ]
-    except KubeError:
-        return []
-    return [f"Its {where} {hint}." for where, hint in hints_of(nodes, limits)]
-
-
 async def _usage_around(
     client: KubeClient, pods: Sequence[objects.Pod], cluster: Cluster
 ) -> Mapping[str, Sequence[ContainerUsage]]:
@@ -285,8 +276,6 @@ async def _usage_around(
                 held[each.node] = max(held.get(each.node, 0), each.held_mib)
     wanted |= {*sorted(held, key=lambda node: -held[node])[:MOST_ASKED]}
     exporters = [
-        each
-        for each in cluster.pods
-        if each.spec.node_name in wanted and (each.metadata.labels or {}).get("component") == EXPORTER
+        each for each in cluster.pods if each.spec.node_name in wanted and component_of(each) == EXPORTER
     ]
     return UsageByPod((await Exporters(proxied(client)).read(exporters)).containers)

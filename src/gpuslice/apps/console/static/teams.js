@@ -108,7 +108,7 @@ export class TeamsView {
     const quota = team.quotas.map((each) => each.of === "units" ? `${each.used} / ${units(each.hard)}` : `${each.used} / ${each.hard} ${t(`of_${each.of}`)}`).join(", ");
     return h("tr", {},
       h("td", {}, h("span.row.nowrap", {}, h("i.dot", { vars: { "--hue": hue } }), h("a.pod", { href: `#/search/${encodeURIComponent(team.namespace)}` }, team.namespace))),
-      h("td", {}, bar(label, [[team.usedMiB / most, "full", hue], [(team.heldMiB - team.usedMiB) / most, "pale", hue]]), h("span.muted.small", {}, team.measured ? `${mib(team.usedMiB)} / ${mib(team.heldMiB)}` : mib(team.heldMiB))),
+      h("td", {}, bar(label, [[team.usedMiB / most, "full", hue], [(team.heldMiB - team.usedMiB) / most, "pale", hue]]), h("span.muted.small.nowrap", {}, team.measured ? `${mib(team.usedMiB)} / ${mib(team.heldMiB)}` : mib(team.heldMiB))),
       h("td.number", {}, team.measured ? `${mib(unused)} · ${Math.round((unused / team.measured) * 100)} %` : "–"),
       h("td.number", {}, team.idle ? mib(team.idle) : "–"),
       h("td.number", {}, this.back(team) ? mib(this.back(team)) : "–"),
