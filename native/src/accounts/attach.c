@@ -18,8 +18,10 @@
 /* An access to a truncated file ends the host program with SIGBUS, so the file is checked often. A check is one system
  * call, whose cost at this rate is negligible. */
 #define LOOK_EVERY_NS UINT64_C(10000000)
-#define SWEPT_FOR_NS UINT64_C(10000000) /* of many processes that start at once not each looks at all */
-#define MOST_MOVES 64                   /* to another file; each leaves the old mapping, which a thread may still be using */
+/* Of many processes that start at once not each looks at all of them. */
+#define FEW_SLOTS 16
+#define SWEPT_FOR_NS UINT64_C(10000000)
+#define MOST_MOVES 64 /* to another file; each leaves the old mapping, which a thread may still be using */
 
 static const uint64_t ours = GPUSLICE_REGION_MAGIC | GPUSLICE_REGION_VERSION;
 static struct gs_lock lock;
@@ -149,7 +151,7 @@ struct gs_attachment gs_accounts_at(const struct gs_accounts *accounts)
 static bool claim(const struct gs_accounts *accounts, struct gs_attachment *at, uint64_t last)
 {
     uint64_t now = gs_coarse_ns(), swept = gs_load(&at->region->swept_ns);
-    if (swept > now || now - swept > SWEPT_FOR_NS) {
+    if (gs_slots_high(at->region, NULL) <= FEW_SLOTS || swept > now || now - swept > SWEPT_FOR_NS) {
         gs_slots_sweep(at->region, NULL, accounts->path);
         gs_orphans_settle(&accounts->exports, at->region, at->slot);
     }
