@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,7 +23,6 @@ from gpuslice.adapters.wire.extender import (
     PreemptionResult,
     Questions,
     decode_binding,
-    decode_preemption,
 )
 from gpuslice.apps.extender.metrics import Metrics
 from gpuslice.apps.extender.pod_records import Decisions
@@ -49,8 +48,8 @@ class Routes:
     decisions: Decisions
     not_ready: Callable[[], str]
     debug: Callable[[], dict[str, Any]]
+    questions: Questions
     bind_errors_as_500: bool = False
-    questions: Questions = field(default_factory=Questions)
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
@@ -88,7 +87,7 @@ class Routes:
     async def preempt(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         try:
-            args = decode_preemption(request.body)
+            args = self.questions.decode_preemption(request.body)
             result = PreemptionResult(dict(await self.cycle.preempt(args.pod, args.victims())))
         except MalformedError as error:
             _log.warning("preempt not understood", extra={"error": str(error)})
