@@ -215,6 +215,10 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
         if self._transport is not None:
             self._transport.abort()
 
+    def _was_answered(self) -> None:
+        if self.asker.first:
+            self.asker = self.asker._replace(first=False)
+
     def _asked(
         self, method: str, target: str, headers: Mapping[str, str], *, keep_alive: bool = True
     ) -> HttpRequest:

@@ -215,7 +215,7 @@ class Connection(Client):
         last_word = self._deaf and self._refusal is None and not self._waiting
         last = answer.last or not request.keep_alive or last_word or self._clients.draining
         self._write(answer, last, without_body=request.method == "HEAD")
-        self.asker = self.asker._replace(first=False)
+        self._was_answered()
         if last and self._transport is not None:
             self._forget_waiting()
             self._deaf = True

@@ -312,7 +312,7 @@ class Http2Connection(Client):
         if stream is None or self._transport is None or self._transport.is_closing():
             return
         self._since = stream.began_s = self._loop.time()
-        self.asker = self.asker._replace(first=False)
+        self._was_answered()
         self._resets -= self._resets > 0
         length_bytes = answer.length_bytes
         accounts_for = self._limits.idle_frames_each + length_bytes // self._limits.bytes_a_frame
