@@ -108,7 +108,6 @@ FIRST_PAGES = (
             "capacity",
             "autoscaling",
             "end-to-end",
-            "threat-model",
         )
     ),
     *(f"docs/user/{name}.md" for name in ("requests", "one-machine", "security")),

@@ -21,6 +21,7 @@ from gpuslice.core.contract import (
     ANN_POD_UNITS,
     ANN_VISIBLE,
     GPU_COUNT,
+    NODE_ANNOTATION_WRITERS,
 )
 from simcluster.cluster.faults import Fault
 from tests.chaos.world import ChaosWorld
@@ -149,6 +150,36 @@ def disk_is_full(world: ChaosWorld) -> bool:
     if world.disk_full_until_s:
         return False
     world.fill_disk(world.dice.choice((0.3, 2.0, 8.0)))
+    return True
+
+
+def credentials_are_withdrawn(world: ChaosWorld) -> bool:
+    """For a while, and then come back: a token that was rotated too late, a role that was edited."""
+    sound = [each for each in world.processes() if each not in world.withdrawn_until_s]
+    if not sound:
+        return False
+    in_the_middle(world)
+    code, seconds = world.dice.choice((401, 403)), world.dice.choice((1.0, 10.0, 40.0))
+    world.withdraw(world.dice.choice(sound), code, seconds)
+    return True
+
+
+def record_of_a_node_is_edited(world: ChaosWorld) -> bool:
+    """By an administrator, or a tool that writes back what it read long ago."""
+    name, record = world.dice.choice(sorted(world.nodes)), world.dice.choice(sorted(NODE_ANNOTATION_WRITERS))
+    text = world.dice.choice((None, "", "[", "[]", "none", "0,1", "true"))
+    body = {"metadata": {"annotations": {record: text}}}
+    world.call("PATCH", f"/api/v1/nodes/{name}", body, "application/merge-patch+json")
+    return True
+
+
+def pod_is_deleted_by_force(world: ChaosWorld) -> bool:
+    """Its containers go on for a while, and nothing in the API says whose they are."""
+    running = {uid for node in world.nodes.values() for uid, _ in node.running}
+    there = [pod for pod in world.pods() if pod["metadata"]["uid"] in running]
+    if not there:
+        return False
+    world.remove(world.dice.choice(there))
     return True
 
 
@@ -322,6 +353,9 @@ FAULTS: dict[str, tuple[float, Break]] = {
     "process frozen": (1, process_is_frozen),
     "clock jumped": (2, clock_jumps),
     "disk full": (1, disk_is_full),
+    "credentials withdrawn": (1, credentials_are_withdrawn),
+    "node's record edited": (2, record_of_a_node_is_edited),
+    "pod deleted by force": (1, pod_is_deleted_by_force),
     "kubelet restarted": (1, kubelet_restarts),
     "kubelet lost its checkpoint": (0.5, kubelet_loses_its_checkpoint),
     "kubelet refuses": (1.5, kubelet_refuses),

@@ -30,6 +30,7 @@ from gpuslice.adapters.kube.slim import SlimNode, SlimPod
 from gpuslice.adapters.kube.views import node_view, pod_view, unhealthy_view
 from gpuslice.adapters.kubelet.podresources import assignments_of, claims_of
 from gpuslice.adapters.kubelet.proto import podresources_pb2 as pr
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.otlp.spans import parsed
 from gpuslice.adapters.region.layout import MAGIC, REGION_BYTES, VERSION, RegionHead
 from gpuslice.adapters.region.limits import LimitsError, parse_limits
@@ -43,12 +44,13 @@ from gpuslice.adapters.web.messages import text_answer
 from gpuslice.adapters.web.negotiation import accepts_gzip, chosen_format
 from gpuslice.adapters.web.scrape import parse as parse_page
 from gpuslice.adapters.web.webconfig import WebConfigFile
-from gpuslice.adapters.wire.extender import Questions, decode_binding, decode_preemption
+from gpuslice.adapters.wire.extender import Questions, decode_binding
 from gpuslice.adapters.wire.review import decode_review
 from gpuslice.apps.agent.health import excluded_cards
 from gpuslice.apps.exporter import counters, fields
 from gpuslice.apps.exporter.flags import read_upstream_file
 from gpuslice.apps.exporter.settings import parse_address, parse_devices
+from gpuslice.apps.extender.main import WEB_LIMITS
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.settings import load
 from gpuslice.core.annotations import decode_tiers
@@ -173,9 +175,9 @@ def parsers_in(folder: Path) -> Mapping[str, tuple[list[bytes], Parser]]:
         return text(lambda value: load(ExtenderSettings, {}, {f"GPUSLICE_{name.upper()}": value}))
 
     return {
-        "question of kube-scheduler": (_json({"Pod": pod, "NodeNames": ["n1", "n2"]}, {"Pod": pod, "Nodes": {"items": [node]}}), Questions().decode),
+        "question of kube-scheduler": (_json({"Pod": pod, "NodeNames": ["n1", "n2"]}, {"Pod": pod, "Nodes": {"items": [node]}}), Questions(WEB_LIMITS).decode),
         "binding": (_json(binding), decode_binding),
-        "preemption": (_json(victims), lambda given: decode_preemption(given).victims()),
+        "preemption": (_json(victims), lambda given: Questions(WEB_LIMITS).decode_preemption(given).victims()),
         "admission review": (_json(review), decode_review),
         "pod": (_json(pod), viewed(SlimPod, pod_view)),
         "node": (_json(node), viewed(SlimNode, node_view)),
@@ -230,7 +232,10 @@ def _of_sockets() -> Mapping[str, tuple[list[bytes], Parser]]:
 
     def served(kind: type[Client]) -> Parser:
         async def heard(given: bytes) -> None:
-            clients, transport = Clients(lambda request: text_answer(str(request.query)), 1 << 16), Memory()
+            clients, transport = (
+                Clients(lambda request: text_answer(str(request.query)), Limits(body_bytes=1 << 16)),
+                Memory(),
+            )
             connection = kind(clients)
             connection.connection_made(transport)
             for start in range(0, len(given), READ_BYTES):

@@ -78,6 +78,7 @@ class ChaosWorld(World):
         self.tampered: set[str] = set()  # uids of pods whose owner changed what is said of their cards
         self.replicas: dict[str, tuple[Extender, Process, App]] = {}
         self.frozen: dict[Process, float] = {}  # until when
+        self.withdrawn_until_s: dict[Process, float] = {}
         self.disk_full_until_s = 0.0
         self._file_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         self._seen: tuple[Any, ...] = ()
@@ -147,6 +148,8 @@ class ChaosWorld(World):
         for process in list(self.frozen):
             self.loop.thaw(process)
         self.frozen.clear()
+        self.withdrawn_until_s.clear()
+        self.network.withdrawn.clear()
         self.free_disk()
         self.start_extender()
         for node in self.nodes.values():
@@ -158,6 +161,11 @@ class ChaosWorld(World):
         """No file grows: the system says so as it does for a disk without room."""
         self.disk_full_until_s = self.loop.time() + seconds
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, self._file_limit[1]))
+
+    def withdraw(self, process: Process, code: int, seconds: float) -> None:
+        """Its token, or its rights: the API server answers all that it asks by `code`. Watches go on."""
+        self.network.withdrawn[process] = code
+        self.withdrawn_until_s[process] = self.loop.time() + seconds
 
     def free_disk(self) -> None:
         self.disk_full_until_s = 0.0
@@ -261,6 +269,9 @@ class ChaosWorld(World):
             if until_s <= now_s:
                 del self.frozen[process]
                 self.loop.thaw(process)
+        for process, until_s in list(self.withdrawn_until_s.items()):
+            if until_s <= now_s:
+                del self.withdrawn_until_s[process], self.network.withdrawn[process]
         if 0.0 < self.disk_full_until_s <= now_s:
             self.free_disk()
         self.loop.settle()

@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.guarded_cluster import Grant, grants_of, rendered
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "threat-model.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "user" / "security.md"
 BEGIN, END = "<!-- rights -->\n", "<!-- end of rights -->\n"
 VALUES = (
     "webhook.enabled=true", "exporter.enabled=true", "console.enabled=true", "dra.enabled=true",
@@ -68,7 +68,7 @@ def test_each_right_of_an_agent_to_write_is_held_to_its_node(version: str) -> No
 
 def table() -> str:
     objects = rendered(*VALUES)
-    rows = ["| account | resource | verbs | held to |", "|---|---|---|---|"]
+    rows = ["| account | verbs | resources | held to |", "|---|---|---|---|"]
     for account, grants in sorted(grants_of(objects).items()):
         rules = policies(objects, account)
         verbs: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
@@ -83,9 +83,12 @@ def table() -> str:
             held = "; ".join(filter(None, (held, policy and f"its own node, by `{policy}`")))
             resource = f"{grant.resource}.{grant.group}" if grant.group else grant.resource
             verbs[account, resource, held].append(grant.verb)
+        resources: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for (_, resource, held), given in verbs.items():
+            resources[", ".join(given), held].append(f"`{resource}`")
         rows += [
-            f"| `{name}` | `{resource}` | {', '.join(given)} | {held} |"
-            for (name, resource, held), given in verbs.items()
+            f"| `{account}` | {given} | {', '.join(those)} | {held} |"
+            for (given, held), those in resources.items()
         ]
     return "\n".join(rows) + "\n"
 

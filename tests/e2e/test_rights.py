@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,13 +18,14 @@ from gpuslice.diagnosis.doctor.rights import PLUGIN_RIGHTS, missing_rights
 from tests.blocking import BlockingTransport, asked
 from tests.e2e.control_plane import ControlPlane, api_server
 from tests.e2e.marks import ON_A_CONTROL_PLANE
-from tests.e2e.node import Api
+from tests.e2e.node import Api, until
 from tests.integration.guarded_cluster import RELEASE_NAMESPACE, Grant, grants_of, rendered
 from tests.integration.test_rights import VALUES
 
 pytestmark = ON_A_CONTROL_PLANE
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 OBJECTS = rendered(*VALUES)
 GRANTS = grants_of(OBJECTS)
@@ -74,6 +76,60 @@ def test_an_account_may_do_what_its_roles_say_and_nothing_else(plane: ControlPla
         }
         anybody = rules(plane, NOBODY, namespace)  # to ask about oneself
         assert rules(plane, account, namespace) - anybody == wanted
+
+
+def single_rights() -> Iterator[tuple[dict[str, Any], int, str, str]]:
+    """Each role, the number of a rule of it, and one resource and one verb of that."""
+    for role in OBJECTS:
+        if role["kind"] in {"Role", "ClusterRole"}:
+            for number, rule in enumerate(role["rules"]):
+                for resource in rule.get("resources", ()):
+                    for verb in rule["verbs"]:
+                        yield role, number, resource, verb
+
+
+def without(role: dict[str, Any], number: int, resource: str, verb: str) -> list[dict[str, Any]]:
+    rules, rule = list(role["rules"]), role["rules"][number]
+    other_resources = [each for each in rule["resources"] if each != resource]
+    other_verbs = [each for each in rule["verbs"] if each != verb]
+    rest = [{**rule, "resources": other_resources}, {**rule, "resources": [resource], "verbs": other_verbs}]
+    rules[number : number + 1] = [each for each in rest if each["resources"] and each["verbs"]]
+    return rules
+
+
+def is_decided(api: Api, review: dict[str, Any], *, allowed: bool) -> bool:
+    return bool(api.create(ACCESS_REVIEWS, review)["status"]["allowed"]) == allowed
+
+
+def test_without_any_single_right_its_account_is_refused(plane: ControlPlane) -> None:
+    """None of them is granted twice: what uses it (`tests/integration/test_rights.py`) would break."""
+    subjects = {
+        (each["kind"], each["metadata"].get("namespace", ""), each["roleRef"]["name"]): each["subjects"][0]
+        for each in OBJECTS
+        if "roleRef" in each and each["subjects"][0]["kind"] == "ServiceAccount"
+    }
+    with closing(Api(plane)) as api:
+        for role, number, resource, verb in single_rights():
+            namespace, rule = role["metadata"].get("namespace", ""), role["rules"][number]
+            account = subjects.get((f"{role['kind']}Binding", namespace, role["metadata"]["name"]))
+            if account is None or account["name"] == OTHERS_ROLES:
+                continue
+            kind, _, part = resource.partition("/")
+            asked = {
+                "namespace": namespace, "verb": verb, "group": rule["apiGroups"][0], "resource": kind,
+                "subresource": part, "name": (rule.get("resourceNames") or [""])[0],
+            }  # fmt: skip
+            user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+
+            review = {"spec": {"user": user, "resourceAttributes": asked}}
+            what = f"{user}: {verb} {resource}"
+            assert is_decided(api, review, allowed=True), what
+            where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+            path = f"{where}/{role['kind'].lower()}s/{role['metadata']['name']}"
+            api.patch(path, {"rules": without(role, number, resource, verb)})
+            until(partial(is_decided, api, review, allowed=False), f"refused: {what}")
+            api.patch(path, {"rules": role["rules"]})
+            until(partial(is_decided, api, review, allowed=True), what)
 
 
 def test_doctor_finds_the_rights_that_a_device_plugin_lacks(plane: ControlPlane) -> None:

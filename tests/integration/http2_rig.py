@@ -16,6 +16,7 @@ from h2.events import ConnectionTerminated, DataReceived, ResponseReceived, Stre
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import Frame, HeadersFrame, SettingsFrame
 
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.web.app import Probes, get, make_app, post
 from gpuslice.adapters.web.clients import Admit, App, Clients
 from gpuslice.adapters.web.exposition import Piece
@@ -187,8 +188,7 @@ async def served(
         key=str(folder / "key.pem"),
         http2=True,
         drain_s=0.2,
-        body_limit_bytes=LIMIT_BYTES,
-        most_bytes=most_bytes,
+        limits=Limits(body_bytes=LIMIT_BYTES, all_bytes=most_bytes),
         admit=admit,
     )
     app = make_app(Probes("1", lambda: "", lambda _: [Piece(b"up 1\n", 1)]), routes)
@@ -248,8 +248,8 @@ class Memory(asyncio.Transport):
 class Attacker:
     """A client whose frames are made by hand."""
 
-    def __init__(self, app: App, *, limit_bytes: int = LIMIT_BYTES, window_bytes: int = 65_535) -> None:
-        self.clients = Clients(app, limit_bytes, most_bytes=MOST_BYTES)
+    def __init__(self, app: App, *, window_bytes: int = 65_535, **limits: int) -> None:
+        self.clients = Clients(app, Limits(**{"body_bytes": LIMIT_BYTES, "all_bytes": MOST_BYTES, **limits}))
         self.connections: list[Http2Connection] = []
         self.made: list[tuple[Memory, Http2Connection]] = []
         self._window_bytes = window_bytes

@@ -18,7 +18,7 @@ from gpuslice.adapters.kube import objects
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.views import node_view, pod_view
 from gpuslice.adapters.wire.extender import BindingArgs, Questions
-from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.main import WEB_LIMITS, Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.speedups.nominator import NominationLimits
 from gpuslice.core.contract import GPU_COUNT
@@ -101,7 +101,7 @@ class World:
         args = {"Pod": pod, "NodeNames": list(names or self.nodes)}
 
         async def ask() -> None:
-            cycle.filter(Questions().decode(msgspec.json.encode(args)))
+            cycle.filter(Questions(WEB_LIMITS).decode(msgspec.json.encode(args)))
 
         self.process.start(ask(), "filter call")
         self.loop.settle()

@@ -9,7 +9,7 @@ import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import BindingArgs, Questions
-from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.main import WEB_LIMITS, Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.apps.extender.speedups.nominator import LIMITS, NominationLimits
 from gpuslice.core.contract import ANN_INDEX
@@ -97,7 +97,7 @@ class Queue(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNames": nodes})
 
         async def ask() -> bytes:
-            return self.extender.cycle.prioritize(Questions().decode(body))
+            return self.extender.cycle.prioritize(Questions(WEB_LIMITS).decode(body))
 
         return {each["Host"]: each["Score"] for each in msgspec.json.decode(self._done(ask()))}
 
@@ -113,7 +113,7 @@ class Queue(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNames": nodes})
 
         async def ask() -> list[str]:
-            answer = self.extender.cycle.filter(Questions().decode(body))
+            answer = self.extender.cycle.filter(Questions(WEB_LIMITS).decode(body))
             passed: list[str] = msgspec.json.decode(answer.node_names)
             return passed
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.wire.extender import BindingArgs, MetaVictims, Questions, decode_preemption
-from gpuslice.apps.extender.main import Extender
+from gpuslice.adapters.wire.extender import BindingArgs, MetaVictims, Questions
+from gpuslice.apps.extender.main import WEB_LIMITS, Extender
 from gpuslice.apps.extender.settings import ExtenderSettings
 from gpuslice.core.contract import ANN_INDEX, ANN_POD_UNITS
 from tests.integration.extender_rig import Api
@@ -126,7 +126,7 @@ class Story(Played):
         body = msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": nodes})
 
         async def answered() -> Any:
-            return self.extender.cycle.filter(Questions().decode(body))
+            return self.extender.cycle.filter(Questions(WEB_LIMITS).decode(body))
 
         result = self.loop.run_until_complete(answered())
         found: list[str] = msgspec.json.decode(result.node_names)
@@ -155,7 +155,7 @@ class Story(Played):
         body = msgspec.json.encode({"Pod": self.api.pod(name), "NodeNameToMetaVictims": proposed})
 
         async def answered() -> Mapping[str, MetaVictims]:
-            args = decode_preemption(body)
+            args = Questions(WEB_LIMITS).decode_preemption(body)
             return await self.extender.cycle.preempt(args.pod, args.victims())
 
         asked = self.loop.create_task(answered())

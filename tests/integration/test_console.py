@@ -17,12 +17,12 @@ from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import KubeError
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.resources import PODS
-from gpuslice.adapters.kube.reviews import AT_ONCE, MOST_WAITING
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.limits import LIMITS
 from gpuslice.adapters.web.app import Router, get, post
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.serve import Listen, serving
-from gpuslice.apps.console.access import MOST_NAMESPACES, NAMESPACE_LASTS_S, TokenAccess, Viewer
+from gpuslice.apps.console.access import TokenAccess, Viewer
 from tests import HANG_S
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
@@ -222,7 +222,7 @@ async def test_a_token_sees_what_it_may_list() -> None:
         reviewer(allowed, asked) as port,
         HttpTransport(Connection(f"http://127.0.0.1:{port}")) as transport,
     ):
-        access = TokenAccess(KubeClient(transport), lambda: now[0])
+        access = TokenAccess(KubeClient(transport), LIMITS, lambda: now[0])
         shown = HttpRequest("GET", "/", {"authorization": "Bearer good"})
         for wrong in ({}, {"authorization": "Basic good"}, {"authorization": "Bearer bad"}):
             assert await access.viewer(HttpRequest("GET", "/", wrong), ["nlp"]) is None
@@ -268,14 +268,14 @@ async def test_a_request_asks_a_few_questions_however_many_namespaces_there_are(
         reviewer(allowed, asked) as port,
         HttpTransport(Connection(f"http://127.0.0.1:{port}")) as transport,
     ):
-        access = TokenAccess(KubeClient(transport), lambda: now[0])
+        access = TokenAccess(KubeClient(transport), LIMITS, lambda: now[0])
         shown = HttpRequest("GET", "/", {"authorization": "Bearer good"})
 
         async def looked(request: HttpRequest = shown) -> Viewer:
             before = len(asked)
             viewer = await access.viewer(request, names)
             assert viewer is not None
-            assert len(asked) - before <= MOST_NAMESPACES + 2
+            assert len(asked) - before <= LIMITS.reviews_each + 2
             return viewer
 
         one = HttpRequest("GET", "/api/v1/pod?namespace=team-299&name=p", dict(shown.headers))
@@ -283,18 +283,18 @@ async def test_a_request_asks_a_few_questions_however_many_namespaces_there_are(
         rounds = 1
         while not (await looked()).complete:
             rounds += 1
-        assert rounds <= len(names) // MOST_NAMESPACES + 1
+        assert rounds <= len(names) // LIMITS.reviews_each + 1
         viewer = await looked()
         assert {name for name in names if viewer.sees(name)} == set(names[280:])
         for _ in range(3):  # what is seen is asked again first, and stays
-            now[0] += NAMESPACE_LASTS_S + 1
+            now[0] += LIMITS.namespace_lasts_s + 1
             viewer = await looked()
-            assert sum(map(viewer.sees, names)) >= MOST_NAMESPACES
+            assert sum(map(viewer.sees, names)) >= LIMITS.reviews_each
             while not (await looked()).complete:
                 pass
             assert {name for name in names if viewer.sees(name)} == set(names[280:])
         allowed.clear()
-        now[0] += NAMESPACE_LASTS_S + 1
+        now[0] += LIMITS.namespace_lasts_s + 1
         viewer = await looked()
         assert not any(map(viewer.sees, names))
 
@@ -317,7 +317,7 @@ async def test_a_viewer_is_let_in_beside_any_number_of_made_up_tokens() -> None:
         def stream(self, request: ApiRequest) -> Any:
             raise AssertionError("nothing is watched")
 
-    access = TokenAccess(KubeClient(Slow()))
+    access = TokenAccess(KubeClient(Slow()), LIMITS)
 
     async def view(token: str) -> Viewer | None:
         try:
@@ -330,12 +330,12 @@ async def test_a_viewer_is_let_in_beside_any_number_of_made_up_tokens() -> None:
     known = asyncio.create_task(view("good"))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert sum(not task.done() for task in strangers) < MOST_WAITING
-    assert len(begun) == AT_ONCE
+    assert sum(not task.done() for task in strangers) < LIMITS.reviews_waiting
+    assert len(begun) == LIMITS.reviews_at_once
     doors[begun[0]].set()  # one turn ends, and the next is the viewer's
     for _ in range(10):
         await asyncio.sleep(0)
-    assert begun[AT_ONCE:] == ["good"]
+    assert begun[LIMITS.reviews_at_once :] == ["good"]
     doors["good"].set()
     viewer = await known
     assert viewer is not None

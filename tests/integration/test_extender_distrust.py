@@ -14,8 +14,10 @@ from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.errors import UnavailableError
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
-from gpuslice.adapters.kube.reviews import MOST_WAITING, PathReviews
+from gpuslice.adapters.kube.reviews import PathReviews
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.limits import LIMITS
+from gpuslice.adapters.turns import Asker
 from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse
 from gpuslice.apps.extender.main import Extender
@@ -232,15 +234,18 @@ async def test_made_up_tokens_wait_in_no_number() -> None:
             return await super().request(request)
 
     slow = Slow()
-    reviews = PathReviews(KubeClient(slow))
-    tasks = [asyncio.create_task(reviews.allows(f"made-up-{each}", "/debug/state")) for each in range(1000)]
+    reviews = PathReviews(KubeClient(slow), LIMITS)
+    tasks = [
+        asyncio.create_task(reviews.allows(f"made-up-{each}", "/debug/state", Asker()))
+        for each in range(1000)
+    ]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert sum(not task.done() for task in tasks) == MOST_WAITING
+    assert sum(not task.done() for task in tasks) == LIMITS.reviews_waiting
     assert slow.begun == 2  # at a time: the API server has others to answer
     held.set()
     assert not any(await asyncio.gather(*tasks))
-    assert await reviews.allows("sre", "/debug/state")
+    assert await reviews.allows("sre", "/debug/state", Asker())
 
 
 async def ask_as_stranger(app: App, path: str, token: str = "", method: str = "GET") -> int:

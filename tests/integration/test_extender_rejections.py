@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from gpuslice.adapters.wire.extender import Questions
+from gpuslice.apps.extender.main import WEB_LIMITS
 from gpuslice.core.contract import ANN_ASSIGNED, ANN_ASSUME_TIME, ANN_INDEX, ANN_POD_UNITS, NODE_GPUS
 from gpuslice.core.rejections import FIRST_BACKOFF_S
 from gpuslice.core.unconfirmed import LEAST
@@ -91,7 +92,7 @@ class Kubelets(Story):
     def waits_for_news(self, name: str) -> bool:
         """Whether filter's answer waits to hear of pods that were sent before."""
         body = msgspec.json.encode({"Pod": self.api.pod(name), "Nodes": None, "NodeNames": self.nodes})
-        news = self.extender.cycle.awaits_news(Questions().decode(body))
+        news = self.extender.cycle.awaits_news(Questions(WEB_LIMITS).decode(body))
         if news is not None:
             news.close()  # type: ignore[attr-defined]  # a coroutine that nobody awaits
         return news is not None

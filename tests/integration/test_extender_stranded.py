@@ -7,6 +7,7 @@ from contextlib import closing
 import msgspec
 
 from gpuslice.adapters.wire.extender import FilterResult, Questions
+from gpuslice.apps.extender.main import WEB_LIMITS
 from gpuslice.apps.extender.node_query import NodeNames
 from gpuslice.apps.extender.subscriber import FilterVerdict
 from gpuslice.apps.extender.waker import REMEMBERED, StrandedPods
@@ -189,7 +190,7 @@ def told(story: Story, name: str, nodes: list[str]) -> dict[str, str]:
     body = msgspec.json.encode({"Pod": story.api.pod(name), "Nodes": None, "NodeNames": nodes})
 
     async def answered() -> FilterResult:
-        return story.extender.cycle.filter(Questions().decode(body))
+        return story.extender.cycle.filter(Questions(WEB_LIMITS).decode(body))
 
     result = story.loop.run_until_complete(answered())
     found: dict[str, str] = msgspec.json.decode(b"".join(result.failed_nodes))

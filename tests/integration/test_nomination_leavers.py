@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from gpuslice.adapters.wire.extender import Questions
+from gpuslice.apps.extender.main import WEB_LIMITS
 from tests.integration.nomination_rig import Queue
 
 
@@ -18,7 +19,7 @@ def test_a_pod_that_leaves_before_its_nomination_is_sent_ends_nobody() -> None:
     body = msgspec.json.encode({"Pod": queue.api.pod("p0"), "NodeNames": queue.nodes})
 
     async def ask_while_one_leaves() -> None:
-        queue.extender.cycle.filter(Questions().decode(body))
+        queue.extender.cycle.filter(Questions(WEB_LIMITS).decode(body))
         # that wakes the nominator, which chooses in its next turn, and sends in the one after that
         asyncio.get_running_loop().call_soon(queue.extender.shortcuts.pod_gone, leaver, None)
 

@@ -23,6 +23,8 @@ from gpuslice.adapters.kube.resources import NODES, RESOURCE_CLAIMS, RESOURCE_SL
 from gpuslice.adapters.kube.reviews import PathReviews
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.kubelet.podresources import Claimed
+from gpuslice.adapters.limits import LIMITS
+from gpuslice.adapters.turns import Asker
 from gpuslice.apps.agent.keep_off import keep_off
 from gpuslice.apps.agent.settings import KeepOffSettings
 from gpuslice.apps.agent.writer import Writer
@@ -112,7 +114,7 @@ async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grant
         await until(lambda: Grant("", "nodes", "patch") in cluster.used[EXTENDER])
     async with client_of(EXTENDER, cluster) as client:  # it says the same again after a minute only
         recorder = EventRecorder(client, EXTENDER)
-        assert await PathReviews(client).allows("an operator's token", "/debug/state")
+        assert await PathReviews(client, LIMITS).allows("an operator's token", "/debug/state", Asker())
         for _ in range(2):
             await recorder.create_event(pod_reference("default", "huge", ""), "InsufficientGPU", "as before")
     judge(cluster, EXTENDER, grants[EXTENDER])

@@ -18,9 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from gpuslice.adapters.limits import LIMITS
 from gpuslice.adapters.web.app import for_known_clients, post
 from gpuslice.adapters.web.messages import text_answer
-from gpuslice.adapters.web.serve import MOST_HANDSHAKES, Listen, serving
+from gpuslice.adapters.web.serve import Listen, serving
 from tests.integration.test_web_serve import app_of, write_certificate
 
 NAME = "gpuslice-scheduler"
@@ -124,10 +125,10 @@ async def test_a_renewal_cuts_no_connection_and_a_client_goes_on_with_its_own(do
 
 async def test_so_many_handshakes_are_under_way_and_no_more(door: Door) -> None:
     """Each takes memory before anything is known of who it is; the oldest makes room."""
-    lines = [await asyncio.open_connection("localhost", door.port) for _ in range(3 * MOST_HANDSHAKES)]
+    lines = [await asyncio.open_connection("localhost", door.port) for _ in range(3 * LIMITS.handshakes)]
     assert await door.status(door.authority.issue_cert(NAME)) == 200
     under_way = [task for task in asyncio.all_tasks() if task.get_name() == "handshake"]
-    assert 0 < len(under_way) <= MOST_HANDSHAKES
+    assert 0 < len(under_way) <= LIMITS.handshakes
     for _, writer in lines:
         writer.transport.abort()
 

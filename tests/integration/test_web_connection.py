@@ -13,8 +13,9 @@ from functools import partial
 import pytest
 import uvloop
 
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.web.app import Probes, get, make_app, post
-from gpuslice.adapters.web.clients import Clients, Patience
+from gpuslice.adapters.web.clients import Clients
 from gpuslice.adapters.web.connection import Connection
 from gpuslice.adapters.web.exposition import Piece
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
@@ -23,7 +24,7 @@ from tests.integration.agent_bench import eventually
 
 HEAD = "Host: x\r\n"
 LIMIT_BYTES = 1000
-PATIENT = Patience()
+LIMITS = Limits(body_bytes=LIMIT_BYTES)
 POST_ECHO = f"POST /echo HTTP/1.1\r\n{HEAD}"
 
 
@@ -84,11 +85,11 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def serving(patience: Patience = PATIENT) -> AsyncIterator[Server]:
+async def serving(limits: Limits = LIMITS) -> AsyncIterator[Server]:
     routes = [post("/echo", echo), get("/echo", echo), post("/later", later), get("/in/{}", echo)]
     routes.append(get("/empty", lambda _: HttpResponse(b"")))
     app = make_app(Probes("1", lambda: "", lambda _: [Piece(b"up 1\n", 1)]), routes)
-    clients = Clients(app, LIMIT_BYTES, patience)
+    clients = Clients(app, limits)
     server = await asyncio.get_running_loop().create_server(partial(Connection, clients), "127.0.0.1", 0)
     try:
         yield Server(clients, server.sockets[0].getsockname()[1])
@@ -275,12 +276,12 @@ async def test_what_was_begun_goes_on_when_the_client_has_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "patience"),
-    [("POST /echo HT", Patience(request_s=60, idle_s=1e9)), (request(), Patience(request_s=1e9, idle_s=60))],
+    ("sent", "limits"),
+    [("POST /echo HT", Limits(request_s=60, idle_s=1e9)), (request(), Limits(request_s=1e9, idle_s=60))],
     ids=["half a request", "idle"],
 )
-async def test_who_takes_too_long_is_cut_off(sent: str, patience: Patience) -> None:
-    async with serving(patience) as server, contextlib.aclosing(await server.line()) as line:
+async def test_who_takes_too_long_is_cut_off(sent: str, limits: Limits) -> None:
+    async with serving(limits) as server, contextlib.aclosing(await server.line()) as line:
         line.send(sent)
         if sent.endswith("hello"):
             await line.reply()
@@ -295,8 +296,8 @@ async def test_who_takes_too_long_is_cut_off(sent: str, patience: Patience) -> N
 
 async def test_large_requests_of_many_together_are_no_larger_than_one_may_be() -> None:
     half = 3 << 20
-    async with serving() as server, contextlib.AsyncExitStack() as stack:
-        server.clients.body_limit_bytes = server.clients.most_bytes = 5 << 20
+    limits = Limits(body_bytes=5 << 20, all_bytes=5 << 20)
+    async with serving(limits) as server, contextlib.AsyncExitStack() as stack:
         first, second = [
             await stack.enter_async_context(contextlib.aclosing(await server.line())) for _ in range(2)
         ]
@@ -313,8 +314,7 @@ async def test_large_requests_of_many_together_are_no_larger_than_one_may_be() -
 
 
 async def test_of_too_many_clients_the_one_that_is_silent_longest_goes() -> None:
-    async with serving() as server, contextlib.AsyncExitStack() as stack:
-        server.clients.most = 3
+    async with serving(Limits(clients=3)) as server, contextlib.AsyncExitStack() as stack:
 
         async def line() -> Client:
             return await stack.enter_async_context(contextlib.aclosing(await server.line()))
@@ -339,7 +339,7 @@ async def test_who_does_not_read_is_not_answered_without_end() -> None:
         begun.set()
         return HttpResponse(bytes(1_000_000))
 
-    async with serving(Patience(answer_s=0.05)) as server, contextlib.aclosing(await server.line()) as line:
+    async with serving(Limits(answer_s=0.05)) as server, contextlib.aclosing(await server.line()) as line:
         server.clients.app = large
         line.send(request(body="") * 100)
         await begun.wait()

@@ -45,7 +45,7 @@ async def test_what_breaks_the_protocol_ends_with_the_code_that_the_rfc_names(
     sent: tuple[list[Frame | bytes], int],
 ) -> None:
     """RFC 9113, 4 to 6, and RFC 7541 for what cannot be unpacked."""
-    attacker = Attacker(lambda _: text_answer("x"), limit_bytes=10_000_000)
+    attacker = Attacker(lambda _: text_answer("x"), body_bytes=10_000_000)
     attacker.send(attacker.head(1, FIELDS))
     before = len(attacker.transport.written)
     for frame in sent[0]:

@@ -25,9 +25,9 @@ from hyperframe.frame import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuslice.adapters.limits import LIMITS, Limits
 from gpuslice.adapters.web.clients import App, Clients
 from gpuslice.adapters.web.connection import Connection
-from gpuslice.adapters.web.http2 import MOST_STREAMS
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from tests.integration.http2_rig import FIELDS, LIMIT_BYTES, MOST_BYTES, Attacker, Fields, Memory
 
@@ -47,7 +47,7 @@ async def test_heads_count_as_much_as_bodies(ends: bool) -> None:
     """128 streams of 256 clients would else be a GiB, of clients without a certificate too."""
     attacker = Attacker(never)
     for _ in range(4):
-        for stream in range(1, 2 * MOST_STREAMS, 2):
+        for stream in range(1, 2 * LIMITS.streams, 2):
             attacker.send(attacker.head(stream, LARGE, ends=ends))
         assert attacker.held_bytes() <= MOST_BYTES + len(attacker.connections) * STEP_BYTES
         attacker.connect()
@@ -58,7 +58,7 @@ async def test_heads_count_as_much_as_bodies(ends: bool) -> None:
 async def test_small_bodies_of_many_streams_count_together() -> None:
     """None reaches the step at which a single one would be counted."""
     attacker = Attacker(never)
-    for stream in range(1, 2 * MOST_STREAMS, 2):
+    for stream in range(1, 2 * LIMITS.streams, 2):
         attacker.send(attacker.head(stream, FIELDS))
         for _ in range(6):
             attacker.send(DataFrame(stream, b"x" * 10_000))
@@ -68,7 +68,7 @@ async def test_small_bodies_of_many_streams_count_together() -> None:
 async def test_answers_behind_a_closed_window_count_as_they_are_made() -> None:
     """Nothing of them is ever in the socket's buffer."""
     attacker = Attacker(lambda _: HttpResponse(b"x" * 300_000), window_bytes=0)
-    for stream in range(1, 2 * MOST_STREAMS, 2):
+    for stream in range(1, 2 * LIMITS.streams, 2):
         if not attacker.transport.closed:
             attacker.send(attacker.head(stream, FIELDS, ends=True))
         assert attacker.held_bytes() <= MOST_BYTES + 400_000
@@ -183,7 +183,7 @@ class Older:
     """The same by HTTP/1.1."""
 
     def __init__(self, app: App) -> None:
-        self.clients = Clients(app, LIMIT_BYTES, most_bytes=MOST_BYTES)
+        self.clients = Clients(app, Limits(body_bytes=LIMIT_BYTES, all_bytes=MOST_BYTES))
         self.transport, self.connection = Memory(), Connection(self.clients)
         self.connection.connection_made(self.transport)
 

@@ -20,9 +20,8 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from gpuslice.adapters.web.clients import TURN_S
+from gpuslice.adapters.limits import LIMITS
 from gpuslice.adapters.web.frames import Code
-from gpuslice.adapters.web.http2 import MOST_IDLE_FRAMES, MOST_STREAMS
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from tests.integration.http2_rig import FIELDS, MOST_BYTES, Attacker
 
@@ -67,11 +66,11 @@ async def test_requests_sent_ahead_are_no_more_than_may_be_open() -> None:
 
     attacker = Attacker(app, window_bytes=1 << 30)
     attacker.send(WindowUpdateFrame(0, window_increment=1 << 30))
-    attacker.send(*(attacker.head(stream, FIELDS, ends=True) for stream in range(1, 2 * MOST_STREAMS, 2)))
-    assert asked == {"/echo": MOST_STREAMS}
-    first = 2 * MOST_STREAMS + 1
+    attacker.send(*(attacker.head(stream, FIELDS, ends=True) for stream in range(1, 2 * LIMITS.streams, 2)))
+    assert asked == {"/echo": LIMITS.streams}
+    first = 2 * LIMITS.streams + 1
     attacker.send(*(attacker.head(first + 2 * each, FIELDS, ends=True) for each in range(5000)))
-    assert asked == {"/echo": 2 * MOST_STREAMS}
+    assert asked == {"/echo": 2 * LIMITS.streams}
     assert farewell(attacker) == Code.ENHANCE_YOUR_CALM
 
 
@@ -136,8 +135,7 @@ async def test_a_padded_frame_may_be_as_large_as_any(padding: int, cut: int) -> 
         return text_answer("x")
 
     size = 1000 if cut == 7 else LARGEST_FRAME_BYTES - 1 - padding
-    attacker = Attacker(app, limit_bytes=1 << 20)
-    attacker.clients.most_bytes = 64 << 20
+    attacker = Attacker(app, body_bytes=1 << 20, all_bytes=64 << 20)
     body = bytes(range(250)) * (size // 250)
     padded = DataFrame(1, body, pad_length=padding, flags=["PADDED", "END_STREAM"]).serialize()
     sent = attacker.head(1, FIELDS).serialize() + padded + attacker.head(3, FIELDS, ends=True).serialize()
@@ -151,7 +149,7 @@ async def test_frames_of_nothing_but_padding_do_not_keep_the_loop(padding: int) 
     attacker = Attacker(lambda _: text_answer("x"))
     attacker.send(attacker.head(1, FIELDS))
     nothing = DataFrame(1, b"", pad_length=padding, flags=["PADDED"])
-    for _ in range(0, MOST_IDLE_FRAMES + 100, 100):
+    for _ in range(0, LIMITS.idle_frames + 100, 100):
         attacker.send(*[nothing] * 100)
     assert farewell(attacker) == Code.ENHANCE_YOUR_CALM
 
@@ -219,12 +217,13 @@ async def test_what_others_hold_does_not_make_each_frame_dearer() -> None:
             attacker.send(PingFrame(0, b"12345678"))
         return time.process_time() - began_s
 
-    attacker = Attacker(lambda _: text_answer("x"), window_bytes=0)
-    attacker.clients.most_bytes = 1 << 30
+    attacker = Attacker(lambda _: text_answer("x"), window_bytes=0, all_bytes=1 << 30)
     alone_s = pings_take_s()
     for _ in range(60):
         attacker.connect()
-        attacker.send(*(attacker.head(stream, FIELDS, ends=True) for stream in range(1, 2 * MOST_STREAMS, 2)))
+        attacker.send(
+            *(attacker.head(stream, FIELDS, ends=True) for stream in range(1, 2 * LIMITS.streams, 2))
+        )
     assert pings_take_s() < 10 * alone_s
 
 
@@ -236,8 +235,7 @@ async def test_settings_heard_carry_nothing() -> None:
 
 async def test_strangers_do_not_displace_a_client_that_is_known() -> None:
     """kube-scheduler is silent for long, and asks with what it may not ask twice."""
-    attacker = Attacker(lambda _: text_answer("x"))
-    attacker.clients.most = 4
+    attacker = Attacker(lambda _: text_answer("x"), clients=4)
     scheduler = attacker.transport
     attacker.connection.known = True
     for _ in range(10):
@@ -246,7 +244,7 @@ async def test_strangers_do_not_displace_a_client_that_is_known() -> None:
             if transport.closed and connection in attacker.clients.connections:
                 connection.connection_lost(None)
     assert not scheduler.closed
-    assert len(attacker.clients.connections) == attacker.clients.most
+    assert len(attacker.clients.connections) == 4
 
 
 @pytest.mark.parametrize("more", ["data", "trailer"])
@@ -280,17 +278,17 @@ async def test_many_slow_requests_of_one_breath_let_others_have_their_turn() -> 
     def app(_: HttpRequest) -> HttpResponse:
         nonlocal asked
         asked += 1
-        time.sleep(TURN_S / 2)
+        time.sleep(LIMITS.strangers_turn_s / 2)
         return text_answer("x")
 
     attacker = Attacker(app, window_bytes=1 << 30)
     sent = b"".join(
-        attacker.head(stream, FIELDS, ends=True).serialize() for stream in range(1, 2 * MOST_STREAMS, 2)
+        attacker.head(stream, FIELDS, ends=True).serialize() for stream in range(1, 2 * LIMITS.streams, 2)
     )
     attacker.clients.buffer[: len(sent)] = sent
     attacker.connection.buffer_updated(len(sent))
     turns = 0
-    while asked < MOST_STREAMS:
+    while asked < LIMITS.streams:
         assert asked <= 3 * (turns + 1)
         assert attacker.transport.paused
         assert attacker.connection.held_bytes > 0
@@ -298,7 +296,7 @@ async def test_many_slow_requests_of_one_breath_let_others_have_their_turn() -> 
         turns += 1
     await asyncio.sleep(0)  # the last one may have used up its turn
     assert not attacker.transport.paused
-    assert len(heads(attacker)) == MOST_STREAMS
+    assert len(heads(attacker)) == LIMITS.streams
 
 
 async def test_what_waits_for_its_turn_counts_once() -> None:
@@ -306,10 +304,10 @@ async def test_what_waits_for_its_turn_counts_once() -> None:
 
     def app(request: HttpRequest) -> HttpResponse:
         if not request.body:
-            time.sleep(2 * TURN_S)
+            time.sleep(2 * LIMITS.strangers_turn_s)
         return text_answer(f"{len(request.body)}")
 
-    attacker = Attacker(app, limit_bytes=MOST_BYTES, window_bytes=1 << 30)
+    attacker = Attacker(app, body_bytes=MOST_BYTES, window_bytes=1 << 30)
     attacker.send(attacker.head(1, FIELDS))
     for _ in range(7):
         attacker.send(DataFrame(1, b"x" * 100_000))

@@ -25,6 +25,7 @@ from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.watch import PROBE_S
 from gpuslice.core.contract import ANN_ALLOCATION
 from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.faults import Fault, answer_of
 from simcluster.cluster.request import Request, Response
 from simcluster.cluster.watch import Watch
 
@@ -232,12 +233,14 @@ class Network:
         self.streams: list[Stream] = []
         self.trail = hashlib.blake2b(digest_size=8)  # of all that was asked and answered, and when
         self.bound: dict[str, str] = {}  # by uid, the cards that a pod's Binding named
+        self.withdrawn: dict[Process, int] = {}  # whose credentials, and the status that they are answered
 
     # -- what the test decides ---------------------------------------------------------------------------
 
     def deliver(self, message: Message) -> None:
         self.messages.remove(message)
-        answer = self._carry_out(message.request)
+        code = self.withdrawn.get(message.sender)
+        answer = answer_of(Fault(code=code)) if code else self._carry_out(message.request)
         self._answer(message, answer)
 
     def repeat(self, message: Message) -> None:

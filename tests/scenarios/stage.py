@@ -20,7 +20,7 @@ import msgspec
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.extender import Questions
-from gpuslice.apps.extender.main import Extender
+from gpuslice.apps.extender.main import WEB_LIMITS, Extender
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_records import PodEvents
 from gpuslice.apps.extender.scheduling_cycle import SchedulingCycle
@@ -127,14 +127,14 @@ class Stage:
         )
         self.ledger.apply_pod(_pod(document))
         names = [on] if on else self.ledger.node_names()
-        args = Questions().decode(msgspec.json.encode({"Pod": document, "NodeNames": names}))
+        args = Questions(WEB_LIMITS).decode(msgspec.json.encode({"Pod": document, "NodeNames": names}))
         answer = self.cycle.filter(args)
         passing = msgspec.json.decode(answer.node_names)
         if not passing:
             return self.refused(msgspec.json.decode(b"".join(answer.failed_nodes)))
         scores = msgspec.json.decode(
             self.cycle.prioritize(
-                Questions().decode(msgspec.json.encode({"Pod": document, "NodeNames": passing}))
+                Questions(WEB_LIMITS).decode(msgspec.json.encode({"Pod": document, "NodeNames": passing}))
             )
         )
         best = max(scores, key=lambda each: each["Score"])["Host"]

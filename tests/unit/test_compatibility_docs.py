@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/reference/compatibility.md").read_text()
-ATTACKS = (ROOT / "docs/operate/threat-model.md").read_text()
+ATTACKS = (ROOT / "docs/user/security.md").read_text()
 LINES = 101
 
 

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from gpuslice.adapters.wire.errors import MalformedError
-from gpuslice.adapters.wire.review import MOST_REVIEW_VALUES, MOST_VALUES, decode_review
-from gpuslice.apps.webhook.main import LARGEST_REVIEW_BYTES
+from gpuslice.adapters.wire.review import decode_review
+from gpuslice.apps.webhook.main import WEB_LIMITS
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.apps.webhook.settings import WebhookSettings
 from gpuslice.core.contract import GPU_MEM
@@ -40,7 +40,7 @@ def body(pod: dict[str, Any] | bytes, **more: Any) -> bytes:
             },
         }
     )
-    assert len(review) <= LARGEST_REVIEW_BYTES
+    assert len(review) <= WEB_LIMITS.body_bytes
     return review
 
 
@@ -48,7 +48,7 @@ def pod(*containers: dict[str, Any], **meta: Any) -> dict[str, Any]:
     return {"metadata": {"name": "p", **meta}, "spec": {"containers": [*containers]}}
 
 
-LARGEST = 0.95 * MOST_VALUES
+LARGEST = 0.95 * WEB_LIMITS.object_values
 HALF = [{"name": f"c{each}", "resources": CARD} for each in range(int(LARGEST / 2))]
 BARE = [{"name": f"c{each}"} for each in range(int(LARGEST))]
 COSTLY = {
@@ -76,14 +76,14 @@ def test_the_largest_pod_that_is_looked_at_is_answered_in_time(costly: dict[str,
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_pod_of_more_values_is_denied_and_not_passed_over(verb: Any) -> None:
-    many = pod({"name": "c", "resources": CARD, "env": [{"name": "a"}] * (MOST_VALUES + 1)})
+    many = pod({"name": "c", "resources": CARD, "env": [{"name": "a"}] * (WEB_LIMITS.object_values + 1)})
     response = verb(decode_review(body(many)))["response"]
     assert (response["allowed"], response["uid"]) == (False, "u")
     assert "must be at most 20000" in response["status"]["message"]
 
 
 def test_a_change_into_such_a_pod_is_denied_too() -> None:
-    many = pod({"name": "c", "resources": CARD, "env": [{"name": "a"}] * (MOST_VALUES + 1)})
+    many = pod({"name": "c", "resources": CARD, "env": [{"name": "a"}] * (WEB_LIMITS.object_values + 1)})
     small = pod({"name": "c", "resources": CARD})
     review = decode_review(body(many, operation="UPDATE", oldObject=small))
     assert not REVIEWER.validate(review)["response"]["allowed"]
@@ -111,8 +111,8 @@ def test_two_pods_as_large_as_are_stored_fit_into_a_review() -> None:
 def test_a_forged_review_is_refused_before_it_is_unpacked(value: bytes) -> None:
     """15 MiB took 1.8 GiB and a minute, of a process that may have 256 MiB; who reaches the port may ask."""
     begins, ends = (b"{", b"}") if b":" in value else (b"[", b"]")
-    many = begins + (value + b",") * MOST_REVIEW_VALUES + value + ends
+    many = begins + (value + b",") * WEB_LIMITS.values + value + ends
     began_s = time.process_time()
     with pytest.raises(MalformedError, match="more than 1000000 values"):
-        decode_review(body(many[: LARGEST_REVIEW_BYTES - 1000]))
+        decode_review(body(many[: WEB_LIMITS.body_bytes - 1000]))
     assert time.process_time() - began_s < SOON_S

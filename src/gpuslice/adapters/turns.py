@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from typing import NamedTuple
 
+from gpuslice.adapters.limits import Limits
 from gpuslice.core.errors import GpusliceError
 
 
@@ -12,40 +17,78 @@ class TooManyError(GpusliceError):
     """Nothing was done: others asked for too much."""
 
 
-class NewestFirst:
-    """Lets `at_once` go on at a time. Of those that wait the newest is next, so that whoever floods us with
-    questions waits behind himself, and others hardly at all; the oldest is refused if there are too many."""
+class Asker(NamedTuple):
+    """The address of who asks, and whether it is the first request on its connection."""
 
-    def __init__(self, at_once: int, most: int) -> None:
-        self._free = at_once
-        self._most_waiting = most - at_once
-        self._waiting: deque[asyncio.Future[bool]] = deque()
+    address: str = ""
+    first: bool = True
 
-    async def __aenter__(self) -> None:
+
+UNNAMED = Asker()
+
+
+class Turns:
+    """Lets a few reviews of unknown tokens or passwords go on at a time.
+
+    Of those that wait, who comes from an address that has sent nothing wrong is next, then who has just
+    connected, and of these the newest: whoever floods us waits behind himself, and others hardly at all.
+    The last in this order is refused if there are too many.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._free = limits.reviews_at_once
+        self._count = 0
+        self._waiting: dict[asyncio.Future[bool], tuple[Asker, int]] = {}
+        self._suspects: OrderedDict[str, float] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, asker: Asker) -> AsyncIterator[None]:
         """Raises `TooManyError` if it is refused."""
         if self._free:
             self._free -= 1
-            return
+        else:
+            await self._wait(asker)
+        try:
+            yield
+        finally:
+            self._release()
+
+    def was_wrong(self, asker: Asker) -> None:
+        """What was shown from there is nobody's."""
+        self._suspects[asker.address] = self._clock()
+        self._suspects.move_to_end(asker.address)
+        if len(self._suspects) > self._limits.reviews_remembered:
+            self._suspects.popitem(last=False)
+
+    async def _wait(self, asker: Asker) -> None:
         turn: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        if len(self._waiting) > self._most_waiting:
-            self._waiting.popleft().set_result(False)
+        self._count += 1
+        self._waiting[turn] = asker, self._count
+        if len(self._waiting) > self._limits.reviews_waiting - self._limits.reviews_at_once:
+            last = min(self._waiting, key=self._place)
+            del self._waiting[last]
+            last.set_result(False)
         try:
             if not await turn:
                 raise TooManyError("too many ask at once; try again")
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            elif turn.done() and not turn.cancelled() and turn.result():
+            if self._waiting.pop(turn, None) is None and not turn.cancelled() and turn.result():
                 self._release()
             raise
 
-    async def __aexit__(self, *_: object) -> None:
-        self._release()
+    def _place(self, turn: asyncio.Future[bool]) -> tuple[bool, bool, int]:
+        """In the order of those that wait; the highest is next."""
+        asker, number = self._waiting[turn]
+        wrong_s = self._suspects.get(asker.address, float("-inf"))
+        return self._clock() - wrong_s > self._limits.suspect_s, asker.first, number
 
     def _release(self) -> None:
+        """Pass the turn on."""
         while self._waiting:
-            turn = self._waiting.pop()
+            turn = max(self._waiting, key=self._place)
+            del self._waiting[turn]
             if not turn.done():
                 turn.set_result(True)
                 return

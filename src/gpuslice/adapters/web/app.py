@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gpuslice.adapters.turns import Asker
 from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.exposition import Format, Piece, end_of, gzipped, joined, pieces
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
@@ -78,11 +79,11 @@ def for_operators(route: Route) -> Route:
     return Route(route.method, route.path, handler)
 
 
-def for_bearers(app: App, allows: Callable[[str, str], Awaitable[bool]]) -> App:
+def for_bearers(app: App, allows: Callable[[str, str, Asker], Awaitable[bool]]) -> App:
     """`app`, with paths below ``/debug`` open to clients with a bearer token that `allows` accepts."""
 
     async def reviewed(request: HttpRequest, token: str) -> HttpResponse:
-        request.known = await allows(token, request.path)
+        request.known = await allows(token, request.path, request.asker)
         answer = app(request)
         return answer if isinstance(answer, HttpResponse) else await answer
 

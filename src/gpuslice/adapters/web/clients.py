@@ -1,15 +1,18 @@
-"""Who is connected to one of our servers, and limits for all of them together: memory, files, time."""
+"""Who is connected to one of our servers, and what keeps them within its limits: memory, files, time."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 from abc import ABCMeta, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, cast
 
+from gpuslice.adapters.limits import LIMITS, Limits
+from gpuslice.adapters.turns import Asker
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 
 App = Callable[[HttpRequest], HttpResponse | Awaitable[HttpResponse]]
@@ -20,42 +23,23 @@ Admit = Callable[[HttpRequest], int | HttpResponse]
 
 READ_BYTES = 256 << 10  # at a time: the question of a large cluster fits
 STEP_BITS = 16  # a connection adds its bytes to the common count in steps of this power of two
-TURN_S = 0.005  # of the loop's time per turn, so that probes and other clients need not wait long
 _MOMENT_S = 1.0  # who has been sending for longer makes room for others
-MOST_CLIENTS = 256
-"""kube-scheduler, Prometheus and probes are a handful; a process may often open only 1024 files."""
-
 _MOST_DIGITS = 18  # of a length; Python itself refuses numbers of thousands of digits
-MOST_FIELDS = 100
-"""In a head: an empty field takes some fifty times its bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a client may take, in seconds."""
-
-    request_s: float = 30.0  # from the first byte of a request to its last
-    answer_s: float = 60.0  # to read an answer
-    idle_s: float = 600.0  # between two requests: longer than clients themselves keep idle connections
-    linger_s: float = 2.0  # to read a refusal while it is still sending
 
 
 @dataclass(slots=True)
 class Clients:
     """All connections of one server, of any HTTP version.
 
-    `body_limit_bytes` applies to one request, unless `admit` allows less; `most_bytes` to all together,
-    including unread answers. `names`: a client is known if its certificate has one of these; without any,
-    every certificate will do. `trusts`: whether who was admitted by a TLS context still would be.
+    `admit` may allow a request fewer bytes than `limits`. `names`: a client is known if its certificate has
+    one of these; without any, every certificate will do. `trusts`: whether who was admitted by a TLS context
+    still would be.
     """
 
     app: App
-    body_limit_bytes: int
-    patience: Patience = Patience()
-    most: int = MOST_CLIENTS
+    limits: Limits = LIMITS
     names: frozenset[str] = frozenset()
     admit: Admit | None = None
-    most_bytes: int = 64 << 20
     trusts: Callable[[ssl.SSLContext | None], bool] = lambda _: True
     draining: bool = False
     connections: set[Client] = field(default_factory=set)
@@ -63,14 +47,18 @@ class Clients:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
     """What any connection has just read: it is parsed before the next one reads."""
+    _newcomers: deque[Callable[[], None]] = field(default_factory=deque)
+    _others: deque[Callable[[], None]] = field(default_factory=deque)
+    _in_turn: bool = False
 
     def body_limit(self, request: HttpRequest) -> int | HttpResponse:
         """How many bytes of body a request may have, or why it is refused by its head alone."""
-        allowed = self.body_limit_bytes if self.admit is None else self.admit(request)
+        allowed = self.limits.body_bytes if self.admit is None else self.admit(request)
         if isinstance(allowed, HttpResponse):
             return allowed
-        if len(request.headers) > MOST_FIELDS:
-            return json_answer({"error": f"the request's head has more than {MOST_FIELDS} fields"}, 431)
+        if len(request.headers) > self.limits.fields:
+            sentence = f"the request's head has more than {self.limits.fields} fields"
+            return json_answer({"error": sentence}, 431)
         length = request.headers.get("content-length", "0")
         if not length.isdecimal():  # digits are checked, but not whether it was given twice
             return json_answer({"error": "Content-Length is not one number"}, 400)
@@ -87,14 +75,39 @@ class Clients:
         self.answering.add(task)
         task.add_done_callback(self.answering.discard)
 
+    def in_turn(self, work: Callable[[], None], client: Client) -> None:
+        """Do it soon for a known client, for others in each turn of the loop one's first request and one's
+        further one.
+
+        New connections are accepted at the same pace, so that first requests do not pile up: however many
+        strangers there are, clients with a certificate wait for two of their requests, and who has just
+        connected for a few.
+        """
+        if client.known:
+            asyncio.get_running_loop().call_soon(work)
+            return
+        (self._newcomers if client.asker.first else self._others).append(work)
+        if not self._in_turn:
+            self._in_turn = True
+            self._next_strangers()
+
+    def _next_strangers(self) -> None:
+        self._in_turn = bool(self._newcomers or self._others)
+        if self._in_turn:
+            asyncio.get_running_loop().call_soon(self._next_strangers)
+        for waiting in (self._newcomers, self._others):
+            if waiting:
+                waiting.popleft()()
+
     def welcome(self, connection: Client, now: float) -> None:
         """Admit a new client. If too many are connected, the one that has been silent for longest goes.
 
-        But never one with a certificate before one without.
+        But never one with a certificate before one without, nor the new one where others are busy.
         """
         self.connections.add(connection)
-        if len(self.connections) > self.most:
-            max(self.connections, key=lambda each: (not each.known, each.silent_s(now))).abort()
+        if len(self.connections) > self.limits.clients:
+            old = {each: each is not connection for each in self.connections}
+            max(old, key=lambda each: (not each.known, old[each], each.silent_s(now))).abort()
 
     def held_bytes(self) -> int:
         """Of bodies that are arriving or being answered, and of unread answers."""
@@ -107,7 +120,7 @@ class Clients:
         but none that has only just begun.
         """
         held = {each: each.held_bytes for each in self.connections}
-        while sum(held.values()) > self.most_bytes:
+        while sum(held.values()) > self.limits.all_bytes:
             slow = [each for each, size in held.items() if size and each.silent_s(now) > _MOMENT_S]
             if not slow:
                 return False
@@ -168,9 +181,11 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
+        self._limits = clients.limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None  # None before and after the connection
         self.known = self.local = self._tls = False
+        self.asker = Asker()
         self.context: ssl.SSLContext | None = None
         self.untrusted_since: float | None = None
         self._since = self._loop.time()
@@ -182,7 +197,8 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
         self.context = session.context if session is not None else None
         shown = transport.get_extra_info("peercert")  # it has been verified
         self.known = bool(shown) and (not self._clients.names or bool(self._clients.names & names_of(shown)))
-        self.local = is_local(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        self.local, self.asker = is_local(peer), Asker(address_of(peer))
         self._clients.welcome(self, self._loop.time())
         if not self._clients.trusts(self.context):  # the files have changed during its handshake
             self.abort()
@@ -198,6 +214,23 @@ class Client(asyncio.BufferedProtocol, metaclass=ABCMeta):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+    def _was_answered(self) -> None:
+        if self.asker.first:
+            self.asker = self.asker._replace(first=False)
+
+    def _asked(
+        self, method: str, target: str, headers: Mapping[str, str], *, keep_alive: bool = True
+    ) -> HttpRequest:
+        return HttpRequest(
+            method,
+            target,
+            headers,
+            keep_alive=keep_alive,
+            known=self.known,
+            local=self.local,
+            asker=self.asker,
+        )
 
     @abstractmethod
     def end_when_idle(self) -> None:
@@ -221,12 +254,17 @@ def too_large(limit_bytes: int) -> HttpResponse:
     return json_answer({"error": f"the request's body has more than {limit_bytes} bytes"}, 413)
 
 
+def address_of(peer: object) -> str:
+    """ "" on a unix socket."""
+    return str(peer[0]).partition("%")[0] if isinstance(peer, tuple) and peer else ""
+
+
 def is_local(peer: object) -> bool:
     """Whether the client is on this machine: on loopback, or on a unix socket, which has no address."""
-    if not isinstance(peer, tuple) or not peer:
+    if not (text := address_of(peer)):
         return True
     try:
-        address = ip_address(str(peer[0]).partition("%")[0])
+        address = ip_address(text)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)

@@ -12,10 +12,9 @@ from collections.abc import Awaitable
 
 import httptools
 
-from gpuslice.adapters.web.clients import MOST_FIELDS, STEP_BITS, Client, Clients, too_large
+from gpuslice.adapters.web.clients import STEP_BITS, Client, Clients, too_large
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, head_of, json_answer
 
-HEAD_LIMIT_BYTES = 32 << 10
 _RECORD_BYTES = 16 << 10  # the most that one TLS record carries
 _WAITING_BYTES = 1 << 10  # what a pipelined request takes besides its head and body
 
@@ -31,6 +30,7 @@ class Connection(Client):
         # the last answer: what came after the waiting ones is no request
         self._refusal: HttpResponse | None = None
         self._busy = False  # an answer is being made
+        self._in_queue = False  # of strangers
         self._answering_bytes = 0  # of the request that it answers
         self._blocked = False  # the client does not read what we send
         self._deaf = False  # its data is no longer parsed
@@ -40,7 +40,7 @@ class Connection(Client):
 
     def _new_message(self) -> None:
         self._receiving = self._in_head = True
-        self._body_limit_bytes = self._clients.body_limit_bytes
+        self._body_limit_bytes = self._limits.body_bytes
         self._received_bytes = self._head_bytes = 0
         self._target = b""
         self._headers: dict[str, str] = {}
@@ -63,11 +63,11 @@ class Connection(Client):
             self._deaf = True
         except httptools.HttpParserError as error:
             self._refuse(400, f"this is not HTTP/1.1: {error}")
-        if self._received_bytes == 0 and nbytes > HEAD_LIMIT_BYTES:
+        if self._received_bytes == 0 and nbytes > self._limits.head_bytes:
             # it began in this read, after others
             self._received_bytes = nbytes - (bytes(self._clients.buffer[:nbytes]).rfind(b"\r\n\r\n") + 1)
-        if self._in_head and self._receiving and self._received_bytes > HEAD_LIMIT_BYTES:
-            self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
+        if self._in_head and self._receiving and self._received_bytes > self._limits.head_bytes:
+            self._refuse(431, f"the request's head has more than {self._limits.head_bytes} bytes")
         self._go_on()
         if self._waiting:  # pipelined, and held until what came before has been taken
             self._hold()
@@ -104,13 +104,13 @@ class Connection(Client):
             return
         self._headers[key] = text if before is None else f"{before}, {text}"
         self._count_head(len(name) + len(value))
-        if len(self._headers) > MOST_FIELDS:
-            self._refuse(431, f"the request's head has more than {MOST_FIELDS} fields")
+        if len(self._headers) > self._limits.fields:
+            self._refuse(431, f"the request's head has more than {self._limits.fields} fields")
 
     def _count_head(self, more_bytes: int) -> None:
         self._head_bytes += more_bytes
-        if self._head_bytes > HEAD_LIMIT_BYTES:
-            self._refuse(431, f"the request's head has more than {HEAD_LIMIT_BYTES} bytes")
+        if self._head_bytes > self._limits.head_bytes:
+            self._refuse(431, f"the request's head has more than {self._limits.head_bytes} bytes")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -152,30 +152,19 @@ class Connection(Client):
 
     def _request(self) -> HttpRequest:
         """The request; its body may still be arriving."""
-        return HttpRequest(
-            self._parser.get_method().decode("latin-1"),
-            self._target.decode("latin-1"),
-            self._headers,
-            keep_alive=self._parser.should_keep_alive(),
-            known=self.known,
-            local=self.local,
-        )
+        method, target = self._parser.get_method().decode("latin-1"), self._target.decode("latin-1")
+        return self._asked(method, target, self._headers, keep_alive=self._parser.should_keep_alive())
 
     # -- answering -------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         """Answer what waits, one at a time; continue reading only when nothing waits."""
-        if self._waiting and not self._busy and not self._blocked:
-            request = self._waiting.popleft()
-            self._waiting_bytes -= _WAITING_BYTES + request.size_bytes
-            answer = self._clients.app(request)
-            if isinstance(answer, HttpResponse):
-                self._answered(request, answer)
-                if self._waiting:  # pipelined requests wait for other clients' turns, for example a probe's
-                    self._loop.call_soon(self._go_on)
+        if self._waiting and not (self._busy or self._blocked or self._in_queue):
+            if self.known:
+                self._answer_next()
             else:
-                self._busy, self._answering_bytes = True, request.size_bytes
-                self._clients.hand_over(self._await(request, answer))
+                self._in_queue = True
+                self._clients.in_turn(self._answer_in_turn, self)
         if self._transport is None or self._lingering or self._transport.is_closing():
             return
         if self._refusal is not None and not self._busy and not self._waiting:
@@ -194,6 +183,24 @@ class Connection(Client):
         else:
             self._transport.resume_reading()
 
+    def _answer_in_turn(self) -> None:
+        self._in_queue = False
+        if self._waiting and not (self._busy or self._blocked):
+            self._answer_next()
+            self._go_on()
+
+    def _answer_next(self) -> None:
+        request = self._waiting.popleft()
+        self._waiting_bytes -= _WAITING_BYTES + request.size_bytes
+        answer = self._clients.app(request)
+        if isinstance(answer, HttpResponse):
+            self._answered(request, answer)
+            if self._waiting:  # pipelined requests wait for other clients' turns, for example a probe's
+                self._loop.call_soon(self._go_on)
+        else:
+            self._busy, self._answering_bytes = True, request.size_bytes
+            self._clients.hand_over(self._await(request, answer))
+
     async def _await(self, request: HttpRequest, coming: Awaitable[HttpResponse]) -> None:
         """Continues after the client has left: what it has begun must end."""
         try:
@@ -208,6 +215,7 @@ class Connection(Client):
         last_word = self._deaf and self._refusal is None and not self._waiting
         last = answer.last or not request.keep_alive or last_word or self._clients.draining
         self._write(answer, last, without_body=request.method == "HEAD")
+        self._was_answered()
         if last and self._transport is not None:
             self._forget_waiting()
             self._deaf = True
@@ -267,12 +275,11 @@ class Connection(Client):
     def hurry(self, now: float) -> None:
         if self._busy or self._transport is None:
             return
-        patience = self._clients.patience
         if self._transport.get_write_buffer_size():
-            allowed_s = patience.answer_s
+            allowed_s = self._limits.answer_s
         elif self._lingering:
-            allowed_s = patience.linger_s
+            allowed_s = self._limits.linger_s
         else:
-            allowed_s = patience.request_s if self._receiving else patience.idle_s
+            allowed_s = self._limits.request_s if self._receiving else self._limits.idle_s
         if now - self._since > allowed_s:
             self.abort()

@@ -147,6 +147,10 @@ class FrameReader:
     def held_bytes(self) -> int:
         return len(self._unread) + len(self._head)
 
+    def keep(self, heard: memoryview) -> None:
+        """Until the next `read`."""
+        self._unread += heard
+
     def read(self, heard: memoryview) -> Generator[Frame, None, None]:
         """The frames in their order, each valid until the next. Raises `ConnectionFault`."""
         if self._unread:

@@ -10,21 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from functools import partial
 
 from gpuslice.adapters.web import frames, heads
-from gpuslice.adapters.web.clients import MOST_FIELDS, STEP_BITS, TURN_S, Client, Clients, too_large
-from gpuslice.adapters.web.connection import HEAD_LIMIT_BYTES
+from gpuslice.adapters.web.clients import STEP_BITS, Client, Clients, too_large
 from gpuslice.adapters.web.frames import END_STREAM, Code, ConnectionFault, Setting, StreamFault
-from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
+from gpuslice.adapters.web.messages import HttpResponse, json_answer
 from gpuslice.adapters.web.stream import STREAM_BYTES, STREAM_WINDOW_BYTES, Stream
 
-MOST_STREAMS = 128  # concurrent requests of one client: more than the binds that an extender lets begin
-MOST_RESETS = 256  # more streams reset before their answer than answered ones: an attack
-MOST_IDLE_FRAMES = 1_000
-"""Frames without a request and almost without data, beyond those that its answers account for."""
-_IDLE_DATA_BYTES = 1 << 10  # a smaller part of a body counts as such a frame
-_IDLE_FRAMES_EACH = 20  # accounted for by each answer, plus one per this many bytes of it
-_BYTES_A_FRAME = 2 << 10
 _CONNECTION_WINDOW_BYTES = 4 << 20
 _BUSY = json_answer({"error": "others send large requests just now; try again"}, 503)
 
@@ -34,7 +27,7 @@ class Http2Connection(Client):
 
     def __init__(self, clients: Clients) -> None:
         super().__init__(clients)
-        self._unpacker = heads.Unpacker(HEAD_LIMIT_BYTES)
+        self._unpacker = heads.Unpacker(clients.limits.head_bytes)
         self._streams: dict[int, Stream] = {}
         self._answering: dict[int, int] = {}  # bytes of requests in progress, even after a reset
         self._last_stream = 0  # the highest that the client has opened
@@ -59,10 +52,10 @@ class Http2Connection(Client):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         allowed = {
-            Setting.MAX_CONCURRENT_STREAMS: MOST_STREAMS,
+            Setting.MAX_CONCURRENT_STREAMS: self._limits.streams,
             Setting.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
             Setting.MAX_FRAME_SIZE: frames.LARGEST_DATA_BYTES,
-            Setting.MAX_HEADER_LIST_SIZE: HEAD_LIMIT_BYTES,
+            Setting.MAX_HEADER_LIST_SIZE: self._limits.head_bytes,
         }
         more = frames.leave_to_send(0, _CONNECTION_WINDOW_BYTES - frames.FIRST_WINDOW_BYTES)
         self._to_send += (frames.settings(allowed), more)
@@ -72,13 +65,21 @@ class Http2Connection(Client):
         super().connection_lost(error)
         self._streams.clear()
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._clients.buffer if self.known else self._clients.buffer[: self._limits.unread_bytes]
+
     def buffer_updated(self, nbytes: int) -> None:
         self._begun = 0
-        self.read(self._clients.buffer[:nbytes])
+        if self.known:
+            self.read(self._clients.buffer[:nbytes])
+        else:
+            self._reader.keep(self._clients.buffer[:nbytes])
+            self._read_on()
 
     def read(self, heard: memoryview) -> None:
         """Read for one turn; data that is not reached waits until all other connections had theirs."""
-        turn_ends_s, self.to_read = time.monotonic() + TURN_S, False
+        allowed_s = self._limits.turn_s if self.known else self._limits.strangers_turn_s
+        turn_ends_s, self.to_read = time.monotonic() + allowed_s, False
         coming = self._reader.read(heard)
         try:
             for kind, flags, stream, body, length in coming:
@@ -95,12 +96,11 @@ class Http2Connection(Client):
                 except StreamFault as fault:
                     self._resets += 1
                     self._reset(stream, fault.code)
-                if self._resets > MOST_RESETS or self._idle_frames > MOST_IDLE_FRAMES:
+                if self._resets > self._limits.resets or self._idle_frames > self._limits.idle_frames:
                     raise ConnectionFault(Code.ENHANCE_YOUR_CALM)
                 if time.monotonic() > turn_ends_s:
                     coming.close()
-                    self.to_read = True
-                    self._loop.call_soon(self.read, memoryview(b""))
+                    self._read_on()
                     break
         except ConnectionFault as fault:
             self._end(fault.code)
@@ -112,6 +112,11 @@ class Http2Connection(Client):
                     self._send(number, waiting)
         self._flush()
         self._read_or_not()
+
+    def _read_on(self) -> None:
+        self.to_read = True
+        self._read_or_not()
+        self._clients.in_turn(partial(self.read, memoryview(b"")), self)
 
     def _read_or_not(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -187,7 +192,7 @@ class Http2Connection(Client):
 
     def _take_head(self, flags: int, number: int, block: bytes) -> None:
         head, ends = self._unpacker.unpack(block), bool(flags & END_STREAM)
-        self._idle_frames += max(0, len(head.fields) - MOST_FIELDS)  # each takes time
+        self._idle_frames += max(0, len(head.fields) - self._limits.fields)  # each takes time
         if not number % 2:
             raise ConnectionFault(Code.PROTOCOL_ERROR)
         if number > self._last_stream:
@@ -206,12 +211,12 @@ class Http2Connection(Client):
     def _begin(self, number: int, head: heads.Head, *, ends: bool) -> None:
         # A request that was reset may still be in progress, so there may be more than the open streams. And
         # the client cannot know about streams that ended during this read: it considers them open.
-        is_full = len(self._streams) >= MOST_STREAMS or len(self._answering) >= MOST_STREAMS
-        if self._leaving or is_full or self._begun >= MOST_STREAMS:
+        most_begun = max(len(self._streams), len(self._answering), self._begun)
+        if self._leaving or most_begun >= self._limits.streams:
             raise StreamFault(Code.REFUSED_STREAM)  # which means: retry elsewhere
         self._begun += 1
         method, target, headers, size_bytes = head.request()
-        request = HttpRequest(method, target, headers, known=self.known, local=self.local)
+        request = self._asked(method, target, headers)
         allowed = self._clients.body_limit(request)
         held_bytes = STREAM_BYTES + size_bytes
         limit_bytes = 0 if isinstance(allowed, HttpResponse) else allowed
@@ -228,10 +233,9 @@ class Http2Connection(Client):
             self._send_head(number, heads.packed(100, ()))
 
     def _take_data(self, flags: int, number: int, body: memoryview, length: int) -> None:
-        """The data counts whatever happens to its stream: the client has used up its window. The window is
-        not what bounds how much we hold, see `Clients`."""
+        """It counts whatever happens to its stream: the client has used up its window."""
         ends = flags & END_STREAM
-        if length < _IDLE_DATA_BYTES and (length or not body):
+        if length < self._limits.idle_data_bytes and (length or not body):
             self._idle_frames += 1
         self._came_bytes += length
         if self._came_bytes > _CONNECTION_WINDOW_BYTES // 2:
@@ -263,8 +267,7 @@ class Http2Connection(Client):
             self._ask(number)
 
     def _may_hold(self, more_bytes: int) -> bool:
-        """Whether there is room for this much more. Checked in steps that all streams share: else each of
-        them would stay below its own step."""
+        """Whether there is room for so much more. In steps of all streams: each may stay below its own."""
         self._uncounted_bytes += more_bytes
         if self._uncounted_bytes >> STEP_BITS:
             if not self._clients.makes_room(self, self._loop.time()):
@@ -309,9 +312,10 @@ class Http2Connection(Client):
         if stream is None or self._transport is None or self._transport.is_closing():
             return
         self._since = stream.began_s = self._loop.time()
+        self._was_answered()
         self._resets -= self._resets > 0
         length_bytes = answer.length_bytes
-        accounts_for = _IDLE_FRAMES_EACH + length_bytes // _BYTES_A_FRAME
+        accounts_for = self._limits.idle_frames_each + length_bytes // self._limits.bytes_a_frame
         self._idle_frames = max(0, self._idle_frames - accounts_for)
         self._send_head(number, heads.of_answer(answer, length_bytes))
         body = b"" if stream.request.method == "HEAD" else b"".join((answer.body, *answer.more))
@@ -404,14 +408,13 @@ class Http2Connection(Client):
     def hurry(self, now: float) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        patience = self._clients.patience
         for number, stream in list(self._streams.items()):
             if number not in self._answering:
-                allowed_s = patience.answer_s if stream.rest is not None else patience.request_s
+                allowed_s = self._limits.answer_s if stream.rest is not None else self._limits.request_s
                 if now - stream.began_s > allowed_s:
                     self._reset(number, Code.CANCEL)
-        if self._blocked_s is not None and now - self._blocked_s > patience.answer_s:
+        if self._blocked_s is not None and now - self._blocked_s > self._limits.answer_s:
             self.abort()
-        elif not (self._streams or self._answering) and now - self._since > patience.idle_s:
+        elif not (self._streams or self._answering) and now - self._since > self._limits.idle_s:
             self.end_when_idle()
         self._flush()

@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from gpuslice.adapters.turns import UNNAMED, Asker
+
 JSON = "application/json"
 _FIELD_BYTES = 200  # what a header takes in memory beside its text
 TEXT = "text/plain; charset=utf-8"
@@ -33,6 +35,7 @@ class HttpRequest:
     part: str = ""
     known: bool = False
     local: bool = True
+    asker: Asker = UNNAMED
 
     @property
     def size_bytes(self) -> int:

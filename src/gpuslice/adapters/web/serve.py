@@ -10,13 +10,15 @@ import logging
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuslice.adapters.web.clients import Admit, App, Client, Clients
+from gpuslice.adapters.limits import LIMITS, Limits
+from gpuslice.adapters.web.clients import Admit, App, Client, Clients, address_of
 from gpuslice.adapters.web.connection import Connection
 from gpuslice.adapters.web.server_tls import HTTP2, CertificateError, ServerTls, TlsFiles
 from gpuslice.core.errors import GpusliceError, words_of
@@ -24,9 +26,7 @@ from gpuslice.core.hosts import bracketed
 
 _log = logging.getLogger(__name__)
 RELOAD_EVERY_S = 1.0
-HANDSHAKE_S = 10.0
 BACKLOG = 1024
-MOST_HANDSHAKES = 64  # at a time: each takes some 50 KiB before anything is known about the client
 ACCEPT_AGAIN_S = 0.1  # after an error for too many open files
 SWEEP_EVERY_S = 1.0
 FIRST_INHERITED = 3  # the first socket from systemd
@@ -51,7 +51,7 @@ class Listen:
 
     `tls_files`: instead of them, what a configuration file says now. `client_names`: as `Clients.names`.
     `http2`: offered to clients over TLS; HTTP/1.1 is always served. `inherited`: a listening socket opened by
-    somebody else, instead of host and port. `body_limit_bytes`, `most_bytes`, `admit`: as in `Clients`.
+    somebody else, instead of host and port. `admit`: as in `Clients`.
     """
 
     port: int
@@ -65,8 +65,7 @@ class Listen:
     drain_s: float = 5.0  # how long a request in progress gets to finish
     reload_every_s: float = RELOAD_EVERY_S  # how often the files are checked, besides at each connection
     inherited: socket.socket | None = None
-    body_limit_bytes: int = 1 << 20
-    most_bytes: int = 64 << 20
+    limits: Limits = LIMITS
     admit: Admit | None = None
 
     @property
@@ -86,18 +85,12 @@ async def serving(
         tls = _server_tls(listen)
     except CertificateError as error:
         raise CannotServeError(str(error)) from error
-    clients = Clients(
-        app,
-        listen.body_limit_bytes,
-        names=listen.client_names,
-        admit=listen.admit,
-        most_bytes=listen.most_bytes,
-    )
+    clients = Clients(app, listen.limits, names=listen.client_names, admit=listen.admit)
     if tls is not None:
         clients.trusts = tls.trusts
     met(clients)
     try:
-        server = await _listening(clients, listen, accepting=tls is None)
+        server = await _listening(clients, listen)
     except (OSError, UnicodeError) as error:
         in_use = getattr(error, "errno", None) == errno.EADDRINUSE
         why = "another program uses it" if in_use else words_of(error)
@@ -106,12 +99,13 @@ async def serving(
     beside = [asyncio.create_task(_sweep(clients), name="cut off slow clients")]
     if tls is not None:
         beside.append(asyncio.create_task(_reload(tls, clients, listen), name="reload certificates"))
-        for each in server.sockets:
-            listening = socket.socket(fileno=os.dup(each.fileno()))
-            listening.setblocking(False)
-            listening.listen(BACKLOG)
-            accepting = _accept(listening, _protocols(clients, listen), tls)
-            beside.append(asyncio.create_task(accepting, name="accept"))
+    accepting = []
+    for each in server.sockets:
+        listening = socket.socket(fileno=os.dup(each.fileno()))
+        listening.setblocking(False)
+        listening.listen(BACKLOG)
+        work = _accept(listening, _protocols(clients, listen), tls, listen.limits)
+        accepting.append(asyncio.create_task(work, name="accept"))
     try:
         address = server.sockets[0].getsockname()
         port = int(address[1]) if isinstance(address, tuple) else 0  # a unix socket has none
@@ -120,12 +114,12 @@ async def serving(
         yield port
     finally:
         server.close()
-        for task in beside[2:]:  # no new clients
+        for task in accepting:
             task.cancel()
         await clients.drain(listen.drain_s)
         for task in beside:
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*accepting, *beside, return_exceptions=True)
         await server.wait_closed()
 
 
@@ -138,9 +132,9 @@ def _server_tls(listen: Listen) -> ServerTls | None:
     return ServerTls(wanted, http2=listen.http2, settled_s=listen.reload_every_s)
 
 
-async def _listening(clients: Clients, listen: Listen, *, accepting: bool) -> asyncio.Server:
-    """Bound, and `accepting` by itself where nothing about TLS has to be known first."""
-    loop, start = asyncio.get_running_loop(), accepting
+async def _listening(clients: Clients, listen: Listen) -> asyncio.Server:
+    """Bound, but accepting nobody by itself: it would accept all that wait in one turn of the loop."""
+    loop = asyncio.get_running_loop()
     protocols = partial(Connection, clients)
     bound = listen.inherited
     if bound is None and listen.host == EVERYWHERE and socket.has_dualstack_ipv6():
@@ -148,10 +142,10 @@ async def _listening(clients: Clients, listen: Listen, *, accepting: bool) -> as
         bound = socket.create_server((EVERYWHERE, listen.port), family=socket.AF_INET6, dualstack_ipv6=True)
     if bound is None:
         host = "0.0.0.0" if listen.host == EVERYWHERE else listen.host
-        return await loop.create_server(protocols, host, listen.port, backlog=BACKLOG, start_serving=start)
+        return await loop.create_server(protocols, host, listen.port, backlog=BACKLOG, start_serving=False)
     if bound.family == socket.AF_UNIX:
-        return await loop.create_unix_server(protocols, sock=bound, backlog=BACKLOG, start_serving=start)
-    return await loop.create_server(protocols, sock=bound, backlog=BACKLOG, start_serving=start)
+        return await loop.create_unix_server(protocols, sock=bound, backlog=BACKLOG, start_serving=False)
+    return await loop.create_server(protocols, sock=bound, backlog=BACKLOG, start_serving=False)
 
 
 def _protocols(clients: Clients, listen: Listen) -> Callable[[], asyncio.BaseProtocol]:
@@ -180,43 +174,94 @@ class _ByAlpn(asyncio.Protocol):
 
 
 async def _accept(
-    listening: socket.socket, protocols: Callable[[], asyncio.BaseProtocol], tls: ServerTls
+    listening: socket.socket,
+    protocols: Callable[[], asyncio.BaseProtocol],
+    tls: ServerTls | None,
+    limits: Limits,
 ) -> None:
     """Accept connections for ever, each by what the files of certificates say at that moment.
 
-    An asyncio server would begin any number of handshakes at once, each with its own buffers; here the oldest
-    ends if there are too many.
+    An asyncio server would begin with all that come, in their order. Here one begins in each turn of the
+    loop, of another address than the one before, so that whoever floods us waits behind himself; and the
+    oldest handshake ends if there are too many.
     """
     loop = asyncio.get_running_loop()
+    arrived = Arrived(limits.clients)
     shaking: dict[asyncio.Task[None], None] = {}
 
     async def shake(connection: socket.socket) -> None:
-        tls.refresh()
-        timeout_s = HANDSHAKE_S if tls.context is not None else None
+        if tls is not None:
+            tls.refresh()
+        context = tls.context if tls is not None else None
+        timeout_s = limits.handshake_s if context is not None else None
         with contextlib.suppress(OSError):  # the client's problem, even if it does not speak TLS
             await loop.connect_accepted_socket(
-                protocols, connection, ssl=tls.context, ssl_handshake_timeout=timeout_s
+                protocols, connection, ssl=context, ssl_handshake_timeout=timeout_s
             )
 
-    with contextlib.closing(listening):
+    with contextlib.closing(listening), contextlib.closing(arrived):
         try:
             while True:
                 try:
-                    connection, _ = await loop.sock_accept(listening)
+                    if not arrived:
+                        arrived.add(*await loop.sock_accept(listening))
+                    for _ in range(limits.clients):
+                        arrived.add(*listening.accept())
+                except BlockingIOError:
+                    pass
                 except OSError as error:
                     _log.warning("connection not accepted", extra={"error": words_of(error)})
                     await asyncio.sleep(ACCEPT_AGAIN_S)
                     continue
-                if len(shaking) >= MOST_HANDSHAKES:
+                if len(shaking) >= limits.handshakes:
                     oldest = next(iter(shaking))
                     oldest.cancel()
                     del shaking[oldest]
-                task = loop.create_task(shake(connection), name="handshake")
+                task = loop.create_task(shake(arrived.next()), name="handshake")
                 shaking[task] = None
                 task.add_done_callback(lambda done: shaking.pop(done, None))
+                await asyncio.sleep(0)
         finally:
             for task in shaking:
                 task.cancel()
+
+
+class Arrived:
+    """Connections that nothing has been done for yet, by the address that they come from."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._by_address: dict[str, deque[socket.socket]] = {}  # in the order of their turns
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, connection: socket.socket, peer: object) -> None:
+        """If there are too many, the oldest from the busiest address goes."""
+        connection.setblocking(False)
+        self._by_address.setdefault(address_of(peer), deque()).append(connection)
+        self._count += 1
+        if self._count > self._most:
+            self._count -= 1
+            busiest = max(self._by_address, key=lambda each: len(self._by_address[each]))
+            self._by_address[busiest].popleft().close()
+            if not self._by_address[busiest]:
+                del self._by_address[busiest]
+
+    def next(self) -> socket.socket:
+        address = next(iter(self._by_address))
+        waiting = self._by_address.pop(address)
+        self._count -= 1
+        found = waiting.popleft()
+        if waiting:
+            self._by_address[address] = waiting
+        return found
+
+    def close(self) -> None:
+        for waiting in self._by_address.values():
+            for connection in waiting:
+                connection.close()
 
 
 async def _sweep(clients: Clients) -> None:

@@ -21,7 +21,8 @@ from typing import Literal
 import msgspec
 
 from gpuslice.adapters.files import SETTLED_S, FollowedFile
-from gpuslice.adapters.turns import NewestFirst, TooManyError
+from gpuslice.adapters.limits import Limits
+from gpuslice.adapters.turns import Asker, TooManyError, Turns
 from gpuslice.adapters.web.clients import App
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, text_answer
 from gpuslice.adapters.web.server_tls import TlsFiles
@@ -34,8 +35,6 @@ ClientAuth = Literal[
     "RequireAndVerifyClientCert",
 ]  # fmt: skip
 _TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
-_REMEMBERED = 100
-_MOST_WAITING = 32  # passwords that are being compared, one at a time
 LARGEST_FILE_BYTES = 1 << 20
 
 
@@ -149,17 +148,17 @@ def _parsed(path: Path, content: bytes) -> WebConfig:
     )
 
 
-def guard(app: App, config: Callable[[], WebConfig]) -> App:
+def guard(app: App, config: Callable[[], WebConfig], limits: Limits) -> App:
     """`app` behind the basic authentication and with the extra headers that `config` wants now."""
-    users = Users({})
+    users = Users({}, limits)
 
     async def guarded(request: HttpRequest, wanted: WebConfig) -> HttpResponse:
         nonlocal users
         if users.hashes != wanted.users:
-            users = Users(wanted.users)
+            users = Users(wanted.users, limits)
         given = _credentials(request.headers.get("authorization", ""))
         try:
-            if not wanted.users or (given is not None and await users.accepts(*given)):
+            if not wanted.users or (given is not None and await users.accepts(*given, request.asker)):
                 coming = app(request)
                 answer = coming if isinstance(coming, HttpResponse) else await coming
             else:
@@ -180,24 +179,26 @@ def guard(app: App, config: Callable[[], WebConfig]) -> App:
 class Users:
     """Checks passwords; bcrypt takes 50 ms and more, so what was right is remembered by a keyed digest."""
 
-    def __init__(self, hashes: Mapping[str, str]) -> None:
+    def __init__(self, hashes: Mapping[str, str], limits: Limits) -> None:
         self.hashes = hashes
+        self._limits = limits
         self._key = os.urandom(32)
         self._right: dict[bytes, None] = {}
-        self._turns = NewestFirst(1, _MOST_WAITING)
+        self._turns = Turns(limits)
 
-    async def accepts(self, name: str, password: str) -> bool:
+    async def accepts(self, name: str, password: str, asker: Asker) -> bool:
         """Raises `TooManyError`."""
         digest = hmac.digest(self._key, f"{name}\0{password}".encode(), "sha256")
         if digest in self._right:
             return True
         hashed = self.hashes.get(name)
         # compared for a name that does not exist, too, so that time does not tell which names do
-        async with self._turns:
+        async with self._turns.turn(asker):
             same = await asyncio.to_thread(_same, password, hashed or next(iter(self.hashes.values())))
         if not same or hashed is None:
+            self._turns.was_wrong(asker)
             return False
-        if len(self._right) >= _REMEMBERED:
+        if len(self._right) >= self._limits.reviews_remembered:
             self._right.pop(next(iter(self._right)))
         self._right[digest] = None
         return True

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 from gpuslice.adapters.wire.names import Json, Pieces
 
 _NULL = b"null"
-MOST_NODES = 100_000  # in a question; Kubernetes itself is designed for 5,000
-MOST_VALUES = 2_000_000  # in a body; each takes some hundred bytes once decoded, however short it was
 _NAMES_KEY = b'"NodeNames":'
 
 
@@ -228,20 +227,21 @@ _ANY_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Questions:
-    """Reads the bodies of filter and prioritize.
+    """Reads the bodies of filter, prioritize and preempt.
 
     The list of names is most of a body and is read by `names` anyway. If it is at the end, as kube-scheduler
     writes it, it is cut off here unread, and may still turn out not to be a list of strings. What precedes
     it, the pod, is the same in the two questions about a pod, and is decoded once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._before = b""
         self._last = _Args()
 
     def decode(self, body: bytes) -> ExtenderArgs:
         """Raises `MalformedError`."""
-        check_size(body)
+        check_size(body, self._limits)
         names_at = body.rfind(b"[")
         if not (body.startswith(_NAMES_KEY, names_at - len(_NAMES_KEY)) and body.endswith(b'"]}')):
             return self._decode_whole(body)
@@ -251,7 +251,7 @@ class Questions:
             self._before = before
         if self._last.pod is None:
             return self._decode_whole(body)
-        _check_nodes("NodeNames", body.count(b",", names_at) + 1)
+        self._check_nodes("NodeNames", body.count(b",", names_at) + 1)
         return ExtenderArgs(self._last.pod, self._last.nodes, memoryview(body)[names_at:-1])
 
     def _decode_whole(self, body: bytes) -> ExtenderArgs:
@@ -259,25 +259,34 @@ class Questions:
         if args.incomplete:
             args = _in_any_case(_ARGS, body)
         names = bytes(args.node_names)
-        _check_nodes("NodeNames", names.count(b",") + 1)
-        _check_nodes("Nodes", len(args.nodes.items or ()) if args.nodes is not None else 0)
+        self._check_nodes("NodeNames", names.count(b",") + 1)
+        self._check_nodes("Nodes", len(args.nodes.items or ()) if args.nodes is not None else 0)
         return ExtenderArgs(args.pod, args.nodes, None if names == _NULL else names)
 
+    def decode_preemption(self, body: bytes) -> PreemptionArgs:
+        """The body of preempt. Raises `MalformedError`."""
+        check_size(body, self._limits)
+        args = _decode(_PREEMPTION, body)
+        if args.pod is None or (args.node_name_to_victims is None and args.node_name_to_meta_victims is None):
+            args = _in_any_case(_PREEMPTION, body)
+        self._check_nodes("NodeNameToMetaVictims", len(args.node_name_to_meta_victims or ()))
+        self._check_nodes("NodeNameToVictims", len(args.node_name_to_victims or ()))
+        return args
 
-def _check_nodes(field: str, count: int) -> None:
-    """Whatever a list of names holds, it has a comma for each but the first. Raises `MalformedError`."""
-    if count > MOST_NODES:
-        raise MalformedError(f"{field} has more than {MOST_NODES} names")
+    def _check_nodes(self, field: str, count: int) -> None:
+        """Whatever a list of names holds, it has a comma for each but the first. Raises `MalformedError`."""
+        if count > self._limits.names:
+            raise MalformedError(f"{field} has more than {self._limits.names} names")
 
 
-def check_size(body: bytes) -> None:
+def check_size(body: bytes, limits: Limits) -> None:
     """A value needs a comma before it, so counting commas bounds the cost of decoding.
 
     Raises `MalformedError`.
     """
-    if len(body) > MOST_VALUES and body.count(b",") >= MOST_VALUES:
+    if len(body) > limits.values and body.count(b",") >= limits.values:
         raise MalformedError(
-            f"the request body has more than {MOST_VALUES} values; set nodeCacheCapable: true in the "
+            f"the request body has more than {limits.values} values; set nodeCacheCapable: true in the "
             f"extender's section of kube-scheduler's configuration, so that it sends names of nodes alone"
         )
 
@@ -296,17 +305,6 @@ def decode_binding(body: bytes) -> BindingArgs:
     ):
         if not value:
             raise MalformedError(f"{name} is empty, must be a name")
-    return args
-
-
-def decode_preemption(body: bytes) -> PreemptionArgs:
-    """The body of preempt. Raises `MalformedError`."""
-    check_size(body)
-    args = _decode(_PREEMPTION, body)
-    if args.pod is None or (args.node_name_to_victims is None and args.node_name_to_meta_victims is None):
-        args = _in_any_case(_PREEMPTION, body)
-    _check_nodes("NodeNameToMetaVictims", len(args.node_name_to_meta_victims or ()))
-    _check_nodes("NodeNameToVictims", len(args.node_name_to_victims or ()))
     return args
 
 

@@ -13,16 +13,13 @@ from typing import Any
 
 import msgspec
 
+from gpuslice.adapters.limits import LIMITS, Limits
 from gpuslice.adapters.wire.errors import UNREADABLE, MalformedError
 from gpuslice.core.errors import InvalidRequestError, shown
 from gpuslice.core.form import ContainerForm, Operation, PodForm
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
-MOST_VALUES = 20_000
-"""In a pod: each takes some hundred bytes and microseconds, however short it is. Large pods have 1,000."""
-MOST_REVIEW_VALUES = 1_000_000
-"""More than any two pods that the API server accepts."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 
@@ -131,10 +128,10 @@ _REVIEW = msgspec.json.Decoder(_Review)
 _POD = msgspec.json.Decoder(_Pod)
 
 
-def decode_review(body: bytes) -> AdmissionRequest:
+def decode_review(body: bytes, limits: Limits = LIMITS) -> AdmissionRequest:
     """The request of an AdmissionReview. Raises `MalformedError`."""
-    if _values(body, MOST_REVIEW_VALUES) > MOST_REVIEW_VALUES:
-        raise MalformedError(f"the AdmissionReview has more than {MOST_REVIEW_VALUES} values")
+    if _values(body, limits.values) > limits.values:
+        raise MalformedError(f"the AdmissionReview has more than {limits.values} values")
     try:
         review = _REVIEW.decode(body)
     except UNREADABLE as error:
@@ -158,13 +155,13 @@ def _values(document: bytes, enough: int) -> int:
     return values + document.count(b",", end)
 
 
-def pod_form(raw: msgspec.Raw) -> PodForm:
+def pod_form(raw: msgspec.Raw, limits: Limits = LIMITS) -> PodForm:
     """A pod of a review. Raises `MalformedError`, and `InvalidRequestError` for an excessive one.
 
     A review that fails may be ignored; a pod that is denied is not.
     """
-    if (values := _values(bytes(raw), MOST_VALUES)) > MOST_VALUES:
-        raise InvalidRequestError("the pod's size", f"{values} values", f"at most {MOST_VALUES}")
+    if (values := _values(bytes(raw), limits.object_values)) > limits.object_values:
+        raise InvalidRequestError("the pod's size", f"{values} values", f"at most {limits.object_values}")
     try:
         pod = _POD.decode(raw)
     except UNREADABLE as error:

@@ -45,11 +45,19 @@ from gpuslice.apps.agent.shared_files import SharedFiles
 from gpuslice.core import container_files as inside
 from gpuslice.core.contract import card_of_device_id
 from gpuslice.core.device_assignment import DeviceAssignment
+from gpuslice.core.errors import words_of
 from gpuslice.core.grant import CardLimit
 from gpuslice.core.mode import Rules
 
 PRELOAD = "ld.so.preload"
 PRELOADED = f"{inside.LIBRARY_FOLDER}/{LIBRARY}\n"
+
+
+def refusal_of(error: Exception) -> str:
+    """Why a container cannot have what it is granted, for its pod's events."""
+    if isinstance(error, OSError):
+        return f"the container's files cannot be written on the node: {words_of(error)}"
+    return str(error)
 
 
 @dataclass(frozen=True, slots=True)

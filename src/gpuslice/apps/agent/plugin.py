@@ -23,7 +23,7 @@ from gpuslice.adapters.region.limits import LimitsEntry, LimitsError
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.device_list import DeviceList
 from gpuslice.apps.agent.driver_limits import DriverLimits
-from gpuslice.apps.agent.folders import Folders, HostMount
+from gpuslice.apps.agent.folders import Folders, HostMount, refusal_of
 from gpuslice.apps.agent.lender import Lender
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.limit_entries import entries
@@ -186,7 +186,7 @@ class GpuMemoryPlugin(DevicePluginService):
         except GrantError as error:
             return self._refuse("foreign device", str(error), len(ids))
         except (IsolationMissingError, OSError) as error:
-            return self._refuse("host", str(error), len(ids))
+            return self._refuse("host", refusal_of(error), len(ids))
         state.granted(ids, recipient)
         self._counters.granted += 1
         self._reconciler.wake()
@@ -241,8 +241,8 @@ class GpuMemoryPlugin(DevicePluginService):
                 self._write_limits(ids, holder)
         except (GrantError, LimitsError, OSError) as error:
             self._counters.refused["foreign device" if isinstance(error, GrantError) else "host"] += 1
-            _log.warning("start refused", extra={"reason": str(error), "units": len(ids)})
-            raise GRPCError(Status.FAILED_PRECONDITION, str(error)) from error
+            _log.warning("start refused", extra={"reason": refusal_of(error), "units": len(ids)})
+            raise GRPCError(Status.FAILED_PRECONDITION, refusal_of(error)) from error
         if holder is None:
             return dp.PreStartContainerResponse()
 

@@ -12,13 +12,9 @@ from typing import Any, Protocol
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.resources import ACCESS_REVIEWS
-from gpuslice.adapters.kube.reviews import LASTS_S, TokenReviews, digest_of
+from gpuslice.adapters.kube.reviews import TokenReviews, digest_of
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.web.messages import HttpRequest
-
-MOST_TOKENS = 1000
-MOST_NAMESPACES = 16
-"""Of so many a request has the API server asked; the next request goes on."""
-NAMESPACE_LASTS_S = 60.0
 
 
 @dataclass(slots=True)
@@ -81,10 +77,13 @@ class TokenAccess:
     A request has it ask a few questions at most, however many namespaces there are.
     """
 
-    def __init__(self, client: KubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, client: KubeClient, limits: Limits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
+        self._limits = limits
         self._clock = clock
-        self._tokens = TokenReviews(client, clock)
+        self._tokens = TokenReviews(client, limits, clock)
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def viewer(self, request: HttpRequest, namespaces: Iterable[str]) -> Viewer | None:
@@ -93,7 +92,7 @@ class TokenAccess:
         if scheme.lower() != "bearer" or not token:
             return None
         key = digest_of(token)
-        user = await self._tokens.user_of(token)
+        user = await self._tokens.user_of(token, request.asker)
         known = self._known.get(key)
         if user is None or (known is not None and known.user != user):
             self._known.pop(key, None)
@@ -102,10 +101,10 @@ class TokenAccess:
             return None
         if known is None:
             known = self._known[key] = _Known(Viewer(user["user"]), user, float("-inf"))
-            while len(self._known) > MOST_TOKENS:
+            while len(self._known) > self._limits.reviews_remembered:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
-        if self._clock() - known.since_s > LASTS_S:
+        if self._clock() - known.since_s > self._limits.review_lasts_s:
             known.viewer.everything, known.viewer.nodes = await asyncio.gather(
                 self._may_list(user, "pods"), self._may_list(user, "nodes")
             )
@@ -117,23 +116,22 @@ class TokenAccess:
     async def _ask_of_some(self, known: _Known, first: str, namespaces: set[str]) -> None:
         """First of the namespace in question, then of those that are seen, of new ones, and of those that are
         not seen."""
-        viewer, now_s = known.viewer, self._clock()
+        viewer, now_s, most = known.viewer, self._clock(), self._limits.reviews_each
+        lasts_s = self._limits.namespace_lasts_s
         for gone in viewer.namespaces.keys() - namespaces:
             del viewer.namespaces[gone], known.asked_s[gone]
-        due = [
-            each for each in namespaces if now_s - known.asked_s.get(each, float("-inf")) > NAMESPACE_LASTS_S
-        ]
+        due = [each for each in namespaces if now_s - known.asked_s.get(each, float("-inf")) > lasts_s]
         due.sort(key=lambda each: (each != first, -viewer.namespaces.get(each, 0.5), each))
 
         async def ask(namespace: str) -> None:
             viewer.namespaces[namespace] = await self._may_list(known.user, "pods", namespace)
             known.asked_s[namespace] = now_s
 
-        await asyncio.gather(*map(ask, due[:MOST_NAMESPACES]))
-        for late in due[MOST_NAMESPACES:]:  # its last answer does not hold any more
+        await asyncio.gather(*map(ask, due[:most]))
+        for late in due[most:]:  # its last answer does not hold any more
             viewer.namespaces.pop(late, None)
             known.asked_s.pop(late, None)
-        viewer.complete = len(due) <= MOST_NAMESPACES
+        viewer.complete = len(due) <= most
 
     async def _may_list(self, user: dict[str, Any], resource: str, namespace: str = "") -> bool:
         attributes = {"verb": "list", "resource": resource, "version": "v1"}

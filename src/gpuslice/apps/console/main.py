@@ -16,6 +16,7 @@ import msgspec
 import gpuslice
 from gpuslice.adapters.kube.config import connect
 from gpuslice.adapters.kube.transport import HttpTransport
+from gpuslice.adapters.limits import LIMITS
 from gpuslice.adapters.malloc import share_one_arena
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
@@ -86,7 +87,7 @@ class Console:
         self._access: Access = (
             OnePerson(lambda: self.state.may_list_nodes)
             if settings.access == "kubeconfig"
-            else TokenAccess(self._client)
+            else TokenAccess(self._client, LIMITS)
         )
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[str], None] = lambda _: None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpuslice
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.web.app import Probes, Router, for_operators, get, metrics_answer
 from gpuslice.adapters.web.app import make_app as make_probed_app
 from gpuslice.adapters.web.clients import App
@@ -23,6 +24,8 @@ from gpuslice.apps.settings import SettingsError
 _INDEX = """<html><head><title>GPU exporter</title></head>
 <body><h1>GPU exporter</h1><p><a href="/metrics">Metrics</a> <a href="/health">Health</a></p></body></html>
 """
+WEB_LIMITS = Limits(reviews_at_once=1)
+"""Comparing a password takes a core for 50 ms and more."""
 
 
 def make_app(page: MetricsPage, process: ProcessMetrics) -> App:
@@ -69,7 +72,7 @@ async def serve_all(
 
     def listen_on(address: str) -> Listen:
         host, port = parse_address(address)
-        return Listen(port, host, tls_files=tls_files if file is not None else None)
+        return Listen(port, host, tls_files=tls_files if file is not None else None, limits=WEB_LIMITS)
 
     async with contextlib.AsyncExitStack() as stack:
         listen = listen_on(settings.address)
@@ -79,8 +82,8 @@ async def serve_all(
                 wanted = "the service must have a .socket unit"
                 raise SettingsError(f"web_systemd_socket is on and systemd passed no socket: {wanted}")
             listen = replace(listen, inherited=passed)
-        port = await stack.enter_async_context(serving(guard(app, config), listen))
+        port = await stack.enter_async_context(serving(guard(app, config, WEB_LIMITS), listen))
         if settings.legacy_address:
             listen = listen_on(settings.legacy_address)
-            await stack.enter_async_context(serving(guard(legacy, config), listen))
+            await stack.enter_async_context(serving(guard(legacy, config, WEB_LIMITS), listen))
         yield port

@@ -13,6 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from gpuslice.adapters.kube.events import EventRecorder
 from gpuslice.adapters.kube.lease import LeaseElector, LeaseSettings
 from gpuslice.adapters.kube.reviews import PathReviews
 from gpuslice.adapters.kube.transport import HttpTransport, TimedTransport
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.otlp.exporter import exporter_to
 from gpuslice.adapters.web.app import (
     Probes,
@@ -42,6 +44,7 @@ from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer, text_answer
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
+from gpuslice.adapters.wire.extender import Questions
 from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder, BindResolver
 from gpuslice.apps.extender.cluster_watch import ClusterWatch
@@ -71,9 +74,8 @@ from gpuslice.core.policy.prewarmer import RankPrewarmer
 
 _log = logging.getLogger(__name__)
 
-LARGEST_QUESTION_BYTES = 64 << 20
+WEB_LIMITS = Limits(body_bytes=64 << 20, values=2_000_000)
 """Enough for whole nodes of a large cluster, from a kube-scheduler without ``nodeCacheCapable``."""
-LARGEST_BINDING_BYTES = 64 << 10
 
 WITHOUT_CERTIFICATE = ("/version", "/healthz", "/livez", "/readyz", "/prepared")
 """kubelet's probes and the doctor have no certificate."""
@@ -106,7 +108,7 @@ class Extender:
         clock: Callable[[], float] = time.monotonic,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self.settings = settings
+        self.settings, self._client, self.process = settings, client, ProcessMetrics()
         self.ledger = ledger = Ledger(now_s=lambda: now_ns() / 1e9)
         self.policy = policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
         ledger.listener = self._prewarmer = RankPrewarmer(policy)
@@ -154,7 +156,7 @@ class Extender:
             placer, groups, evictions, self.binder, self.shortcuts,
             subscribers=self.subscribers, explain=settings.explain_refusals,
         )  # fmt: skip
-        self._client, self.process, self._reviews = client, ProcessMetrics(), PathReviews(client, clock)
+        self._reviews = PathReviews(client, WEB_LIMITS, clock)
 
     def _speed_up(self, leaders: KubeClient, limits: NominationLimits) -> None:
         """Wire what only saves time. Nothing else knows of it."""
@@ -175,7 +177,10 @@ class Extender:
 
     async def run(self, stopped: Awaitable[None], listening: Callable[[int], None] = lambda _: None) -> None:
         """Serve until `stopped`; `listening` is called with the port."""
-        settings, memory_bytes = self.settings, memory_limit_bytes() or LARGEST_QUESTION_BYTES * 8
+        # of all in flight an eighth of the container's limit: reading one takes several times its bytes
+        settings, all_bytes = self.settings, WEB_LIMITS.all_bytes
+        if (memory_bytes := memory_limit_bytes()) is not None:
+            all_bytes = min(all_bytes, memory_bytes // 8)
         listen = Listen(
             port=settings.port,
             host=settings.host,
@@ -185,9 +190,7 @@ class Extender:
             client_names=frozenset(settings.tls_client_names),
             http2=settings.http2,
             admit=self._admit,
-            body_limit_bytes=LARGEST_QUESTION_BYTES,
-            # of all in flight an eighth of the container's limit: reading one takes several times its bytes
-            most_bytes=min(LARGEST_QUESTION_BYTES, memory_bytes // 8),
+            limits=replace(WEB_LIMITS, all_bytes=all_bytes),
         )
         async with asyncio.TaskGroup() as tasks:
             background = tasks.create_task(self.work(), name="extender")
@@ -207,6 +210,7 @@ class Extender:
             self.metrics,
             self.decisions.latest,
             not_ready=self.not_ready,
+            questions=Questions(WEB_LIMITS),
             debug=lambda: {"settings": shown(self.settings), "policy": self.policy.name},
             bind_errors_as_500=self.settings.bind_errors_as_500,
         ).routes()
@@ -234,7 +238,7 @@ class Extender:
             return 0
         if self.settings.tls_client_ca and not request.known:
             return json_answer({"error": f"{request.path} needs a certificate of the CA for clients"}, 403)
-        return LARGEST_BINDING_BYTES if request.path.endswith("/bind") else LARGEST_QUESTION_BYTES
+        return WEB_LIMITS.object_bytes if request.path.endswith("/bind") else WEB_LIMITS.body_bytes
 
     def _met(self, clients: Clients) -> None:
         self._clients = clients

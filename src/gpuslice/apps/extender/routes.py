@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gpuslice.adapters.web.app import Route, for_operators, get, post
@@ -22,7 +22,6 @@ from gpuslice.adapters.wire.extender import (
     PreemptionResult,
     Questions,
     decode_binding,
-    decode_preemption,
 )
 from gpuslice.adapters.wire.inspection import Inspection, debug_node, inspected
 from gpuslice.apps.extender.metrics import Metrics
@@ -48,8 +47,8 @@ class Routes:
     decisions: Iterable[dict[str, Any]]  # the latest binds
     not_ready: Callable[[], str]
     debug: Callable[[], dict[str, Any]]
+    questions: Questions
     bind_errors_as_500: bool = False
-    questions: Questions = field(default_factory=Questions)
 
     # -- kube-scheduler's verbs ----------------------------------------------------------------------------
 
@@ -101,7 +100,7 @@ class Routes:
     async def preempt(self, request: HttpRequest) -> HttpResponse:
         began = time.perf_counter()
         try:
-            args = decode_preemption(request.body)
+            args = self.questions.decode_preemption(request.body)
             result = PreemptionResult(dict(await self.cycle.preempt(args.pod, args.victims())))
         except MalformedError as error:
             _log.warning("preempt not understood", extra={"error": str(error)})

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import gpuslice
+from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.web.app import Handler, Probes, make_app, post
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
 from gpuslice.adapters.web.histogram import WORK_S, Histogram
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 Decide = Callable[[AdmissionRequest], dict[str, Any]]
 
-LARGEST_REVIEW_BYTES = 24 << 20
+WEB_LIMITS = Limits(body_bytes=24 << 20)
 """Two pods, the old and the new one: etcd keeps up to 1.5 MiB of each, and a byte may be six in JSON.
 
 A larger review would fail, and be ignored if the failure policy says so.
@@ -40,7 +41,7 @@ class Webhook:
 
     def __init__(self, settings: WebhookSettings) -> None:
         self.settings = settings
-        self.reviewer = Reviewer(settings.rules, settings.hami, settings.kai)
+        self.reviewer = Reviewer(settings.rules, settings.hami, settings.kai, WEB_LIMITS)
         self._reviews: Counter[tuple[str, str]] = Counter()
         self._times = Histogram(
             "gpuslice_webhook_review_seconds", "Time to decide a review.", ("verb",), WORK_S
@@ -58,7 +59,7 @@ class Webhook:
             self.settings.host,
             certificate=self.settings.tls_certificate,
             key=self.settings.tls_key,
-            body_limit_bytes=LARGEST_REVIEW_BYTES,
+            limits=WEB_LIMITS,
         )
         process = ProcessMetrics(listen.certificate)
         probes = Probes(gpuslice.__version__, lambda: "", page_of(self.families), process)
@@ -70,7 +71,7 @@ class Webhook:
         def handle(request: HttpRequest) -> HttpResponse:
             began = time.perf_counter()
             try:
-                review = decode_review(request.body)
+                review = decode_review(request.body, WEB_LIMITS)
                 found = decide(review)
             except MalformedError as error:
                 self._count(verb, "malformed", began)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from gpuslice.adapters.limits import LIMITS, Limits
 from gpuslice.adapters.wire.review import AdmissionRequest, answer, pod_form
 from gpuslice.core import hami, kai
 from gpuslice.core.admission import (
@@ -31,17 +34,18 @@ class Reviewer:
     rules: AdmissionRules
     hami: HamiRules | None = None
     kai: KaiRules | None = None
+    limits: Limits = LIMITS
 
     def mutate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review to return, with the pod's patch. Raises `MalformedError`."""
         if request.adds_containers:
-            old, new = pod_form(request.old_object), pod_form(request.object)
+            old, new = self._pod(request.old_object), self._pod(request.object)
             changed = mutate_ephemeral(old, new, self.rules)
             return answer(request.uid, operations=difference(new, changed))
         if not request.is_pod or request.operation != "CREATE":
             return answer(request.uid)
         try:
-            pod = pod_form(request.object)
+            pod = self._pod(request.object)
             asked = self._in_our_names(pod)
         except InvalidRequestError as error:
             return answer(request.uid, denial=str(error))
@@ -59,11 +63,14 @@ class Reviewer:
         if not request.is_pod or request.operation != "CREATE":
             return answer(request.uid)
         try:
-            pod = pod_form(request.object)
+            pod = self._pod(request.object)
             claiming = as_claims(self._in_our_names(pod))
         except InvalidRequestError as error:
             return answer(request.uid, denial=str(error))
         return answer(request.uid, operations=difference(pod, claiming), warnings=self._remarks(pod))
+
+    def _pod(self, raw: msgspec.Raw) -> PodForm:
+        return pod_form(raw, self.limits)
 
     def _in_our_names(self, pod: PodForm) -> PodForm:
         asked = hami.translate(pod, self.hami) if self.hami is not None else pod
@@ -81,9 +88,9 @@ class Reviewer:
         user = User(request.user_info.username, request.user_info.groups or ())
         try:
             if request.operation == "CREATE":
-                verdict = validate(pod_form(request.object), self.rules, user)
+                verdict = validate(self._pod(request.object), self.rules, user)
             elif request.operation == "UPDATE":
-                old, new = pod_form(request.old_object), pod_form(request.object)
+                old, new = self._pod(request.old_object), self._pod(request.object)
                 verdict = validate_update(old, new, user, self.rules)
         except InvalidRequestError as error:
             return answer(request.uid, denial=str(error))

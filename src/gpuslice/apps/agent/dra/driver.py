@@ -29,7 +29,7 @@ from gpuslice.apps.agent.dra.prepared import (
     valid_uid,
 )
 from gpuslice.apps.agent.dra.users import ClaimUser, users_of
-from gpuslice.apps.agent.folders import Folders
+from gpuslice.apps.agent.folders import Folders, refusal_of
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.owner import Owner
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod
@@ -90,9 +90,9 @@ class ClaimDriver(DraService):
                 async with self._one_at_a_time:
                     allocation = await self._prepared(claim)
             except (UnpreparedError, KubeError, IsolationMissingError, LimitsError, OSError) as error:
-                about = {"claim": f"{claim.namespace}/{claim.name}", "error": str(error)}
+                about = {"claim": f"{claim.namespace}/{claim.name}", "error": refusal_of(error)}
                 _log.warning("claim not prepared", extra=about)
-                answers[claim.uid] = pb.NodePrepareResourceResponse(error=str(error))
+                answers[claim.uid] = pb.NodePrepareResourceResponse(error=refusal_of(error))
                 continue
             await self._tell(allocation)
             answers[claim.uid] = pb.NodePrepareResourceResponse(devices=self._devices(allocation))
