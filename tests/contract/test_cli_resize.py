@@ -126,3 +126,10 @@ async def test_what_a_container_still_uses_is_explained(shell: Shell) -> None:
     await shell.has([node("n1", 15)], [running("a", 4, **{REQUEST: "6", GRANTED: '{"main":12}'})])
     told = await shell("gpuslice", "explain", "a")
     assert "It is to hold 6 units instead of 12 (resize)" in told.out
+
+
+async def test_what_a_container_may_borrow_is_explained(shell: Shell) -> None:
+    await shell.has([node("n1", 15)], [running("a", 4, **{"gpuslice.io/memory-limit": "12"})])
+    told = await shell("gpuslice", "explain", "a")
+    assert "Container main may use up to 12 units while nobody requests them" in told.out
+    assert "4 are its own" in told.out

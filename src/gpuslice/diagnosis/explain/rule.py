@@ -243,7 +243,7 @@ def _on_its_node(begun: PodExplanation, pod: objects.Pod, cluster: Cluster, ledg
 
 
 def _about_resize(view: Pod, ledger: Ledger) -> Iterator[str]:
-    """What it waits for if its author wants another amount for it while it runs."""
+    """What it waits for if its author wants another amount while it runs, and what it may borrow."""
     larger, smaller, holds = more(view), less(view), ledger.holds.on(view.node)
     if larger is not None and holds is not None and view.request is not None:
         found = grown(view, larger, holds.state(), dict(holds.beside(view)))
@@ -254,6 +254,12 @@ def _about_resize(view: Pod, ledger: Ledger) -> Iterator[str]:
             f"It is to hold {smaller.units} units instead of {view.request.units} (resize): its node's agent "
             "takes the rest back once its containers use no more than that."
         )
+    for each in view.request.containers if view.request else ():
+        if each.borrowable:
+            yield (
+                f"Container {each.name} may use up to {each.limit} units while nobody requests them, where "
+                f"its node lends (devicePlugin.watchdog: stop); {each.units} are its own."
+            )
 
 
 def _out_of_use(view: Pod, node: Node) -> Iterator[str]:
