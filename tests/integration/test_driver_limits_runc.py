@@ -13,8 +13,8 @@ import pytest
 
 from gpuslice.adapters.cgroup.tree import CgroupTree
 
+from .driver_limits_rig import LIMIT_MIB, DriverNode, Tenant, driver_node
 from .sim_driver_client import require_driver
-from .test_driver_limits import LIMIT_MIB, DriverNode, Tenant, driver_node
 
 CGROUPS = next(
     (path for path in map(Path, ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")) if CgroupTree(path).available),

@@ -28,6 +28,7 @@ from gpuslice.apps.agent.owner import Owner
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.settings import AgentSettings
 from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.model import ContainerRequest
 from gpuslice.core.units import MIB
 
 _log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class DriverLimits:
         self._no_hook = False  # a container started whose hook the runtime did not run
         self._hook_ran = False
         self._told: dict[tuple[str, str], str] = {}  # by pod uid and container, why it is not held
+        self._known: dict[tuple[str, str], str] = {}  # likewise, the limits that were last checked
 
     @property
     def hook_ran(self) -> bool:
@@ -88,9 +90,11 @@ class DriverLimits:
             return "the container runtime does not run hooks of CDI devices"
         return self.probe.problems.get(uuid, "not tried yet")
 
-    def needs_library(self) -> bool:
-        """Whether containers of this node need it although the driver enforces their limits."""
-        return self._beside or self._state.rules.limits_compute or not self.hook_ran
+    def needs_library(self, container: ContainerRequest | None) -> bool:
+        """Whether it is needed although the driver enforces the limits: for a share of compute, or because
+        a container borrows, and the library's programs hear when memory is called back."""
+        borrows = container is None or container.borrowable > 0
+        return self._beside or borrows or self._state.rules.limits_compute or not self.hook_ran
 
     async def run(self) -> None:
         """Prove cards, answer hooks and check containers, for ever."""
@@ -176,8 +180,10 @@ class DriverLimits:
                 _log.warning("not held by the driver", extra={"pod": pod.view.key, "reason": problem})
                 self._writer.pod_event(pod.view, NOT_HELD, f"container {owner.container}: {problem}")
             self._told[key] = problem
+            self._known[key] = owner.limits
         living = {pod.view.uid for pod in self._state.pods()}
         self._told = {key: problem for key, problem in self._told.items() if key[0] in living}
+        self._known = {key: limits for key, limits in self._known.items() if key[0] in living}
         running = {(owner.uid, owner.container) for _, _, owner in containers}
         starting = {key for key in self._state.by_driver.containers - running if key[0] in living}
         self._state.by_driver.containers = frozenset(held | starting)
@@ -193,7 +199,7 @@ class DriverLimits:
 
     async def _checked(self, pod: NodePod, owner: Owner, cgroup: Path) -> str:
         """Why the container is not held by the driver; "" if it is now."""
-        changed = []
+        changed, known = [], self._known.get((owner.uid, owner.container))  # other ones were changed by us
         try:
             for entry in _entries(owner):
                 if entry.uuid not in self._state.by_driver.cards:
@@ -203,7 +209,7 @@ class DriverLimits:
                 if (found.soft, found.hard) == (wanted.soft, wanted.hard):
                     continue
                 await self._set(entry.uuid, cgroup, wanted)
-                if found.hard != wanted.hard:
+                if found.hard != wanted.hard and known in (None, owner.limits):
                     was = "none" if found.hard is None else f"{found.hard // MIB} MiB"
                     changed.append(f"card {entry.uuid}: it was {was}")
         except (LimitRefusedError, GpuUnavailableError, OSError) as error:
@@ -214,7 +220,7 @@ class DriverLimits:
 
     def _tell(self, pod: NodePod, owner: Owner, what: str) -> None:
         """The limits were not as they ought to be, and are again."""
-        if (owner.uid, owner.container) in self._told:
+        if (owner.uid, owner.container) in self._known:
             _log.warning("driver's limits changed by somebody", extra={"pod": pod.view.key, "what": what})
             text = f"somebody changed the driver's limit, which is set again: {what}"
             self._writer.pod_event(pod.view, CHANGED, f"container {owner.container}: {text}")

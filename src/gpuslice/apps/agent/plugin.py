@@ -171,12 +171,13 @@ class GpuMemoryPlugin(DevicePluginService):
             kind = self._options.cdi_kind
             devices = [f"{kind}={limit.card.uuid}" for limit in grant.limits if kind]
             if isolation:
-                by_driver = state.by_driver.holds(ids)
+                by_driver, to = state.by_driver.holds(ids), recipient.pending
+                receiver = to.container if to else None
                 mounts = self._folders.grant(
                     ids,
                     occupied,
                     limits_compute=state.rules.limits_compute,
-                    preloaded=not by_driver or self._driver_limits.needs_library(),
+                    preloaded=not by_driver or self._driver_limits.needs_library(receiver),
                     hooked=by_driver,
                 )
                 if by_driver:
