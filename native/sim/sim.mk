@@ -86,9 +86,10 @@ $(SIM_BUILD)/nvidia-smi: $(call sim_objects,programs/nvidia_smi*.c)
 $(SIM_BUILD)/cuda_malloc $(SIM_BUILD)/storm: $(SIM_BUILD)/%: $(SIM_OBJECTS)/programs/%.o $(SIM_BUILD)/libcuda.so.1
 	@$(CC) $(LDFLAGS) $< -o $@ -Wl,-rpath,'$$ORIGIN' -L$(SIM_BUILD) -l:libcuda.so.1 -lpthread
 
-# What no preloaded library is ever in: a program that brings its own way to the kernel's driver.
-$(SIM_BUILD)/cuda_malloc_static: $(SIM_OBJECTS)/programs/cuda_malloc.o $(SIM_CUDA)
-	@$(CC) $(filter-out -fsanitize%,$(LDFLAGS)) -static $^ -o $@ -lpthread
+# What no preloaded library is ever in: a program that brings its own way to the kernel's driver. Of sources: sanitizers are for
+# shared objects.
+$(SIM_BUILD)/cuda_malloc_static: $(patsubst $(SIM_OBJECTS)/%.o,$(SIM_DIR)%.c,$(SIM_OBJECTS)/programs/cuda_malloc.o $(SIM_CUDA))
+	@$(CC) $(filter-out -fsanitize%,$(SIM_CFLAGS)) -static $^ -o $@ -lpthread
 
 # The small runtime, to be linked into programs of `nvcc -cudart none`.
 $(SIM_BUILD)/cudart.o: $(SIM_DIR)cudart/cudart.c
