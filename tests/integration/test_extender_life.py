@@ -151,7 +151,7 @@ async def test_a_pod_whose_annotations_leave_no_room_is_not_bound_until_they_do(
         await extender.caught_up()
         assert (await extender.filter(extender.api.pod("p"), "n1"))["NodeNames"] == ["n1"]
         assert await extender.bind(extender.api.pod("p")) == ""
-        full = "x" * (262_144 - 1024 - 96 - 148 - len("theirs"))
+        full = "x" * (262_144 - 1024 - 96 - 228 - len("theirs"))
         last = extender.api.add_pod("q", "5", annotations={"theirs": full})
         await extender.caught_up()
         assert await extender.bind(last) == ""
