@@ -18,7 +18,7 @@ from gpuslice.adapters.kube.resources import CONFIG_MAPS, SECRETS, SERVICES
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import GPU_COUNT, GPU_MEM
 from gpuslice.core.node_sample import sample_size
-from gpuslice.diagnosis.doctor.facts import HOOKS, SLICES, Facts, Level
+from gpuslice.diagnosis.doctor.facts import HOOKS, POLICIES, SLICES, Facts, Level
 from gpuslice.diagnosis.doctor.scheduler import scheduler_configuration
 from tests.builders import api_pod
 from tests.contract.test_cli_cluster import Shell, shell
@@ -80,7 +80,24 @@ async def healthy(shell: Shell, extender: str = "gpushare-schd-extender", **chan
         (SERVICES, service),
         (SLICES, ready_slice(extender, changes.pop("ready", True))),
         (CONFIG_MAPS, configuration(**changes)),
+        *((kind, enforced(name)[kind]) for name in ENFORCED for kind in POLICIES),
     )
+
+
+ENFORCED = ("agent-own-node", "annotations")
+"""The chart's policies where claims are not served."""
+
+
+def enforced(name: str) -> dict[Any, Object]:
+    """One of them and its binding, in the least that the API server takes."""
+    policy, binding = POLICIES
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]
+    spec = {"matchConstraints": {"resourceRules": rules}, "validations": [{"expression": "true"}]}
+    bound = {"policyName": f"gpuslice-{name}", "validationActions": ["Deny"]}
+    return {
+        policy: {"metadata": {"name": f"gpuslice-{name}"}, "spec": spec},
+        binding: {"metadata": {"name": f"gpuslice-{name}"}, "spec": bound},
+    }
 
 
 async def findings(shell: Shell) -> tuple[int, dict[str, Object]]:

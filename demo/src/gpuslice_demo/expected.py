@@ -12,6 +12,7 @@ MARKS = {
     "ago": r"\d+[smhd]\w* ago",
     "id": r"[a-z0-9-]+",
     "n": r"\d+",
+    "idle": r"(?:\d+ (?:s|min)|-)",
     "address": r"[0-9.]+",
     "any": r".*",
 }

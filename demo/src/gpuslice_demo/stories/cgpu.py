@@ -145,10 +145,10 @@ WHO_USES_WHAT = (
         columns(
             "NODE GPU MODEL UTIL MEMORY GIVEN OUT TEMP POWER HISTORY\n"
             f"{NODE} 0 Tesla V100-SXM2-16GB 0% 6.2G/15.8G 80% 37C 57W ▁\n"
-            "NAMESPACE POD CONTAINER NODE GPU MEMORY OF LIMIT SM REFUSED HISTORY\n"
-            f"default app-3g-v1-0 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% 0 ▆\n"
-            f"default app-3g-v1-1 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% «n» ▆\n"
-            f"default app-6g-v1-0 app-6g-v1 {NODE} 0 0.0G/4.2G 0% 0% «n» ▁"
+            "NAMESPACE POD CONTAINER NODE GPU MEMORY OF LIMIT SM IDLE REFUSED HISTORY\n"
+            f"default app-3g-v1-0 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% «idle» 0 ▆\n"
+            f"default app-3g-v1-1 app-3g-v1 {NODE} 0 3.1G/4.2G 74% 0% «idle» «n» ▆\n"
+            f"default app-6g-v1-0 app-6g-v1 {NODE} 0 0.0G/4.2G 0% 0% «idle» «n» ▁"
         ),
     ),
 )
