@@ -96,9 +96,9 @@ Host = Annotated[str, about("Address to listen on; :: is every address, also of 
 NamesSetting = Annotated[
     Literal["aliyun.com", "gpuslice.io"],
     about(
-        "Names in which nodes offer their cards: aliyun.com for aliyun.com/gpu-mem and gpu-core.percentage, "
-        "gpuslice.io for gpuslice.io/memory and gpuslice.io/compute. The same in device plugin and webhook, "
-        "which gives pods that ask in the others these. Changing it needs the GPU pods drained."
+        "Names in which nodes offer their cards: aliyun.com/gpu-mem and gpu-core.percentage, or "
+        "gpuslice.io/memory and compute. The same in device plugin and webhook, which translates. "
+        "Changing it needs the GPU pods drained."
     ),
 ]
 Port = Annotated[
@@ -107,8 +107,7 @@ Port = Annotated[
 OtlpEndpoint = Annotated[
     str,
     about(
-        "OpenTelemetry collector that gets traces by OTLP over HTTP, such as http://collector:4318; none "
-        "when empty.",
+        "OpenTelemetry collector that gets traces by OTLP over HTTP, such as http://collector:4318.",
         env=("OTEL_EXPORTER_OTLP_ENDPOINT",),
         pattern="^(https?://[^/@]+(/.*)?)?$",  # who we are stands in a header
     ),

@@ -21,60 +21,51 @@ from gpuslice.core.contract import LABEL_SHARED
 class AgentSettings(Settings, frozen=True, kw_only=True):
     """Settings of ``gpuslice agent``."""
 
-    node_name: Annotated[
-        str, about("Name of the node that the agent runs on, as the API server knows it.", env=("NODE_NAME",))
-    ] = ""
+    node_name: Annotated[str, about("Name of the node that the agent runs on.", env=("NODE_NAME",))] = ""
     kubeconfig: Kubeconfig = ""
     node_label: Annotated[
         str,
         about(
-            "Label whose value true makes a node share its cards; the DaemonSet selects by it. If it is "
-            "absent or false when the agent stops, the agent removes its resources from the node and "
-            "reports that."
+            "Label whose value true makes a node share its cards. Without it the agent removes its "
+            "resources from the node when it stops."
         ),
     ] = ""
     new_pods: Annotated[
         bool,
         about(
-            "Give parts of cards to new pods. Turn it off, whatever the node's labels, where something "
-            "else gives out whole cards: kubelet is then served until the last pod that holds a part has "
-            "ended."
+            "Give parts of cards to new pods. Turn it off where something else gives out whole cards; "
+            "pods that hold a part keep it."
         ),
     ] = True
     memory_unit: Annotated[
         str,
         about(
-            "Size of one aliyun.com/gpu-mem: GiB or MiB; anything else means GiB. MiB is only for small "
-            "cards, and a change takes effect once no pod of the node uses a card."
+            "Size of one aliyun.com/gpu-mem: GiB or MiB (small cards only). A change takes effect once "
+            "no pod of the node uses a card."
         ),
     ] = "GiB"
     resource_names: NamesSetting = "aliyun.com"
-    device_plugin_folder: Annotated[
-        str, about("kubelet's folder of plugin sockets. Change it where kubelet has another root.")
-    ] = "/var/lib/kubelet/device-plugins"
-    pod_resources_socket: Annotated[
-        str, about("kubelet's pod-resources socket. Change it where kubelet has another root.")
-    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    device_plugin_folder: Annotated[str, about("kubelet's folder of plugin sockets.")] = (
+        "/var/lib/kubelet/device-plugins"
+    )
+    pod_resources_socket: Annotated[str, about("kubelet's pod-resources socket.")] = (
+        "/var/lib/kubelet/pod-resources/kubelet.sock"
+    )
     root: Annotated[
         str, about("Folder for the library and the containers' limits, as the agent sees it.")
     ] = "/var/lib/gpuslice"
-    host_root: Annotated[
-        str, about("The same folder as the host sees it, for mounts; empty when the path is the same.")
-    ] = ""
+    host_root: Annotated[str, about("The same folder as the host sees it, if its path differs.")] = ""
     library: Annotated[
         str, about("libgpuslice.so to install below the root at the start; empty when something else does.")
     ] = ""
     install_library: Annotated[
         bool,
         about(
-            "Install the library. If off, `gpuslice install-library` of the same version has to do it, "
-            "and the agent gives out nothing before that."
+            "Install the library. If off, `gpuslice install-library` of the same version has to do it first."
         ),
     ] = True
     nvml_library: Annotated[str, about("Path of libnvidia-ml.so.1, if the loader does not find it.")] = ""
-    recording: Annotated[
-        str, about("JSON recording of cards to use instead of NVML, for tests and for other people's nodes.")
-    ] = ""
+    recording: Annotated[str, about("JSON recording of cards to use instead of NVML, for tests.")] = ""
     port: Annotated[
         int, about("TCP port for health, metrics and state; 0 lets the system choose.", ge=0, le=65535)
     ] = 12346
@@ -83,9 +74,7 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     match_wait_s: Annotated[
         float,
         about(
-            "How long a call from kubelet may wait until its pod is known. kubelet is blocked meanwhile, "
-            "so keep it short. A pod's annotations are written before kubelet sees it, so a pod that is "
-            "unknown after this time stays unknown.",
+            "How long a call from kubelet, which is blocked meanwhile, may wait for its pod. Keep it short.",
             unit="s",
             ge=0,
             le=10,
@@ -101,13 +90,13 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
         10.0
     )
     health_check: Annotated[
-        bool, about("Take cards with critical Xid errors out of use. Lost cards are always out of use.")
+        bool, about("Take cards with critical Xid errors out of use. Lost cards always are.")
     ] = True
     recovery_s: Annotated[
         float,
         about(
             "How long after a critical Xid error a card is given out again; doubled with each further "
-            "error. 0 means not before the agent restarts with an empty ConfigMap.",
+            "one. 0 means not before a restart with an empty ConfigMap.",
             unit="s",
             ge=0,
         ),
@@ -117,23 +106,20 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     ] = "/etc/nvidia-device-plugin/unhealthyDevices.json"
     hot_reload_isolation: Annotated[
         bool,
-        about(
-            "Apply changes of the isolation label to new containers at once. Off, because the vendor's "
-            "plugin reads it once when it starts."
-        ),
+        about("Apply changes of the isolation label to new containers at once, not only at the start."),
     ] = False
     place_unplaced: Annotated[
         bool,
         about(
-            "Give pods that no extender placed the best fitting card, also on nodes with several cards. "
-            "Off, because the extender may have allocated that card to another pod."
+            "Place pods that no extender placed, also on nodes with several cards. Off, because the card "
+            "may be another pod's."
         ),
     ] = False
     legacy_poison_env: Annotated[
         bool,
         about(
-            "Answer what cannot be granted with NVIDIA_VISIBLE_DEVICES=no-gpu-has-…-to-run as the vendor's "
-            "plugin does, instead of an error. Off, because such a pod never recovers."
+            "Answer what cannot be granted with the vendor's NVIDIA_VISIBLE_DEVICES=no-gpu-has-…-to-run. "
+            "Off, because such a pod never recovers."
         ),
     ] = False
     cdi_kind: Annotated[
@@ -141,75 +127,67 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
     ] = ""
     dra_plugins: Annotated[
         str,
-        about(
-            "kubelet's folder of DRA driver sockets (plugins below its root), for nodes whose cards are "
-            "given out by claims."
-        ),
+        about("kubelet's folder of DRA driver sockets, for claims."),
     ] = "/var/lib/kubelet/plugins"
-    dra_registry: Annotated[
-        str, about("Folder in which kubelet looks for such drivers (plugins_registry below its root).")
-    ] = "/var/lib/kubelet/plugins_registry"
+    dra_registry: Annotated[str, about("Folder in which kubelet looks for such drivers.")] = (
+        "/var/lib/kubelet/plugins_registry"
+    )
     cdi_folder: Annotated[
         str,
         about(
-            "Where the container runtime reads CDI files from, for claims and the driver's limits. Must be "
-            "one of its cdi_spec_dirs and emptied by a reboot."
+            "Where the container runtime reads CDI files from: one of its cdi_spec_dirs, emptied by a reboot."
         ),
     ] = "/var/run/cdi"
-    claim_slots: Annotated[
-        int, about("How many claims may share one card at most, however small they are.", ge=1)
-    ] = 48
+    claim_slots: Annotated[int, about("How many claims may share one card at most.", ge=1)] = 48
     allow_cgpu_disable: Annotated[
         bool,
         about(
-            "Let a container switch its memory limit off with CGPU_DISABLE=true, as the vendor documents. "
-            "Off, because anyone who may create pods could then take a whole card. Set the webhook's as well."
+            "Let CGPU_DISABLE=true switch a container's memory limit off; set the webhook's as well. "
+            "Off, because anyone who may create pods could then take a whole card."
         ),
     ] = False
     watchdog: Annotated[
         Literal["off", "warn", "stop"],
         about(
-            "What to do if a container holds more of a card than its limit by the driver's figures: warn "
-            "with an event on its pod, or also stop the processes that hold the excess (SIGTERM, SIGKILL "
-            "5 s later). Needs the host's PID namespace."
+            "What to do if a container holds more of a card than its limit: warn by an event, or also "
+            "stop the processes that hold the excess (SIGTERM, SIGKILL 5 s later). Needs the host's PID "
+            "namespace."
         ),
     ] = "warn"
     driver_limits: Annotated[
         bool,
         about(
-            "Let the driver itself enforce memory limits where it can: R615 and later, cgroup v2, no MIG. "
-            "Needs a privileged agent; tried on each card before anything relies on it."
+            "Let the driver enforce memory limits where each card proves it: R615 and later, cgroup v2, "
+            "no MIG. Needs a privileged agent."
         ),
     ] = True
     driver_soft_limit: Annotated[
         bool,
         about(
-            "Also give the driver the guaranteed amount as a soft limit, which matters under MPS alone. Off, "
-            "because the kernel's dmem controller adds it to the cgroups above for good if a container's "
-            "cgroup goes before the agent has taken it back."
+            "Also give the driver the guaranteed amount as a soft limit, for MPS alone. Off, because the "
+            "kernel's dmem controller may leave it on the cgroups above for good."
         ),
     ] = False
     library_beside_driver: Annotated[
         bool,
         about(
-            "Load the library also into containers whose limits the driver enforces and that have no share "
-            "of compute. Turn it on for programs that allocate managed memory: the driver does not count it."
+            "Load the library also where the driver enforces the limits, for programs that allocate "
+            "managed memory."
         ),
     ] = False
-    cgroup_folder: Annotated[
-        str, about("The machine's cgroups (version 2), as the agent sees them, for the driver's limits.")
-    ] = "/sys/fs/cgroup"
+    cgroup_folder: Annotated[str, about("The machine's cgroups (version 2), as the agent sees them.")] = (
+        "/sys/fs/cgroup"
+    )
     region_file_system: Annotated[
         bool,
         about(
-            "Give each container's region a small file system in memory (nosuid, nodev, noexec), which "
-            "limits what it can write there. Needs CAP_SYS_ADMIN and a root mounted with Bidirectional "
-            "propagation; without them the agent does not register, and says why."
+            "Give each container's region a small file system in memory, which limits what it can write "
+            "there. Needs CAP_SYS_ADMIN and a root mounted with Bidirectional propagation."
         ),
     ] = False
     sweep_after_s: Annotated[
         float,
-        about("How old a container's folder must be before it can be removed as unused.", unit="s", ge=1),
+        about("How old a container's unused folder must be before it is removed.", unit="s", ge=1),
     ] = 120.0
 
     otlp_endpoint: OtlpEndpoint = ""

@@ -29,34 +29,29 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     policy: Annotated[
         Literal["binpack", "spread", "bestfit", "fgd", "opportunity-cost"],
         about(
-            "How nodes and cards are chosen. A node's label ack.node.gpu.placement takes precedence for "
-            "its own cards. Choose spread if pods should have cards to themselves while there are enough."
+            "How nodes and cards are chosen, except where a node's label ack.node.gpu.placement decides "
+            "about its cards. Choose spread to give pods cards to themselves while there are enough."
         ),
     ] = "opportunity-cost"
     nominate: Annotated[
         bool,
         about(
-            "Nominate the best node for queued pods, so that kube-scheduler tries it first and need not "
-            "look at all nodes: a large cluster then schedules several times as many pods per second. Not "
-            "for pods with node preferences, nor if fewer than 100 nodes fit. Turn it off if something "
-            "else nominates nodes for the same pods."
+            "Nominate the best node for queued pods, which saves kube-scheduler most of its search. Turn "
+            "it off if something else nominates for the same pods."
         ),
     ] = True
     nominate_from: Annotated[
         int,
         about(
-            "Nominate only if kube-scheduler has at least this many nodes to look at: a nomination is one "
-            "more write per pod, which costs more than looking at a few nodes.",
+            "Nominate only from this many nodes on: for fewer, the write per pod costs more than it saves.",
             ge=1,
         ),
     ] = 250
     filter_best: Annotated[
         int,
         about(
-            "How many of the fitting nodes filter lets pass, the best first, so that kube-scheduler need "
-            "not score the others; 0 lets all pass. For a pod with node preferences (preferred affinity, "
-            "spreading with ScheduleAnyway) all pass. Set it to 1 if kube-scheduler schedules in batches, "
-            "which skip prioritize, and packing matters most.",
+            "How many of the fitting nodes filter lets pass, the best first; 0 means all. Set it to 1 if "
+            "kube-scheduler schedules in batches and packing matters most.",
             ge=0,
         ),
     ] = 64
@@ -64,29 +59,27 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
         bool,
         about(
             "Append the request and what is free to each node's reason. Off, because kube-scheduler "
-            "combines equal reasons into one line; an event on the pod has the details either way."
+            "combines equal reasons into one line."
         ),
     ] = False
     preemption: Annotated[
         bool,
         about(
-            "Evict pods of lower priority if that frees enough of a card and kube-scheduler, which sees "
-            "only the node's sum, would evict none. On, like kube-scheduler's own preemption. Turn it off "
-            "if that is off, or if no pod may be evicted for a card."
+            "Evict pods of lower priority where only that frees enough of one card. Turn it off if "
+            "kube-scheduler's own preemption is off, or no pod may be evicted."
         ),
     ] = True
     bind_errors_as_500: Annotated[
         bool,
         about(
-            "Answer HTTP 500 when a bind fails, as the open-source gpushare does. Off, because "
-            "kube-scheduler would then hide the reason from the user."
+            "Answer HTTP 500 when a bind fails, as the open-source gpushare does; kube-scheduler then "
+            "hides the reason."
         ),
     ] = False
     bind_timeout_s: Annotated[
         float,
         about(
-            "How long a bind call waits for the API server before it answers that the outcome is not "
-            "known yet. The default allows for ten answers in a row that ask to retry in a second. Keep "
+            "How long bind waits for the API server before it answers that the outcome is unknown. Keep "
             "it below kube-scheduler's httpTimeout.",
             unit="s",
             ge=SHORTEST_ANSWER_S,
@@ -98,8 +91,8 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     leader_elect: Annotated[
         bool,
         about(
-            "Be ready only while holding the Lease. Required if two replicas may run at once, including "
-            "during an update."
+            "Be ready only while holding the Lease. Required if two replicas may run at once, as during "
+            "an update."
         ),
     ] = False
     lease_name: Annotated[str, about("Name of the Lease.")] = "gpushare-schd-extender"
@@ -111,16 +104,14 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     label_leader: Annotated[
         bool,
         about(
-            "Label our own pod gpuslice.io/leader=true while this replica answers, and remove the label "
-            "from all others. Needed if a Service selects by it; --lease-identity must then be the pod's "
-            "name."
+            "Label our own pod gpuslice.io/leader=true while it answers, and no other, for a Service "
+            "that selects by it. Needs the pod's name as --lease-identity."
         ),
     ] = False
     lease_duration_s: Annotated[
         float,
         about(
-            "How long a lease is valid without renewal, and so the longest time until another replica "
-            "takes over.",
+            "How long a lease is valid without renewal: the longest time until another replica takes over.",
             unit="s",
             ge=1,
         ),
@@ -132,39 +123,32 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
     tls_client_ca: Annotated[
         str,
         about(
-            "PEM file with a CA: kube-scheduler's calls are answered only for clients with a certificate "
-            "of this CA, as set by the extender's tlsConfig in kube-scheduler's configuration. Without "
-            "it, anyone who can reach the port can bind pods. Probes and /version need no certificate; "
-            "everything else needs one, or a call from this machine."
+            "PEM file with a CA: only its clients may decide or read. Without it, anyone who can reach "
+            "the port can bind pods."
         ),
     ] = ""
     tls_client_names: Annotated[
         tuple[str, ...],
         about(
-            "Names of which a client's certificate must have one, as common name or DNS name. Needed if "
-            "the CA signs for others too; if empty, any certificate of the CA is accepted."
+            "Common or DNS names of which a client's certificate must have one, if the CA signs for "
+            "others too."
         ),
     ] = ()
     http2: Annotated[
         bool,
         about(
-            "Offer HTTP/2, which kube-scheduler uses: one connection for all calls, instead of a TLS "
-            "handshake for nearly every bind. Needs --tls-certificate. Turn it off if a proxy in between "
-            "does not support it."
+            "Offer HTTP/2, which saves a TLS handshake for nearly every bind. Needs --tls-certificate. "
+            "Turn it off if a proxy in between cannot do it."
         ),
     ] = True
     anonymous: Annotated[
         tuple[Literal["inspect", "metrics"], ...],
-        about("What may be read without a certificate despite --tls-client-ca: inspect, metrics or both."),
+        about("What may be read without a certificate: inspect, metrics or both."),
     ] = ()
 
     debug_tokens: Annotated[
         bool,
-        about(
-            "Accept bearer tokens for /debug, if a TokenReview knows the token and a SubjectAccessReview "
-            "lets its owner get the path. Only with --tls-certificate: tokens must not be sent over plain "
-            "HTTP."
-        ),
+        about("Accept bearer tokens of accounts that may get /debug. Needs --tls-certificate."),
     ] = False
     otlp_endpoint: OtlpEndpoint = ""
     otlp_headers: OtlpHeaders = ""
