@@ -54,7 +54,7 @@ class Release:
 
     @cached_property
     def pure(self) -> Path:
-        return wheels.pure_wheel(self.out)
+        return wheels.pure_wheel(self.out, self.epoch)
 
     def wheel(self, architecture: str) -> Path:
         """The wheel with the library of this architecture, made once."""

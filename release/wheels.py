@@ -1,4 +1,4 @@
-"""Wheels that hold libgpuslice, and folders with a wheel and what it needs."""
+"""Wheels that hold libgpuslice and man pages, and folders with a wheel and what it needs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from release.man import pages
+
 ROOT = Path(__file__).resolve().parent.parent
 INSIDE = "gpuslice/lib/libgpuslice.so"
 TAGS = "manylinux_2_17_{0}.manylinux2014_{0}.musllinux_1_1_{0}"
@@ -21,12 +23,15 @@ TAGS = "manylinux_2_17_{0}.manylinux2014_{0}.musllinux_1_1_{0}"
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
-def pure_wheel(out: Path) -> Path:
-    """The wheel of the package alone."""
+def pure_wheel(out: Path, epoch: int) -> Path:
+    """The wheel of the package alone, with the man pages."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     (found,) = out.glob("gpuslice-*-py3-none-any.whl")
-    return found
+    files, info = _content(found)
+    data = info.replace(".dist-info", ".data")
+    files |= {f"{data}/data/share/man/man1/{name}": page.encode() for name, page in pages(epoch).items()}
+    return _written(found, files, info, epoch)
 
 
 def compiler(architecture: str) -> str | None:
@@ -60,23 +65,33 @@ def platform_wheel(pure: Path, built: Path, architecture: str, epoch: int) -> Pa
     """The same wheel with the library inside, for one architecture. It runs with every Python 3."""
     tags = TAGS.format(architecture)
     made = pure.with_name(pure.name.replace("-any.whl", f"-{tags}.whl"))
-    with zipfile.ZipFile(pure) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    (info,) = {name.partition("/")[0] for name in files if ".dist-info/" in name}
+    files, info = _content(pure)
     told = files[f"{info}/WHEEL"].decode().replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
     each = "".join(f"Tag: py3-none-{tag}\n" for tag in tags.split("."))
     files[f"{info}/WHEEL"] = re.sub(r"Tag: .*\n", each, told).encode()
     files[INSIDE] = built.read_bytes()
+    return _written(made, files, info, epoch)
+
+
+def _content(wheel: Path) -> tuple[dict[str, bytes], str]:
+    """The files of a wheel without their record, and the folder of its metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    (info,) = {name.partition("/")[0] for name in files if ".dist-info/" in name}
     del files[f"{info}/RECORD"]
+    return files, info
+
+
+def _written(wheel: Path, files: dict[str, bytes], info: str, epoch: int) -> Path:
     record = "".join(f"{name},sha256={_digest(content)},{len(content)}\n" for name, content in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name, time.gmtime(max(epoch, 315532800))[:6])  # zip begins in 1980
             entry.external_attr = (0o755 if name == INSIDE else 0o644) << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, content)
-    return made
+    return wheel
 
 
 def _digest(content: bytes) -> str:
@@ -120,7 +135,13 @@ def installed(folder: Path, wheel: Path, extras: str, python: str, architecture:
     for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014"):
         pip += ["--platform", f"{tag}_{architecture}"]
     subprocess.run([*pip, f"gpuslice{extras} @ {wheel.resolve().as_uri()}"], check=True)
-    for what in ("bin", "*.dist-info/direct_url.json", "*.dist-info/REQUESTED", "*.dist-info/INSTALLER"):
+    for what in (
+        "bin",
+        "share",
+        "*.dist-info/direct_url.json",
+        "*.dist-info/REQUESTED",
+        "*.dist-info/INSTALLER",
+    ):
         for path in folder.glob(what):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return folder

@@ -132,6 +132,7 @@ def test_pip_takes_the_wheel_and_gpuslice_run_finds_the_library_in_it(wheel: Pat
     program += "import gpuslice.apps.cli.run as run; print(*run.LIBRARIES, sep='\\n')"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert str(site / wheels.INSIDE) in told.stdout.splitlines()
+    assert (site / "share/man/man1/gpuslice-top.1").is_file()
     assert (site / wheels.INSIDE).exists()
 
 
