@@ -215,7 +215,8 @@ def place(
 
     `request`: `Request(units, card_count)`, the units in all over so many cards of one node, or the manifest
     of a pod, whose node selector, affinity and tolerations count as well. `policy`: the extender's, which
-    here expects more pods like those of the cluster. Nodes that share cards by claims are no candidates.
+    here expects more pods like those of the cluster. Nodes that share cards by claims are no candidates;
+    that a kubelet has just rejected such a pod does not count.
     ValueError if the request or the policy's name is wrong. Needs the extra `daemons`.
     """
     from gpuslice.core.policy import make_policy

@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 
 import gpuslice
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
+from gpuslice.adapters.kube.transport import HttpTransport
 from simcluster.cluster.faults import Fault
 from tests.builders import api_container, api_pod
 from tests.contract.test_cli_cluster import Shell, shell
 from tests.contract.test_cli_explain import node, placed
+from tests.integration.test_console_claims import claim, claiming, node_of_claims, offer
 
 __all__ = ["shell"]
 
@@ -123,6 +127,22 @@ async def test_a_cluster_is_read_with_who_holds_what(shell: Shell) -> None:
     assert cluster.holders("a", 0) == {"default/train": 6}
     assert cluster.holders("b", 0) == {}
     assert cluster.unreadable == ()
+
+
+async def test_what_claims_hold_is_held_as_anything_else(shell: Shell) -> None:
+    await shell.has([node_of_claims(), node("a", 8)], [claiming("holds", node="c1", phase="Running")])
+    async with HttpTransport(Connection(shell.server.url)) as transport:
+        client = KubeClient(transport)
+        await offer(client)
+        await claim(client, "holds", 12, card=0)
+    cluster = await read(shell)
+    assert [(each.node.name, each.left) for each in cluster.nodes] == [("a", (8,)), ("c1", (3, 15))]
+    assert cluster.holders("c1", 0) == {"default/holds": 12}
+    found = gpuslice.place(cluster, gpuslice.Request(units=8))
+    assert [each.node for each in found.placements] == ["a"]
+    assert [(each.reason, each.nodes) for each in found.refusals] == [
+        ("Gives its cards out by claims", ("c1",))
+    ]
 
 
 async def test_what_may_not_be_read_is_said_and_no_cluster_is_an_error(shell: Shell) -> None:
