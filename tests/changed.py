@@ -27,7 +27,7 @@ BY_FOLDER = {  # of what is no Python: where its tests are
     ),
     "native/sim/": ("tests/integration/test_sim_driver*.py", "tests/integration/test_isolation*.py"),
     "native/include/": ("tests/integration/test_isolation*.py", "tests/unit/test_region*.py"),
-    "docs/": ("tests/unit/test_*docs.py", "tests/contract/test_docs_site.py"),
+    "docs/": ("tests/test_questions.py", "tests/unit/test_*docs.py", "tests/contract/test_docs_site.py"),
     "examples/": ("tests/contract/test_examples.py",),
     "monitoring/": ("tests/contract/test_monitoring.py", "tests/contract/test_alert_texts.py"),
     "images/": ("tests/contract/test_image.py",),
