@@ -8,8 +8,10 @@ width, the widest plus two; text after the last tab of a line is not part of a c
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
+T = TypeVar("T")
 _PADDING = 2
 COMFORTABLE, LEAST = 24, 10
 """Width of a column of names below which other columns are left out, and the least width."""
@@ -45,29 +47,36 @@ def fitted(
     """
     if not rows:
         return ""
-    shown = list(range(len(rows[0])))
-    widths = [max(len(each[column]) for each in rows) for column in shown]
+    widths = {column: max(len(each[column]) for each in rows) for column in range(len(rows[0]))}
     if width is None and sys.stdout.isatty():
         import shutil  # not for who writes into a pipe
 
         width = shutil.get_terminal_size().columns
-    room = width or sum(widths) + _PADDING * len(widths)
+    if width is not None:
+        widths = widths_within(width, widths, cut, dict.fromkeys(drop, COMFORTABLE))
+    lines = [[shortened(each[column], wide) for column, wide in widths.items()] for each in rows]
+    return "\n".join(line.rstrip() for line in aligned("".join(row(*line) for line in lines)).split("\n"))
+
+
+def widths_within(
+    room: int, widths: Mapping[T, int], cut: Collection[T], drop: Mapping[T, int]
+) -> dict[T, int]:
+    """The columns that fit `room`, with their widths: first those of `drop` are left out, where the columns
+    in `cut` would be narrower than that, and then these are cut.
+    """
+    shown = dict(widths)
 
     def total(longest: int) -> int:
-        wide = sum(min(widths[each], longest) if each in cut else widths[each] for each in shown)
+        wide = sum(min(wide, longest) if each in cut else wide for each, wide in shown.items())
         return wide + _PADDING * (len(shown) - 1)
 
-    for column in drop:
-        if total(COMFORTABLE) > room:
-            shown.remove(column)
-    longest = max(widths)
+    for column, least in drop.items():
+        if total(least) > room:
+            shown.pop(column, None)
+    longest = max(shown.values())
     while total(longest) > room and longest > LEAST:
         longest -= 1
-    lines = [
-        [shortened(each[column], longest) if column in cut else each[column] for column in shown]
-        for each in rows
-    ]
-    return "\n".join(line.rstrip() for line in aligned("".join(row(*line) for line in lines)).split("\n"))
+    return {each: min(wide, longest) if each in cut else wide for each, wide in shown.items()}
 
 
 def shortened(name: str, width: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gpuslice.apps.cli.flags import cluster_flags, flags_of
-from gpuslice.apps.cli.output import complain, output_flag, print_document, tell
+from gpuslice.apps.cli.output import output_flag, print_document, tell
 
 
 @click.command("advise")
@@ -47,7 +47,7 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     from gpuslice.diagnosis.advise import words
     from gpuslice.diagnosis.advise.facts import advice_of
     from gpuslice.diagnosis.prometheus import Prometheus
-    from gpuslice.diagnosis.usage import UsageByPod, problem_lines
+    from gpuslice.diagnosis.usage import UsageByPod
 
     flags = flags_of(context, cluster)
     found = read_measured(flags, by_exporters=not prometheus)
@@ -57,8 +57,6 @@ def command(context: click.Context, /, prometheus: str, days: int, output: str, 
     if flags.namespace:
         usage = {key: each for key, each in usage.items() if key.startswith(f"{flags.namespace}/")}
     advice = advice_of(found, usage)
-    for problem in problem_lines(found.problems):
-        complain(f"Warning: {problem}")
     if output == "table":
         tell(words.text(advice))
     else:

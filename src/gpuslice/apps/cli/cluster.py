@@ -53,16 +53,20 @@ def ask(flags: Flags, question: Callable[[KubeClient], Awaitable[T]], timeout_s:
 
 
 def read_measured(flags: Flags, *, by_exporters: bool = True) -> Cluster:
-    """The cluster with what is used, or without; a selected namespace must exist."""
+    """The cluster with what is used, or without; a selected namespace must exist. Says what is not known."""
     from gpuslice.diagnosis.cluster import read_cluster  # not for who only inspects
     from gpuslice.diagnosis.exporters import ClusterSource
+    from gpuslice.diagnosis.usage import problem_lines
 
     async def read(client: KubeClient) -> Cluster:
         if flags.namespace:
             await check_namespace(client, flags.namespace)
         return await read_cluster(client, ClusterSource(client) if by_exporters else None)
 
-    return ask(flags, read)
+    found = ask(flags, read)
+    for problem in problem_lines(found.problems):
+        complain(f"Warning: {problem}")
+    return found
 
 
 async def read_report(client: KubeClient, node: str = "") -> Report:

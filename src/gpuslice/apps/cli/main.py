@@ -36,7 +36,7 @@ PLUGINS = "gpuslice.commands"  # entry points by which other distributions add a
 
 
 class Entry(NamedTuple):
-    """One command: its name, its module, its line in the help, and its name in the module.
+    """One command: its name, its module in gpuslice.apps, its line in the help, and its name in the module.
 
     A command without a module comes with another distribution, which lists it among its entry points;
     `source` says how to install that.
@@ -50,43 +50,41 @@ class Entry(NamedTuple):
 
 
 COMMANDS = (
-    Entry("inspect", "gpuslice.apps.cli.inspect", "Show what is allocated on which card."),
-    Entry("top", "gpuslice.apps.cli.top", "Watch what cards and containers use now."),
-    Entry("console", "gpuslice.apps.console.command", "Show a cluster in the browser."),
-    Entry("run", "gpuslice.apps.cli.run", "Run a program with part of a card, on this machine."),
-    Entry("ps", "gpuslice.apps.cli.ps", "Show the programs that `run` started."),
-    Entry("explain", "gpuslice.apps.cli.explain", "Say why a pod waits, or why it is on its card."),
-    Entry("advise", "gpuslice.apps.cli.advise", "Find requests that are too large or too small."),
-    Entry("resize", "gpuslice.apps.cli.resize", "Give a pod that runs more or less memory of its card."),
-    Entry("waste", "gpuslice.apps.cli.waste", "Find who holds memory of cards without using it."),
-    Entry("doctor", "gpuslice.apps.cli.doctor", "Find problems in a cluster, and how to fix them."),
-    Entry("migrate", "gpuslice.apps.cli.migrate", "Migrate from another system, or back to it."),
-    Entry("simulate", "gpuslice.apps.cli.simulate", "Place pods on empty nodes, and see what fits."),
+    Entry("inspect", "cli.inspect", "Show what is allocated on which card."),
+    Entry("top", "cli.top", "Watch what cards and containers use now."),
+    Entry("console", "console.command", "Show a cluster in the browser."),
+    Entry("run", "cli.run", "Run a program with part of a card, on this machine."),
+    Entry("ps", "cli.ps", "Show the programs that `run` started."),
+    Entry("explain", "cli.explain", "Say why a pod waits, or why it is on its card."),
+    Entry("advise", "cli.advise", "Find requests that are too large or too small."),
+    Entry("resize", "cli.resize", "Give a pod that runs more or less memory of its card."),
+    Entry("waste", "cli.waste", "Find who holds memory of cards without using it."),
+    Entry("doctor", "cli.doctor", "Find problems in a cluster, and how to fix them."),
+    Entry("migrate", "cli.migrate", "Migrate from another system, or back to it."),
+    Entry("simulate", "cli.simulate", "Place pods on empty nodes, and see what fits."),
     Entry(
         "demo",
         "",
         "Play the whole story on this machine, without a GPU.",
         source="in a checkout of gpuslice, `make demo` installs and plays it",
     ),
-    Entry("extender", "gpuslice.apps.extender.command", "Run the scheduler extender."),
-    Entry("agent", "gpuslice.apps.agent.command", "Run the node agent: kubelet's device plugin."),
-    Entry("switch", "gpuslice.apps.agent.command", "Switch a node between shared and whole cards.", "switch"),
-    Entry(
-        "keep-off", "gpuslice.apps.agent.command", "Keep a DaemonSet off nodes that share cards.", "keep_off"
-    ),
-    Entry("install-library", "gpuslice.apps.agent.command", "Keep the library on a node.", "install_library"),
+    Entry("extender", "extender.command", "Run the scheduler extender."),
+    Entry("agent", "agent.command", "Run the node agent: kubelet's device plugin."),
+    Entry("switch", "agent.command", "Switch a node between shared and whole cards.", "switch"),
+    Entry("keep-off", "agent.command", "Keep a DaemonSet off nodes that share cards.", "keep_off"),
+    Entry("install-library", "agent.command", "Keep the library on a node.", "install_library"),
     Entry(
         "install-extender",
-        "gpuslice.apps.agent.command",
+        "agent.command",
         "Let a node's kube-scheduler call the extender.",
         "install_extender",
     ),
-    Entry("exporter", "gpuslice.apps.exporter.command", "Run the metrics exporter of a node."),
-    Entry("webhook", "gpuslice.apps.webhook.command", "Run the admission webhook."),
-    Entry("claims", "gpuslice.apps.claims.command", "Make the templates of pods' claims."),
-    Entry("load", "gpuslice.apps.load.main", "Put a known load on a card, and check the metrics."),
-    Entry("completion", "gpuslice.apps.cli.completion", "Print the completion script of a shell."),
-    Entry("version", "gpuslice.apps.cli.version", "Print the version."),
+    Entry("exporter", "exporter.command", "Run the metrics exporter of a node."),
+    Entry("webhook", "webhook.command", "Run the admission webhook."),
+    Entry("claims", "claims.command", "Make the templates of pods' claims."),
+    Entry("load", "load.main", "Put a known load on a card, and check the metrics."),
+    Entry("completion", "cli.completion", "Print the completion script of a shell."),
+    Entry("version", "cli.version", "Print the version."),
 )
 
 
@@ -136,7 +134,7 @@ def load(entry: Entry) -> click.Command:
     """The click command of `entry`, or a sentence if this installation does not have it."""
     found: Any
     if entry.module:
-        found = getattr(importlib.import_module(entry.module), entry.attribute)
+        found = getattr(importlib.import_module(f"gpuslice.apps.{entry.module}"), entry.attribute)
     else:
         from importlib.metadata import entry_points
 

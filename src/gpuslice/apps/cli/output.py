@@ -19,28 +19,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def output_flag(command: F) -> F:
     """Add ``-o table|json|yaml`` to a command."""
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(["table", "json", "yaml"]),
-        default="table",
-        show_default=True,
-        help="How to print.",
-    )(command)
+    return _forms("table", *DOCUMENTS)(command)
 
 
 def listing_flags(command: F) -> F:
     """Add kubectl's flags of lists: ``-o table|wide|name|json|yaml`` and ``--no-headers``."""
     command = click.option("-w", "--watch", is_flag=True, help="Print again whenever it changes.")(command)
     command = click.option("--no-headers", is_flag=True, help="Print rows alone, for scripts.")(command)
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Choice(["table", "wide", "name", "json", "yaml"]),
-        default="table",
-        show_default=True,
-        help="How to print.",
-    )(command)
+    return _forms("table", "wide", "name", *DOCUMENTS)(command)
+
+
+def _forms(first: str, *others: str) -> Callable[[F], F]:
+    choice = click.Choice([first, *others])
+    return click.option("-o", "--output", type=choice, default=first, show_default=True, help="How to print.")
 
 
 def print_repeatedly(show: Callable[[], str], form: str, *, watch: bool) -> None:

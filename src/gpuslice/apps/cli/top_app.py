@@ -191,7 +191,7 @@ class TopApp(App[None]):
         sorted_by = self._sort if table.id == "containers" else ""
         mark = ("▲" if self._reverse else "▼") if sorted_by else ""
         room = width - SCROLLBAR - CELL_GAP - len(mark)
-        widths = widths_for(rows, columns, room, CELL_GAP)
+        widths = widths_for(rows, columns, room)
         table.clear(columns=True)
         for name, wide in widths.items():
             head = Text(

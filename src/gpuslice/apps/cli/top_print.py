@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuslice.core.words import counted, lasting
+from gpuslice.diagnosis.table import COMFORTABLE, LEAST, widths_within
 from gpuslice.diagnosis.usage import CardUsage, ClusterUsage, ContainerUsage
 
 GIB = 1 << 30
@@ -31,8 +32,6 @@ CONTAINER_COLUMNS = (
 )
 NOT_NEEDED = ("MODEL", "CONTAINER", "POWER", "GIVEN OUT", HISTORY, "IDLE", "TEMP", "NODE")
 """Columns that a narrow terminal omits, the first of them first: figures are never cut off."""
-COMFORTABLE, LEAST = 24, 10
-"""Width of a column of names below which another column is omitted, and the least width."""
 NEARLY_FULL = 0.95
 HOT_CELSIUS = 85.0
 
@@ -127,29 +126,17 @@ def _warning(is_on: bool) -> str:
     return "yellow" if is_on else ""
 
 
-def widths_for(
-    rows: Sequence[Cells], columns: Iterable[str], width: int, gap: int = GAP
-) -> Mapping[str, int]:
+def widths_for(rows: Sequence[Cells], columns: Iterable[str], width: int) -> Mapping[str, int]:
     """Column → width, for the columns that fit a terminal of `width`; names are cut to their column."""
     widths = {name: max(map(cell_len, (name, *(cells[name].plain for cells in rows)))) for name in columns}
     bars = widths[HISTORY]
     widths[HISTORY] = len(HISTORY)  # a history cut to its newest part still serves
-
-    def total(longest_name: int) -> int:
-        narrow = (min(wide, longest_name) if name in WORDS else wide for name, wide in widths.items())
-        return sum(narrow) + gap * (len(widths) - 1)
-
-    for name in NOT_NEEDED:
-        if total(COMFORTABLE) > width:
-            widths.pop(name, None)
-    if total(LEAST) > width:
-        widths.pop("OF LIMIT", None)  # MEMORY shows both of its figures
-    longest = max(widths.values())
-    while total(longest) > width and longest > LEAST:
-        longest -= 1
-    widths = {name: min(wide, longest) if name in WORDS else wide for name, wide in widths.items()}
+    # of the last, MEMORY shows both figures
+    drop = dict.fromkeys(NOT_NEEDED, COMFORTABLE) | {"OF LIMIT": LEAST}
+    widths = widths_within(width, widths, WORDS, drop)
     if HISTORY in widths:
-        widths[HISTORY] += max(0, min(bars - len(HISTORY), width - total(longest)))
+        spare = width - sum(widths.values()) - GAP * (len(widths) - 1)
+        widths[HISTORY] += max(0, min(bars - len(HISTORY), spare))
     return widths
 
 

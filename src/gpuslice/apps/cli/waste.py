@@ -44,21 +44,18 @@ def command(
     """
     from gpuslice.apps.cli.cluster import read_measured
     from gpuslice.diagnosis import waste
-    from gpuslice.diagnosis.usage import problem_lines
 
     flags = flags_of(context, cluster)
 
     def show() -> str:
         known = read_measured(flags)
-        found, problems = waste.usage_of_cluster(known, flags.namespace), problem_lines(known.problems)
+        found = waste.usage_of_cluster(known, flags.namespace)
         found.sort(key=waste.ORDERS[sort], reverse=True)
-        for problem in problems:
-            complain(f"Warning: {problem}")
         if output == "name":
             return "".join(f"pod/{each.pod}\n" for each in found)
         if output in DOCUMENTS:
             rows = [waste.document(each) for each in found]
-            return as_document({"pods": rows, **waste.sums(found), "problems": list(problems)}, output)
+            return as_document({"pods": rows, **waste.sums(found), "problems": list(known.problems)}, output)
         if not found:
             complain("No pod holds a part of a card.")
             return ""

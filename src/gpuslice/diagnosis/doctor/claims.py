@@ -38,24 +38,19 @@ def nodes_of_claims(facts: Facts) -> Iterator[Finding]:
                 f"{'holds' if len(holders) == 1 else 'hold'} parts of its cards there",
                 f"kubectl drain {node.metadata.name}, or let them end; or take label {LABEL_MODE} away again",
             )
-        elif kubelet := _kubelet_before_claims(node):
-            yield Finding(
-                Level.ERROR,
-                where,
-                f"is to give its cards out by claims, which its kubelet {kubelet} does not know",
+            continue
+        if kubelet := _kubelet_before_claims(node):
+            what = f"is to give its cards out by claims, which its kubelet {kubelet} does not know"
+            fix = (
                 f"upgrade its kubelet to Kubernetes 1.{CLAIMS_SINCE} or later, or take label {LABEL_MODE} "
-                "away again",
+                "away again"
             )
         elif found := problem_of_plugin(facts, node):
-            what, fix = found
-            yield Finding(Level.ERROR, where, f"is labelled {LABEL_MODE}=claims and {what}", fix)
+            what, fix = f"is labelled {LABEL_MODE}=claims and {found[0]}", found[1]
         else:
-            yield Finding(
-                Level.ERROR,
-                where,
-                "is to give its cards out by claims and its agent publishes none",
-                "delete the agent's pod there, so that it reads the label; else see its /readyz and its log",
-            )
+            what = "is to give its cards out by claims and its agent publishes none"
+            fix = "delete the agent's pod there, so that it reads the label; else see its /readyz and its log"
+        yield Finding(Level.ERROR, where, what, fix)
 
 
 def _kubelet_before_claims(node: Node) -> str:

@@ -24,7 +24,6 @@ from gpuslice.core.units import MOST_GIB
 from gpuslice.diagnosis.doctor.facts import Facts, Finding, Level, amount, names_of, time_of
 from gpuslice.diagnosis.doctor.plugins import not_offered
 
-CONFIRMED = timedelta(seconds=60)  # the agent needs a second; it gets a minute
 HEARD_WITHIN = timedelta(minutes=15)  # kubelet reports every five
 
 
@@ -216,11 +215,8 @@ def cards_out_of_use(facts: Facts) -> Iterator[Finding]:
             what = f"card {_listed(found)} of {name} is out of use: {why}"
             fix = f"see the kernel log of {name}; the agent gives the card out again when it has recovered"
             if on_it:
-                what = f"card {_listed(found)} of {name} is out of use: {why}; on it: {', '.join(on_it)}"
-                fix = (
-                    "delete the pods that fail there, so that they are recreated elsewhere; see the kernel "
-                    f"log of {name}; the agent gives the card out again when it has recovered"
-                )
+                what += f"; on it: {', '.join(on_it)}"
+                fix = f"delete the pods that fail there, so that they are recreated elsewhere; {fix}"
             yield Finding(Level.ERROR if on_it else Level.WARNING, where, what, fix)
         if by_hand := cards - by_agent:
             what = f"card {_listed(by_hand)} of {name} was taken out of use by hand"

@@ -59,15 +59,10 @@ def problem_of_plugin(facts: Facts, node: Node) -> tuple[str, str] | None:
         return "offers no part of its cards", fix
     if plugin is None:
         # by label: the chart's fullnameOverride changes the name
-        fix = (
-            "kubectl describe ds -A -l component=gpushare-device-plugin, its events: "
-            "pod security, quota, taints, image"
-        )
+        causes = "pod security, quota, taints, image"
         if _switch(facts, node).startswith(LABEL_SCHEDULE):
-            fix = (
-                "kubectl describe ds -A -l component=gpushare-device-plugin, its events: "
-                "taints, image, node affinity; the chart leaves it out with ackNodeLabel: false"
-            )
+            causes = "taints, image, node affinity; the chart leaves it out with ackNodeLabel: false"
+        fix = f"kubectl describe ds -A -l component=gpushare-device-plugin, its events: {causes}"
         return "no device plugin runs there", fix
     if not is_ready(plugin):
         what = f"device plugin {plugin.metadata.name} is not ready there{_reason(plugin)}"

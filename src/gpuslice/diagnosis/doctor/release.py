@@ -111,16 +111,9 @@ def failed(facts: Facts) -> Iterator[Finding]:
     """Pods that failed in numbers: one that fails is its owner's affair, many of one node are ours."""
     found: Counter[tuple[str, str]] = Counter()
     for each in facts.failed:
-        ended = max(
-            filter(
-                None,
-                (
-                    time_of(((status.state or {}).get("terminated") or {}).get("finishedAt"))
-                    for status in each.status.container_statuses or ()
-                ),
-            ),
-            default=time_of(each.metadata.creation_timestamp),
-        )
+        states = [status.state or {} for status in each.status.container_statuses or ()]
+        ends = (time_of((state.get("terminated") or {}).get("finishedAt")) for state in states)
+        ended = max(filter(None, ends), default=time_of(each.metadata.creation_timestamp))
         recent = ended is None or facts.now - ended < RECENT
         if recent and pod_view(each).request is not None:
             found[each.spec.node_name or "no node", each.status.reason or "Error"] += 1

@@ -174,6 +174,7 @@ WITHOUT = {
     "preempt": (Level.NOTE, "victims are picked by the node's sum, not by card"),
 }
 """The effect of not calling the extender for this verb."""
+CLIENT_SECRET = "Secret gpushare-schd-extender-client"
 ONE_BINDER = ", and take it from any other extender: only one may bind"
 
 
@@ -216,29 +217,23 @@ def _connection(where: str, section: _Section) -> Iterator[Finding]:
     """Whether both sides are authenticated: an extender that trusts anybody binds anybody's pods."""
     tls = section.tls_config or _Tls()
     if not section.enable_https or not (section.url_prefix or "https:").startswith("https:"):
-        yield Finding(
-            Level.WARNING,
-            where,
+        what = (
             "kube-scheduler uses plain HTTP to reach the extender: anyone who can reach its port can bind "
-            "pods and have others evicted",
+            "pods and have others evicted"
+        )
+        fix = (
             "install with extender.certificate.source=helm or cert-manager; set enableHTTPS and tlsConfig as "
-            "the chart's notes show",
+            "the chart's notes show"
         )
     elif tls.insecure or not (tls.ca_file or tls.ca_data):
-        yield Finding(
-            Level.WARNING,
-            where,
-            "kube-scheduler does not check whose certificate the extender shows",
-            "set tlsConfig.caFile to ca.crt of Secret gpushare-schd-extender-client, and insecure: false",
-        )
+        what = "kube-scheduler does not check whose certificate the extender shows"
+        fix = f"set tlsConfig.caFile to ca.crt of {CLIENT_SECRET}, and insecure: false"
     elif not (tls.cert_file or tls.cert_data):
-        yield Finding(
-            Level.WARNING,
-            where,
-            "kube-scheduler shows the extender no certificate, and is refused where that asks for one",
-            "set tlsConfig.certFile and keyFile to tls.crt and tls.key of Secret "
-            "gpushare-schd-extender-client",
-        )
+        what = "kube-scheduler shows the extender no certificate, and is refused where that asks for one"
+        fix = f"set tlsConfig.certFile and keyFile to tls.crt and tls.key of {CLIENT_SECRET}"
+    else:
+        return
+    yield Finding(Level.WARNING, where, what, fix)
 
 
 def _sampling(where: str, configuration: _Configuration, nodes: int) -> Iterator[Finding]:

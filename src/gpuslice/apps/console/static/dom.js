@@ -81,7 +81,7 @@ export function podHref(namespace, name) {
 }
 
 export function podLink(namespace, name) {
-  return h("a.pod", { href: podHref(namespace, name) }, h("span.ns", {}, `${namespace}/`), name);
+  return h("a.pod", { href: podHref(namespace, name) }, h("span.ns", {}, `${namespace}/`), h("wbr"), name);
 }
 
 export function announce(text) {
