@@ -92,6 +92,9 @@ pictures: setup ## the documentation's pictures: of the terminal, from the demo,
 bench: setup ## every benchmark, as tables
 	@$(BIN)/python -m bench $(ARGS)
 
+results: setup ## the tables of docs/results from what benchmarks printed; ARGS="--measure interposer" runs one again
+	@$(BIN)/python -m bench.pages $(ARGS)
+
 e2e: setup ## the story on a real control plane; KUBEBUILDER_ASSETS names the folder with its binaries
 	@test -n "$(KUBEBUILDER_ASSETS)" || echo "skipped: KUBEBUILDER_ASSETS is not set; it names a folder with kube-apiserver, etcd, kube-scheduler"
 	@$(BIN)/python -m pytest tests/e2e -m e2e $(if $(KUBEBUILDER_ASSETS),-rs,) $(ARGS)
@@ -119,4 +122,4 @@ lock: ## resolve the dependencies again into requirements.lock
 clean: ## remove what was built; the virtual environment stays
 	@rm -rf native/build build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
 
-.PHONY: help setup native demo test test-changed sequences chaos check fix docs pictures bench e2e test-gpu release tools proto lock clean
+.PHONY: help setup native demo test test-changed sequences chaos check fix docs pictures bench results e2e test-gpu release tools proto lock clean
