@@ -35,7 +35,14 @@ from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.apps.exporter.device_grants import NVIDIA_DRIVER, DeviceSlices
 from gpuslice.apps.exporter.node_pods import NodePods, follow_api
-from gpuslice.core.contract import ANN_INDEX, LABEL_CLAIMED, LABEL_LEADER, LABEL_MODE
+from gpuslice.core.contract import (
+    ANN_ASSIGNED,
+    ANN_INDEX,
+    ANN_REQUEST,
+    LABEL_CLAIMED,
+    LABEL_LEADER,
+    LABEL_MODE,
+)
 from gpuslice.core.model import Pod
 from gpuslice.diagnosis.doctor import plugins as doctor_plugins
 from gpuslice.diagnosis.doctor.facts import Facts, read_facts
@@ -101,6 +108,9 @@ async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grant
         for name in ("a", "b"):
             lies = {ANN_INDEX: "7"} if name == "b" else {}  # which are taken off before it is bound
             await extender.add_and_bind(name, "8", annotations=lies)
+        wants_more = {ANN_ASSIGNED: "true", ANN_REQUEST: "9"}
+        api.patch("/api/v1/namespaces/default/pods/a", {"metadata": {"annotations": wants_more}})
+        await until(lambda: Grant("", "resourcequotas", "list") in cluster.used[EXTENDER])
         huge = api.add_pod("huge", "100")
         await extender.caught_up()
         await extender.filter(huge, "n1")
