@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpuslice.core.contract import NODE_TIER
 from gpuslice.core.units import limit_mib
 from tests.builders import api_pod, make_card
 from tests.contract.test_cli_cluster import Shell, shell
@@ -81,6 +82,14 @@ async def test_who_never_touched_its_card_is_the_first_of_the_list(shell: Shell)
         assert (await shell("gpuslice", "waste", "-o", "name")).out == "pod/never\npod/idle\npod/busy\n"
 
 
+async def test_nobody_is_asked_to_make_room_for_a_pod_that_fits_elsewhere(shell: Shell) -> None:
+    pods = [placed("idle", 7, "n1", "0"), placed("small", 3, "n2", "0"), api_pod("waits", "5")]
+    pages = {"n1": page("n1", {"pod": "idle", "units": 7, "used": 0, "idle": 7200})}
+    async with cluster(shell, pages, *pods):
+        found = json.loads((await shell("gpuslice", "waste", "-o", "json")).out)
+        assert [each.get("wantedBy") for each in found["pods"]] == [None, None]
+
+
 async def test_a_waiting_pod_is_told_who_could_make_room(shell: Shell) -> None:
     pods = [placed("never", 7, "n1", "0"), placed("busy", 7, "n2", "0"), api_pod("waits", "5")]
     pages = {
@@ -119,6 +128,29 @@ async def test_use_is_held_against_the_request_where_nothing_limits_it(shell: Sh
         assert "pod default/hog\n" in told
         assert what in told
         assert told.count("and asked for") == 1
+
+
+async def test_a_container_that_has_not_started_is_not_said_to_be_without_limit(shell: Shell) -> None:
+    pulling = page("n1", {"pod": "pulling", "units": 4, "used": 0}, limited=False)
+    isolating = node("n1", 8)
+    isolating["metadata"]["annotations"][NODE_TIER] = "library"
+    async with exporters({"n1": pulling}) as found:
+        await shell.has([isolating], [placed("pulling", 4, "n1", "0"), *found])
+        told = (await shell("gpuslice", "explain", "pulling")).out
+        assert "enforced for main by the library" in told
+        assert "it asked for" in told
+        assert "nothing limits it" not in told
+
+
+async def test_programs_are_told_all_of_what_is_not_known(shell: Shell) -> None:
+    silent = {f"n{number}": "" for number in range(1, 12)}
+    async with exporters(silent) as found:
+        for each in found:
+            each["metadata"]["annotations"]["prometheus.io/port"] = "1"  # where nobody listens
+        await shell.has([node(name, 8) for name in silent], found)
+        printed = await shell("gpuslice", "waste", "-o", "json")
+        assert len(json.loads(printed.out)["problems"]) == len(silent)
+        assert printed.err.count("Warning: ") < len(silent)
 
 
 @pytest.mark.parametrize("limited", [True, False])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuslice.core.advice import SETTLED_S, Peak, advise, emptied_cards
+from gpuslice.core.advice import SETTLED_S, Advice, EmptyCard, Move, Peak, Resize, advise, emptied_cards
 from gpuslice.core.ledger import Ledger
 from gpuslice.core.model import Tier
 from gpuslice.core.units import limit_mib
+from gpuslice.diagnosis.advise.words import text
 from tests.builders import make_node, make_pod
 
 
@@ -134,3 +136,21 @@ def test_a_smaller_size_holds_the_peak(units: int, peak_mib: float) -> None:
     for resize in advise(cluster([("n0", 0, units)]), {"uid-p0": Peak(peak_mib)}).resizes:
         assert resize.suggested_units < units
         assert limit_mib(16130, resize.suggested_units, 15) >= peak_mib
+
+
+LONG = "llama-3-70b-instruct-continued-pretraining-learning-rate-sweep-000017"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_advice_about_long_names_fits_the_terminal(width: int) -> None:
+    pod, other = make_pod(LONG, namespace=f"team-{LONG}"), f"gpu-pool-in-europe-west-4-{LONG}"
+    sizes = (
+        Resize(pod, 10, 10753, 1, 1075, 125, more=False),
+        Resize(pod, 10, 10753, 12, 12904, 10753, more=True, cards=4),
+    )
+    emptied = EmptyCard(other, 0, (Move(pod, 4, 4301, other, 1),))
+    told = text(Advice(sizes, {pod.namespace: 9678}, (emptied,)), width)
+    tables = [line for line in told.splitlines() if not line.endswith(".")]
+    assert max(map(len, tables)) <= width
+    assert all(words in told for words in ("1 unit (1075 MiB)", "at least 12 units (12904 MiB)"))
+    assert ("memory was refused" in told) == (width == 200)

@@ -231,6 +231,13 @@ def test_a_list_of_null_is_an_empty_one(tmp_path: Path, plural: str) -> None:
     assert connect({"KUBECONFIG": both}).server == "https://main"
 
 
+@pytest.mark.parametrize("more", ["---\napiVersion: v1\n", "---\n", "...\n---\n[\n"])
+def test_of_several_documents_the_first_counts(tmp_path: Path, more: str) -> None:
+    path = kubeconfig(tmp_path / "config")
+    path.write_text(f"---\n{yaml.safe_dump(yaml.safe_load(path.read_text()))}{more}")
+    assert of(path).server == "https://main"
+
+
 def test_an_empty_file_is_a_config_without_contexts(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("")
     with pytest.raises(ConfigError, match="its contexts are: none"):

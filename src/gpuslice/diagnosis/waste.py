@@ -149,17 +149,18 @@ def usage_by_pod(
 
 
 def room_from(ledger: Ledger, places: Iterable[Place], wish: Wish, usage_of: UsageOf) -> Iterator[PodUsage]:
-    """Pods of which one alone would make room for a waiting pod, on nodes that have none, by ending."""
+    """Pods of which one alone would make room for a waiting pod, which fits nowhere, by ending."""
     asked = wish.request.units_per_card
     filters = NodeFilters(places := tuple(places), wish)
-    for node in places:
-        state, holds = ledger.state(node.name), ledger.holds.on(node.name)
-        if state is None or holds is None or not state.left or filters.obstacle(node):
-            continue
-        most = max(state.left)
-        if most >= asked and not isinstance(place(state, wish.request), Refusal):
-            continue
-        for hold in holds.by_uid.values():
+    states = filter(None, (ledger.state(each.name) for each in places if not filters.obstacle(each)))
+    full = []
+    for state in states:
+        if max(state.left, default=0) >= asked and not isinstance(place(state, wish.request), Refusal):
+            return
+        full.append(state)
+    for state in full:
+        holds, most = ledger.holds.on(state.node.name), max(state.left, default=0)
+        for hold in holds.by_uid.values() if holds is not None else ():
             parts = hold.placement.slices if hold.placement is not None else ()
             # of tens of thousands of pods, those that are too small are seen at once
             if hold.pod.terminating or most + max((part.units for part in parts), default=0) < asked:

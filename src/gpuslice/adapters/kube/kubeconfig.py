@@ -155,7 +155,8 @@ def merge(paths: Sequence[Path]) -> Merged:
     files: list[tuple[_File, Path]] = []
     for path in paths:
         try:
-            document = yaml.load(checked_depth(path.read_bytes()), Loader=loader)
+            # of several documents kubectl reads the first
+            document = next(yaml.load_all(checked_depth(path.read_bytes()), Loader=loader), None)
             files.append((msgspec.convert(_without_nulls(document) or {}, _File), path))
         except FileNotFoundError:
             continue

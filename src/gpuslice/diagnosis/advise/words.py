@@ -20,8 +20,11 @@ from gpuslice.diagnosis.table import fitted
 MOST_SHOWN = 40
 
 
-def text(found: Advice) -> str:
-    """The advice as text: sizes, what namespaces could give back, cards to empty, and the risk."""
+def text(found: Advice, width: int | None = None) -> str:
+    """The advice as text: sizes, what namespaces could give back, cards to empty, and the risk.
+
+    `width` is the terminal's unless given.
+    """
     parts = []
     if found.resizes:
         rows = [["POD", "ASKS FOR", "PEAK", "BETTER", "WHY"]]
@@ -33,11 +36,11 @@ def text(found: Advice) -> str:
             on = f" on each of {each.cards} cards" if each.cards > 1 else ""
             asks = f"{counted(each.units, 'unit')} ({each.mib} MiB)"
             rows.append([each.pod.key, asks, f"{each.peak_mib:.0f} MiB{on}", better, why])
-        parts.append(fitted(rows, cut=(0,)) + _rest(len(found.resizes)))
+        parts.append(fitted(rows, cut=(0,), drop=(4, 2), width=width) + _rest(len(found.resizes)))
         parts.append("")
         rows = [["NAMESPACE", "COULD GIVE BACK"]]
         rows += [[name, f"{mib} MiB"] for name, mib in found.given_back.items()]
-        parts.append(fitted(rows, cut=(0,)) if found.given_back else "")
+        parts.append(fitted(rows, cut=(0,), width=width) if found.given_back else "")
         parts.append(f"{SIZE_RISK}\n")
     if found.cards:
         rows = [["CARD TO EMPTY", "POD", "MEMORY", "TO"]]
@@ -45,7 +48,7 @@ def text(found: Advice) -> str:
             for move in card.moves:
                 place = f"{card.node}, card {card.card}"
                 rows.append([place, move.pod.key, f"{move.mib} MiB", f"{move.node}, card {move.card}"])
-        parts.append(fitted(rows, cut=(0, 1, 3)) + _rest(len(found.cards)))
+        parts.append(fitted(rows, cut=(0, 1, 3), width=width) + _rest(len(found.cards)))
         parts.append(f"{MOVE_RISK}\n")
     if found.young:
         minutes = round(SETTLED_S / 60)

@@ -106,7 +106,9 @@ def pod_text(explained: PodExplanation) -> str:
         if use.limit_bytes is not None:
             amounts.append(f"its limit is {_mib(use.limit_bytes)}")
         elif use.allocated_bytes is not None:
-            amounts.append(f"it asked for {_mib(use.allocated_bytes)}, and nothing limits it here")
+            amounts.append(f"it asked for {_mib(use.allocated_bytes)}")
+            if explained.tiers.get(use.container, Tier.NONE) is Tier.NONE:  # else it has not started yet
+                amounts[-1] += ", and nothing limits it here"
         if use.idle_seconds is not None and use.idle_seconds >= IDLE_S:
             amounts.append(f"idle for {lasting(use.idle_seconds)}")
         parts.append(f"Container {use.container} on card {use.gpu}: {', '.join(amounts)}.\n")
