@@ -237,6 +237,19 @@ async def test_forty_thousand_cards_fit_and_one_is_found() -> None:
         assert seen.wrong == []
 
 
+async def test_a_window_of_any_width_shows_the_wall_and_a_wide_one_larger_cards() -> None:
+    async with console([node("n1", 1, V100)]) as rig:
+        widths = []
+        for width in (360, 1280, 1443, 1917, 2560):
+            async with page(viewport={"width": width, "height": 1200}) as seen:
+                await seen.open(rig, "#/cards", "canvas")
+                await seen.until("document.querySelector('canvas').style.width !== ''")
+                box = await seen.tab.locator("canvas").bounding_box()
+                widths.append(box["width"])
+        assert widths == sorted(widths)
+        assert widths[-1] > 1.5 * widths[1]
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 async def test_names_and_messages_of_enemies_are_text(width: int) -> None:
     size = {"width": width, "height": 860}

@@ -8,7 +8,7 @@ export const LARGE = 24; // pixels of a card from which on names are written
 
 /** Where each card of `nodes` stands so that all fit into `width` × `height` if they can, `largest` pixels wide at most. */
 export function layout(nodes, width, height, largest = 132) {
-  let [size, tooLarge] = [4, Math.max(largest, width / 10) + 1]; // on a large screen a card may be larger
+  let [size, tooLarge] = [4, Math.max(largest, Math.round(width / 10)) + 1]; // on a large screen a card may be larger
   while (tooLarge - size > 1) { // sizes that fit are below `tooLarge`
     const middle = (size + tooLarge) >> 1;
     const room = place(nodes, middle, width, () => {});
