@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from _pytest.terminal import TerminalReporter
 
-BUDGETS_S = {"pure": 300.0, "process": 900.0, "cluster": 900.0}
+BUDGETS_S = {"pure": 450.0, "process": 1300.0, "cluster": 900.0}
 """Processor seconds of a whole run, of the tests and of what they start.
 
 pure: functions and values in one process. process: sockets, our processes, native programs, simulation.

@@ -135,7 +135,7 @@ def test_trimming_leaves_what_a_stream_is_still_to_free(streams: Streams) -> Non
 
 def test_a_destroyed_pool_holds_memory_until_its_streams_have_freed_it(streams: Streams) -> None:
     free, _ = streams.process.memory()
-    streams.give(streams.one, work_ns=SHORT_NS)
+    streams.give(streams.one, work_ns=100 * SHORT_NS)
     streams.process.cu("cuMemPoolDestroy", streams.pool)
     assert streams.process.memory()[0] < free
     streams.process.cu("cuStreamSynchronize", streams.one)

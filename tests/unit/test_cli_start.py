@@ -83,7 +83,7 @@ def test_reading_a_cluster_imports_only_what_it_needs() -> None:
 def test_the_help_of_a_command_imports_nothing_of_what_it_would_run(entry: Entry) -> None:
     """Options are known from the settings alone."""
     modules = imported(entry.name, "--help")
-    assert (entry.module or "gpuslice_demo.main") in modules
+    assert (f"gpuslice.apps.{entry.module}" if entry.module else "gpuslice_demo.main") in modules
     assert modules & SLOW == set()
     assert not any(name.startswith("simcluster") for name in modules)
 
