@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcluster.cluster import managed
 from simcluster.cluster.body import Body, check_type, decode_object, parse_body
@@ -12,41 +12,39 @@ from simcluster.cluster.managed import WriteOptions
 from simcluster.cluster.request import Object, Request
 from simcluster.cluster.resources import Resource
 from simcluster.cluster.schema import Field, Message, Schema
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Entry
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 Conflict = tuple[Object, Path]
 """The other manager's entry, and the field that both set."""
 
 
-def read_configuration(cluster: Cluster, resource: Resource, request: Request) -> Body:
+def read_configuration(api: ApiState, resource: Resource, request: Request) -> Body:
     """The body of an apply, which must name its manager and no owners. Raises ApiError."""
     if not request.query.get("fieldManager"):
         why = "fieldManager: Required value: is required for apply patch"
         raise bad_request(f"PatchOptions.meta.k8s.io is invalid: {why}")
-    raw = parse_body(cluster.schema, request)
+    raw = parse_body(api.schema, request)
     check_type(resource, raw)
     if (raw.get("metadata") or {}).get("managedFields"):
         raise bad_request("metadata.managedFields must be nil")
-    return decode_object(cluster.schema, resource, raw, request.query.get("fieldValidation", "Warn"))
+    return decode_object(api.schema, resource, raw, request.query.get("fieldValidation", "Warn"))
 
 
-def begun(cluster: Cluster, resource: Resource, config: Object, options: WriteOptions) -> Object:
+def begun(api: ApiState, resource: Resource, config: Object, options: WriteOptions) -> Object:
     """The configuration as a new object, all of which is its manager's."""
-    paths = set(leaves(cluster.schema, resource.schema, config))
-    owners = [managed.owner_entry(cluster, resource, options, paths)]
+    paths = set(leaves(api.schema, resource.schema, config))
+    owners = [managed.owner_entry(api, resource, options, paths)]
     return config | {"metadata": config["metadata"] | {"managedFields": owners}}
 
 
 def merged(
-    cluster: Cluster, resource: Resource, current: Entry, config: Object, options: WriteOptions
+    api: ApiState, resource: Resource, current: Entry, config: Object, options: WriteOptions
 ) -> Object:
     """The live object with the configuration applied, and the resulting managers."""
     live = current.copy()
-    wanted = leaves(cluster.schema, resource.schema, config)
-    held = leaves(cluster.schema, resource.schema, live)
+    wanted = leaves(api.schema, resource.schema, config)
+    held = leaves(api.schema, resource.schema, live)
     entries: list[Object] = live["metadata"].get("managedFields") or []
     others = [entry for entry in entries if not managed.is_applier(entry, options)]
     conflicts: list[Conflict] = []
@@ -62,9 +60,9 @@ def merged(
     mine = next((entry for entry in entries if managed.is_applier(entry, options)), {})
     owned_by_others = {path for entry in others for path in managed.fields_of(entry)}
     dropped = managed.fields_of(mine) - wanted.keys() - owned_by_others
-    message = cluster.schema.message(resource.schema)
-    result = _Merge(cluster.schema).message(message, _removed(cluster.schema, message, live, dropped), config)
-    own = managed.owner_entry(cluster, resource, options, set(wanted))
+    message = api.schema.message(resource.schema)
+    result = _Merge(api.schema).message(message, _removed(api.schema, message, live, dropped), config)
+    own = managed.owner_entry(api, resource, options, set(wanted))
     result["metadata"]["managedFields"] = [own, *others]
     # A resourceVersion or uid in the configuration is a condition; without one, there is none
     for key in ("resourceVersion", "uid"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from simcluster.cluster.admission import WebhookAnswer, WebhookCall, validate_admission
 from simcluster.cluster.body import parse_body
@@ -14,28 +13,26 @@ from simcluster.cluster.reads import find
 from simcluster.cluster.request import Object, Request, Response, json_response
 from simcluster.cluster.review import Review
 from simcluster.cluster.route import Target
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Entry
 from simcluster.cluster.users import user_of
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 BindingSteps = Generator[WebhookCall, WebhookAnswer, Response]
 
 _BOUND: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
-def bind(cluster: Cluster, target: Target, request: Request) -> BindingSteps:
+def bind(api: ApiState, target: Target, request: Request) -> BindingSteps:
     """Sets the node once; ApiError 409 if it is set, or if the pod is being deleted or has another uid."""
-    body = parse_body(cluster.schema, request)
+    body = parse_body(api.schema, request)
     metadata: Object = body.get("metadata") or {}
     node = (body.get("target") or {}).get("name", "")
     name = target.name or metadata.get("name", "")
     if not node:
         raise invalid("Binding", "", name, [Cause("target.name", "FieldValueRequired", "Required value")])
-    pods = cluster.catalog.find("", "v1", "pods")
+    pods = api.catalog.find("", "v1", "pods")
     assert pods is not None
-    entry = find(cluster.store, Target(pods, target.namespace, name))
+    entry = find(api.store, Target(pods, target.namespace, name))
     # reviewed as pods/binding or as bindings, whichever was asked for
     resource = replace(target.resource, kind="Binding")
     reviewed = {
@@ -44,7 +41,7 @@ def bind(cluster: Cluster, target: Target, request: Request) -> BindingSteps:
     }
     part = "binding" if target.name else ""
     review = Review(resource, "CREATE", None, reviewed, user_of(request), subresource=part)
-    yield from validate_admission(cluster.store, cluster.identities, review)
+    yield from validate_admission(api.store, api.identities, review)
     _check(entry, name, metadata)
     if "All" not in request.query.get("dryRun", ""):
         pod = entry.copy()
@@ -57,9 +54,9 @@ def bind(cluster: Cluster, target: Target, request: Request) -> BindingSteps:
         scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None}
         pod["status"]["conditions"] = [
             *conditions,
-            scheduled | {"lastTransitionTime": format_time(cluster.now_s())},
+            scheduled | {"lastTransitionTime": format_time(api.now_s())},
         ]
-        cluster.store.put("pods", pod)
+        api.store.put("pods", pod)
     return json_response(_BOUND, 201)
 
 

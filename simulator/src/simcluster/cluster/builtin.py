@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simcluster.cluster.errors import ApiError, Cause, forbidden, not_found
 from simcluster.cluster.limit_range import give_defaults
 from simcluster.cluster.request import Object
 from simcluster.cluster.resources import Resource
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.state import ApiState
 
 _TOLERATED = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _SYSTEM_PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
-def admit_builtin(cluster: Cluster, resource: Resource, obj: Object) -> None:
+def admit_builtin(api: ApiState, resource: Resource, obj: Object) -> None:
     """Refuses or completes a new object, in place."""
     if resource.namespaced:
-        _check_namespace(cluster, resource, obj)
+        _check_namespace(api, resource, obj)
     if resource.store == "pods":
-        give_defaults(cluster, obj)
+        give_defaults(api.store, obj)
         spec = obj["spec"]
         name = spec.setdefault("serviceAccountName", "default")
         spec["serviceAccount"] = name
-        classes = cluster.store.shelf("priorityclasses.scheduling.k8s.io").items.values()
+        classes = api.store.shelf("priorityclasses.scheduling.k8s.io").items.values()
         default_class = next((entry.key[1] for entry in classes if entry.obj.get("globalDefault")), "")
         class_name = spec.get("priorityClassName") or default_class
         if class_name in _SYSTEM_PRIORITIES:
             value, preemption = _SYSTEM_PRIORITIES[class_name], "PreemptLowerPriority"
         elif class_name:
-            entry = cluster.store.get("priorityclasses.scheduling.k8s.io", ("", class_name))
+            entry = api.store.get("priorityclasses.scheduling.k8s.io", ("", class_name))
             if entry is None:
                 why = f"no PriorityClass with name {class_name} was found"
                 raise forbidden("pods", "", obj["metadata"]["name"], why)
@@ -44,12 +40,12 @@ def admit_builtin(cluster: Cluster, resource: Resource, obj: Object) -> None:
         spec.setdefault("preemptionPolicy", preemption)
         _tolerate(spec)
     if resource.store == "services":
-        _addresses(cluster, obj["spec"])
+        _addresses(api, obj["spec"])
 
 
-def _check_namespace(cluster: Cluster, resource: Resource, obj: Object) -> None:
+def _check_namespace(api: ApiState, resource: Resource, obj: Object) -> None:
     name = obj["metadata"]["namespace"]
-    namespace = cluster.store.get("namespaces", ("", name))
+    namespace = api.store.get("namespaces", ("", name))
     if namespace is None:
         raise not_found("namespaces", "", name)
     if namespace.obj["metadata"].get("deletionTimestamp") and resource.store != "events":
@@ -73,14 +69,14 @@ def _tolerate(spec: Object) -> None:
             )
 
 
-def _addresses(cluster: Cluster, spec: Object) -> None:
+def _addresses(api: ApiState, spec: Object) -> None:
     """A cluster IP, and node ports where the type wants them."""
     if spec["type"] == "ExternalName":
         return
     if not spec.get("clusterIP"):
-        spec["clusterIP"] = cluster.identities.new_service_ip()
+        spec["clusterIP"] = api.identities.new_service_ip()
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
     if spec["type"] in ("NodePort", "LoadBalancer"):
         for port in spec.get("ports") or []:
             if not port.get("nodePort"):
-                port["nodePort"] = cluster.identities.new_node_port()
+                port["nodePort"] = api.identities.new_node_port()

@@ -15,8 +15,7 @@ from simcluster.cluster.errors import ApiError
 from simcluster.cluster.faults import Fault, Faults, answer_of
 from simcluster.cluster.identities import Identities
 from simcluster.cluster.request import Object, Request, Response
-from simcluster.cluster.resources import Catalog, standard_catalog
-from simcluster.cluster.schema import Schema, standard_schema
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Store
 from simcluster.cluster.watch import Watch
 from simcluster.cluster.writes import Steps
@@ -26,7 +25,7 @@ NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 Webhook = Callable[[WebhookCall], WebhookAnswer]
 
 
-class Cluster:
+class Cluster(ApiState):
     """``handle`` does everything; ``steps`` is for a server that calls admission webhooks itself.
 
     The clock (seconds since the epoch) and the random numbers are passed in, so that a run can be repeated
@@ -41,14 +40,8 @@ class Cluster:
         history_limit: int = 5_000,
         tracks_managers: bool = True,
     ) -> None:
-        self.now_s = clock
-        self.store = Store(history_limit)
-        self.schema: Schema = standard_schema()
-        self.catalog: Catalog = standard_catalog()
+        super().__init__(clock, Identities(dice or random.Random()), Store(history_limit), tracks_managers)
         self.faults = Faults()
-        self.tracks_managers = tracks_managers
-        self.documents: dict[str, bytes] = {}
-        self.identities = Identities(dice or random.Random())
         self._webhook = webhook
         self._watches: list[Watch] = []
         for name in NAMESPACES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,10 +15,8 @@ from simcluster.cluster.request import Object, Request, Response, json_response
 from simcluster.cluster.resources import Resource
 from simcluster.cluster.route import Target
 from simcluster.cluster.selector import build_matcher
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Entry
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 _ANSWERED_WITH_OBJECT = frozenset(
     {"pods", "services", "persistentvolumes", "persistentvolumeclaims", "serviceaccounts", "resourcequotas"}
@@ -49,9 +46,9 @@ class DeleteOptions(msgspec.Struct, rename="camel"):
         return _FINALIZERS.get(self.propagation_policy or "", "")
 
 
-def read_options(cluster: Cluster, request: Request) -> DeleteOptions:
+def read_options(api: ApiState, request: Request) -> DeleteOptions:
     """From the body, or from the query if there is none."""
-    raw: Object = parse_body(cluster.schema, request) if request.body.strip() else {}
+    raw: Object = parse_body(api.schema, request) if request.body.strip() else {}
     query = request.query
     if "gracePeriodSeconds" in query:
         raw.setdefault("gracePeriodSeconds", int(query["gracePeriodSeconds"]))
@@ -75,11 +72,11 @@ def parse_options(raw: Object) -> DeleteOptions:
     return options
 
 
-def delete(cluster: Cluster, target: Target, request: Request) -> Response:
-    entry = find(cluster.store, target)
-    left = delete_entry(cluster, target.resource, entry, read_options(cluster, request))
+def delete(api: ApiState, target: Target, request: Request) -> Response:
+    entry = find(api.store, target)
+    left = delete_entry(api, target.resource, entry, read_options(api, request))
     if left is not None or target.resource.store in _ANSWERED_WITH_OBJECT:
-        renderer = renderer_for(target.resource, request, cluster.now_s())
+        renderer = renderer_for(target.resource, request, api.now_s())
         return Response(200, renderer.one(left or entry), {"content-type": renderer.content_type})
     resource = target.resource
     details = {"name": entry.key[1], "group": resource.group, "kind": resource.plural}
@@ -95,18 +92,18 @@ def delete(cluster: Cluster, target: Target, request: Request) -> Response:
     )
 
 
-def delete_collection(cluster: Cluster, target: Target, request: Request) -> Response:
-    options = read_options(cluster, request)
+def delete_collection(api: ApiState, target: Target, request: Request) -> Response:
+    options = read_options(api, request)
     matches = build_matcher(target.resource.store, request.query)
-    entries = selected(cluster.store.shelf(target.resource.store).items, target.namespace, matches)
+    entries = selected(api.store.shelf(target.resource.store).items, target.namespace, matches)
     for entry in entries:
-        delete_entry(cluster, target.resource, entry, options)
-    renderer = renderer_for(target.resource, request, cluster.now_s())
-    metadata = {"resourceVersion": str(cluster.store.version)}
+        delete_entry(api, target.resource, entry, options)
+    renderer = renderer_for(target.resource, request, api.now_s())
+    metadata = {"resourceVersion": str(api.store.version)}
     return Response(200, renderer.many(entries, metadata), {"content-type": renderer.content_type})
 
 
-def delete_entry(cluster: Cluster, resource: Resource, entry: Entry, options: DeleteOptions) -> Entry | None:
+def delete_entry(api: ApiState, resource: Resource, entry: Entry, options: DeleteOptions) -> Entry | None:
     """Removes the object (None), or marks it when somebody has to finish something first (what is left)."""
     _check_preconditions(resource, entry, options.preconditions)
     # only pods that may be running somewhere get a grace period
@@ -134,9 +131,9 @@ def delete_entry(cluster: Cluster, resource: Resource, entry: Entry, options: De
     if options.dry_run:
         return entry if waits else None
     if not waits:
-        cluster.store.remove(resource.store, entry.key)
+        api.store.remove(resource.store, entry.key)
         return None
-    return _mark(cluster, resource, entry, grace_s, finalizers)
+    return _mark(api, resource, entry, grace_s, finalizers)
 
 
 def _check_preconditions(resource: Resource, entry: Entry, wanted: Preconditions | None) -> None:
@@ -153,12 +150,12 @@ def _check_preconditions(resource: Resource, entry: Entry, wanted: Preconditions
             raise conflict(resource.plural, resource.group, entry.key[1], why)
 
 
-def _mark(cluster: Cluster, resource: Resource, entry: Entry, grace_s: int, finalizers: list[str]) -> Entry:
+def _mark(api: ApiState, resource: Resource, entry: Entry, grace_s: int, finalizers: list[str]) -> Entry:
     obj = entry.copy()
     meta = obj["metadata"]
     if finalizers:
         meta["finalizers"] = finalizers
-    now_s = cluster.now_s()
+    now_s = api.now_s()
     ends_s = now_s + grace_s
     earlier = meta.get("deletionTimestamp")
     if earlier is None or math.floor(ends_s) < parse_time(earlier):
@@ -168,4 +165,4 @@ def _mark(cluster: Cluster, resource: Resource, entry: Entry, grace_s: int, fina
             meta["generation"] += 1
     if resource.store == "namespaces":
         obj["status"]["phase"] = "Terminating"
-    return cluster.store.put(resource.store, obj) if obj != entry.obj else entry
+    return api.store.put(resource.store, obj) if obj != entry.obj else entry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from simcluster.cluster.body import parse_body
 from simcluster.cluster.deletes import delete_entry, parse_options
@@ -12,31 +11,29 @@ from simcluster.cluster.reads import find
 from simcluster.cluster.request import Object, Request, Response, json_response
 from simcluster.cluster.route import Target
 from simcluster.cluster.selector import selects
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Entry
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 _EVICTED: Object = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
-def evict(cluster: Cluster, target: Target, request: Request) -> Response:
+def evict(api: ApiState, target: Target, request: Request) -> Response:
     """Deletes the pod unless a budget forbids it (ApiError 429)."""
-    body = parse_body(cluster.schema, request)
+    body = parse_body(api.schema, request)
     options = parse_options(body.get("deleteOptions") or {})
     if "All" in request.query.get("dryRun", ""):
         options.dry_run = ["All"]
-    entry = find(cluster.store, target)
+    entry = find(api.store, target)
     if _counts(entry):
         labels = entry.obj["metadata"].get("labels") or {}
-        budgets = cluster.store.shelf("poddisruptionbudgets.policy").items.values()
+        budgets = api.store.shelf("poddisruptionbudgets.policy").items.values()
         for budget in [
             budget.obj
             for budget in budgets
             if budget.key[0] == entry.key[0] and selects(budget.obj["spec"].get("selector"), labels)
         ]:
-            _check(cluster, budget)
-    delete_entry(cluster, target.resource, entry, options)
+            _check(api, budget)
+    delete_entry(api, target.resource, entry, options)
     return json_response(_EVICTED, 201)
 
 
@@ -46,11 +43,11 @@ def _counts(pod: Entry) -> bool:
     return phase == "Running" and not pod.obj["metadata"].get("deletionTimestamp")
 
 
-def _check(cluster: Cluster, budget: Object) -> None:
+def _check(api: ApiState, budget: Object) -> None:
     spec, namespace = budget["spec"], budget["metadata"]["namespace"]
     pods = [
         entry
-        for entry in cluster.store.shelf("pods").items.values()
+        for entry in api.store.shelf("pods").items.values()
         if entry.key[0] == namespace
         and selects(spec.get("selector"), entry.obj["metadata"].get("labels") or {})
     ]

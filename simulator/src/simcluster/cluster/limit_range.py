@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from simcluster.cluster.errors import forbidden
 from simcluster.cluster.quantity import canonical_quantity, parse_quantity
 from simcluster.cluster.request import Object
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.store import Store
 
 _SET = "kubernetes.io/limit-ranger"
 Quantities = Mapping[str, str]
@@ -28,10 +25,10 @@ def complete_limits(limits: Object) -> None:
             limits.setdefault("defaultRequest", {}).setdefault(name, value)
 
 
-def give_defaults(cluster: Cluster, pod: Object) -> None:
+def give_defaults(store: Store, pod: Object) -> None:
     """Limits and requests of every container that leaves them open, in place."""
     said = []
-    for limits in _limits(cluster, pod, "Container"):
+    for limits in _limits(store, pod, "Container"):
         for container in _containers(pod):
             resources = container.setdefault("resources", {})
             for source, part in (("defaultRequest", "requests"), ("default", "limits")):
@@ -46,23 +43,23 @@ def give_defaults(cluster: Cluster, pod: Object) -> None:
         annotations[_SET] = f"LimitRanger plugin set: {'; '.join(said)}"
 
 
-def check_limit_ranges(cluster: Cluster, pod: Object) -> None:
+def check_limit_ranges(store: Store, pod: Object) -> None:
     """ApiError if a container or the pod is outside the limits of its namespace."""
     problems: list[str] = []
-    for limits in _limits(cluster, pod, "Container"):
+    for limits in _limits(store, pod, "Container"):
         for container in _containers(pod):
             resources = container.get("resources") or {}
             asked = resources.get("requests") or {}, resources.get("limits") or {}
             problems += _problems(limits, "Container", *asked)
-    for limits in _limits(cluster, pod, "Pod"):
+    for limits in _limits(store, pod, "Pod"):
         problems += _problems(limits, "Pod", _of_pod(pod, "requests"), _of_pod(pod, "limits"))
     if problems:
         why = problems[0] if len(problems) == 1 else f"[{', '.join(problems)}]"
         raise forbidden("pods", "", pod["metadata"]["name"], why)
 
 
-def _limits(cluster: Cluster, pod: Object, kind: str) -> Iterator[Object]:
-    for entry in cluster.store.shelf("limitranges").items.values():
+def _limits(store: Store, pod: Object, kind: str) -> Iterator[Object]:
+    for entry in store.shelf("limitranges").items.values():
         if entry.key[0] == pod["metadata"]["namespace"]:
             yield from (each for each in entry.obj["spec"].get("limits") or () if each.get("type") == kind)
 

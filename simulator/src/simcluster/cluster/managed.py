@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcluster.cluster.fieldset import Path, decode, encode, leaves
 from simcluster.cluster.metadata import same_content
 from simcluster.cluster.moment import format_time
 from simcluster.cluster.request import Object, Request
 from simcluster.cluster.resources import Resource
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.users import user_of
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 APPLY = "application/apply-patch+yaml"
 
@@ -50,12 +48,10 @@ def _untimed(obj: Object) -> list[Object]:
     return [{key: value for key, value in entry.items() if key != "time"} for entry in entries]
 
 
-def record(
-    cluster: Cluster, resource: Resource, old: Object | None, new: Object, options: WriteOptions
-) -> None:
+def record(api: ApiState, resource: Resource, old: Object | None, new: Object, options: WriteOptions) -> None:
     """Writes the new ``metadata.managedFields`` into ``new``. What apply computed stays."""
     metadata = new["metadata"]
-    if not cluster.tracks_managers:
+    if not api.tracks_managers:
         metadata.pop("managedFields", None)
         return
     if options.operation == "Apply":
@@ -64,7 +60,7 @@ def record(
     held = given if given is not None else ((old or {}).get("metadata") or {}).get("managedFields")
     entries = [] if held == [{}] else list(held or [])
     if old is None or not same_content(old, new):
-        entries = _updated(cluster, resource, old, new, options, entries)
+        entries = _updated(api, resource, old, new, options, entries)
     if entries:
         metadata["managedFields"] = entries
     else:
@@ -72,22 +68,22 @@ def record(
 
 
 def _updated(  # noqa: PLR0917 - one write seen from all sides
-    cluster: Cluster,
+    api: ApiState,
     resource: Resource,
     old: Object | None,
     new: Object,
     options: WriteOptions,
     entries: list[Object],
 ) -> list[Object]:
-    before = leaves(cluster.schema, resource.schema, old) if old else {}
-    after = leaves(cluster.schema, resource.schema, new)
+    before = leaves(api.schema, resource.schema, old) if old else {}
+    after = leaves(api.schema, resource.schema, new)
     changed = {path for path, value in after.items() if path not in before or before[path] != value}
     removed = before.keys() - after.keys()
     if "status" in resource.subresources and options.subresource != "status":
         changed = {path for path in changed if path[0] != "f:status"}
     if not changed and not removed:
         return entries
-    mine = owner_entry(cluster, resource, options, set())
+    mine = owner_entry(api, resource, options, set())
     kept: list[Object] = []
     owned = changed
     for entry in entries:
@@ -100,12 +96,12 @@ def _updated(  # noqa: PLR0917 - one write seen from all sides
     return [*kept, mine | {"fieldsV1": encode(owned)}] if owned else kept
 
 
-def owner_entry(cluster: Cluster, resource: Resource, options: WriteOptions, paths: set[Path]) -> Object:
+def owner_entry(api: ApiState, resource: Resource, options: WriteOptions, paths: set[Path]) -> Object:
     entry: Object = {
         "manager": options.manager,
         "operation": options.operation,
         "apiVersion": resource.api_version,
-        "time": format_time(cluster.now_s()),
+        "time": format_time(api.now_s()),
         "fieldsType": "FieldsV1",
         "fieldsV1": encode(paths),
     }

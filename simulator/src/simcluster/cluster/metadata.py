@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simcluster.cluster.errors import MODIFIED, Cause, bad_request, conflict, invalid
 from simcluster.cluster.moment import format_time
 from simcluster.cluster.request import Object
 from simcluster.cluster.resources import Resource
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Entry
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 _SERVER_OWNED = ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "uid", "generation")
 
 
-def begin_metadata(cluster: Cluster, resource: Resource, namespace: str, obj: Object) -> None:
+def begin_metadata(api: ApiState, resource: Resource, namespace: str, obj: Object) -> None:
     """Names and identity of a new object, in place."""
     metadata = obj["metadata"]
     given = metadata.get("namespace", "")
@@ -31,15 +27,15 @@ def begin_metadata(cluster: Cluster, resource: Resource, namespace: str, obj: Ob
                 "metadata.name", "FieldValueRequired", "Required value: name or generateName is required"
             )
             raise invalid(resource.kind, resource.group, "", [cause])
-        metadata["name"] = metadata["generateName"] + cluster.identities.new_suffix()
+        metadata["name"] = metadata["generateName"] + api.identities.new_suffix()
     for key in ("resourceVersion", "selfLink", *_SERVER_OWNED):
         metadata.pop(key, None)
     if resource.namespaced:
         metadata["namespace"] = namespace
     else:
         metadata.pop("namespace", None)
-    metadata["uid"] = cluster.identities.new_uid()
-    metadata["creationTimestamp"] = format_time(cluster.now_s())
+    metadata["uid"] = api.identities.new_uid()
+    metadata["creationTimestamp"] = format_time(api.now_s())
     if resource.has_generation:
         metadata["generation"] = 1
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from simcluster.cluster.errors import no_such_path
 from simcluster.cluster.request import JSON, Object, Request, Response, json_response
 from simcluster.cluster.resources import Resource
 from simcluster.cluster.schema import Field, Message, Schema
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.state import ApiState
 
 PROTOBUF_TWO = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 _SCALARS: dict[str, Object] = {
@@ -35,10 +31,10 @@ _PATCH_TYPES = (
 )
 
 
-def index(cluster: Cluster) -> Response:
+def index(api: ApiState) -> Response:
     paths = {
         path: {"serverRelativeURL": f"/openapi/v3/{path}?hash=simulated"}
-        for path in (_path(group, version) for group, version in cluster.catalog.group_versions())
+        for path in (_path(group, version) for group, version in api.catalog.group_versions())
     }
     return json_response({"paths": paths})
 
@@ -47,15 +43,15 @@ def _path(group: str, version: str) -> str:
     return f"apis/{group}/{version}" if group else f"api/{version}"
 
 
-def document(cluster: Cluster, path: str) -> Response:
+def document(api: ApiState, path: str) -> Response:
     """The document of one group and version, built once."""
-    if path not in cluster.documents:
-        found = next((gv for gv in cluster.catalog.group_versions() if _path(*gv) == path), None)
+    if path not in api.documents:
+        found = next((gv for gv in api.catalog.group_versions() if _path(*gv) == path), None)
         if found is None:
             raise no_such_path()
-        resources = [r for r in cluster.catalog.of(*found) if not r.is_virtual]
-        cluster.documents[path] = msgspec.json.encode(_document(cluster.schema, resources))
-    return Response(200, cluster.documents[path], {"content-type": JSON})
+        resources = [r for r in api.catalog.of(*found) if not r.is_virtual]
+        api.documents[path] = msgspec.json.encode(_document(api.schema, resources))
+    return Response(200, api.documents[path], {"content-type": JSON})
 
 
 def _document(schema: Schema, resources: list[Resource]) -> Object:

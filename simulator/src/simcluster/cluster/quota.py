@@ -6,16 +6,14 @@ Quotas with scopes are ignored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from simcluster.cluster.amounts import Amounts, amounts_of, pod_limits, pod_requests, total
 from simcluster.cluster.errors import forbidden
 from simcluster.cluster.quantity import canonical_quantity
 from simcluster.cluster.resources import Resource
+from simcluster.cluster.store import Store
 from simcluster.cluster.validation_pods import is_extended
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 Object = Mapping[str, Any]
 
@@ -65,15 +63,15 @@ def written(amounts: Amounts) -> dict[str, str]:
     }
 
 
-def check_quotas(cluster: Cluster, resource: Resource, obj: Object) -> None:
+def check_quotas(store: Store, resource: Resource, obj: Object) -> None:
     """ApiError if a new pod would exceed what is left to its namespace."""
     if resource.store != "pods":
         return
     namespace = obj["metadata"]["namespace"]
-    for entry in cluster.store.shelf("resourcequotas").items.values():
+    for entry in store.shelf("resourcequotas").items.values():
         if entry.key[0] != namespace:
             continue
-        pods = [each.obj for each in cluster.store.shelf("pods").items.values() if each.key[0] == namespace]
+        pods = [each.obj for each in store.shelf("pods").items.values() if each.key[0] == namespace]
         if missing := _unsaid(entry.obj, obj):
             why = f"failed quota: {entry.key[1]}: must specify {missing}"
             raise forbidden("pods", "", obj["metadata"]["name"], why)

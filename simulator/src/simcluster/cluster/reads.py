@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,11 +11,9 @@ from simcluster.cluster.render import renderer_for
 from simcluster.cluster.request import Object, Request, Response
 from simcluster.cluster.route import Target
 from simcluster.cluster.selector import Matcher, build_matcher
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Entry, Key, Store
 from simcluster.cluster.watch import Watch
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 
 class _Continue(msgspec.Struct):
@@ -26,9 +23,9 @@ class _Continue(msgspec.Struct):
     key: Key
 
 
-def get(cluster: Cluster, target: Target, request: Request) -> Response:
-    entry = find(cluster.store, target)
-    renderer = renderer_for(target.resource, request, cluster.now_s())
+def get(api: ApiState, target: Target, request: Request) -> Response:
+    entry = find(api.store, target)
+    renderer = renderer_for(target.resource, request, api.now_s())
     return Response(200, renderer.one(entry), {"content-type": renderer.content_type})
 
 
@@ -40,10 +37,10 @@ def find(store: Store, target: Target) -> Entry:
     return entry
 
 
-def list_objects(cluster: Cluster, target: Target, request: Request) -> Response:
+def list_objects(api: ApiState, target: Target, request: Request) -> Response:
     """A list at one version, whole or in pages of ``limit``."""
-    version, after = _list_position(cluster, request)
-    items = cluster.store.items_at(target.resource.store, version)
+    version, after = _list_position(api, request)
+    items = api.store.items_at(target.resource.store, version)
     entries = selected(items, target.namespace, build_matcher(target.resource.store, request.query))
     if after is not None:
         entries = [entry for entry in entries if entry.key > after]
@@ -55,7 +52,7 @@ def list_objects(cluster: Cluster, target: Target, request: Request) -> Response
             msgspec.json.encode(_Continue(version, page[-1].key))
         ).decode()
         metadata["remainingItemCount"] = len(rest)
-    renderer = renderer_for(target.resource, request, cluster.now_s())
+    renderer = renderer_for(target.resource, request, api.now_s())
     return Response(200, renderer.many(page, metadata), {"content-type": renderer.content_type})
 
 
@@ -69,7 +66,7 @@ def selected(items: dict[Key, Entry], namespace: str, matches: Matcher | None) -
     return sorted(found, key=lambda entry: entry.key)
 
 
-def _list_position(cluster: Cluster, request: Request) -> tuple[int, Key | None]:
+def _list_position(api: ApiState, request: Request) -> tuple[int, Key | None]:
     token = request.query.get("continue", "")
     wanted = request.query.get("resourceVersion", "")
     match = request.query.get("resourceVersionMatch", "")
@@ -82,12 +79,12 @@ def _list_position(cluster: Cluster, request: Request) -> tuple[int, Key | None]
     if match and not wanted:
         raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
     version = parse_version(wanted)
-    if version > cluster.store.version:
-        current = cluster.store.version
+    if version > api.store.version:
+        current = api.store.version
         message = f"Too large resource version: {version}, current: {current}"
         cause = Cause("", "ResourceVersionTooLarge", "Too large resource version").to_dict()
         raise ApiError(504, "Timeout", message, {"causes": [cause], "retryAfterSeconds": 1})
-    return (version if match == "Exact" else cluster.store.version), None
+    return (version if match == "Exact" else api.store.version), None
 
 
 def parse_version(text: str) -> int:
@@ -98,15 +95,15 @@ def parse_version(text: str) -> int:
         raise bad_request(f"Invalid value: {text!r}: resourceVersion must be a number") from error
 
 
-def watch(cluster: Cluster, target: Target, request: Request) -> Response:
+def watch(api: ApiState, target: Target, request: Request) -> Response:
     """Changes from a version on, from the present state on, or the state first and then changes."""
     query = dict(request.query)
     if target.name:
         query["fieldSelector"] = f"metadata.name={target.name}"
     matches = build_matcher(target.resource.store, query)
-    renderer = renderer_for(target.resource, request, cluster.now_s())
+    renderer = renderer_for(target.resource, request, api.now_s())
     subscription = Watch(
-        cluster.store,
+        api.store,
         target.resource.store,
         namespace=target.namespace,
         matches=matches,
@@ -115,12 +112,12 @@ def watch(cluster: Cluster, target: Target, request: Request) -> Response:
         wants_bookmarks=request.flag("allowWatchBookmarks"),
         timeout_s=float(query["timeoutSeconds"]) if query.get("timeoutSeconds") else None,
     )
-    _begin(cluster, target, request, subscription, matches)
+    _begin(api, target, request, subscription, matches)
     return Response(200, headers={"content-type": renderer.content_type}, watch=subscription)
 
 
 def _begin(
-    cluster: Cluster, target: Target, request: Request, subscription: Watch, matches: Matcher | None
+    api: ApiState, target: Target, request: Request, subscription: Watch, matches: Matcher | None
 ) -> None:
     shelf = target.resource.store
     version = parse_version(request.query.get("resourceVersion", ""))
@@ -134,14 +131,14 @@ def _begin(
         message = f"ListOptions.meta.k8s.io is invalid: {cause.field}: Forbidden: {cause.message}"
         raise ApiError(422, "Invalid", message, {"causes": [cause.to_dict()]})
     if initial in ("true", "1") or (initial is None and version == 0):
-        subscription.show(selected(cluster.store.shelf(shelf).items, target.namespace, matches))
+        subscription.show(selected(api.store.shelf(shelf).items, target.namespace, matches))
         if initial and subscription.wants_bookmarks:
             subscription.bookmark(initial_end=True)
         subscription.start()
         return
     subscription.start()
     try:
-        for change in cluster.store.since(shelf, version or cluster.store.version):
+        for change in api.store.since(shelf, version or api.store.version):
             subscription.offer(change)
     except ApiError as error:
         subscription.fail(error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from simcluster.cluster import writes
 from simcluster.cluster.body import parse_body
 from simcluster.cluster.errors import Cause, invalid, method_not_allowed
@@ -12,22 +10,20 @@ from simcluster.cluster.reads import find
 from simcluster.cluster.request import Object, Request, json_response
 from simcluster.cluster.route import Target
 from simcluster.cluster.selector import selector_text
+from simcluster.cluster.state import ApiState
 from simcluster.cluster.store import Entry
 
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
-
-def handle(cluster: Cluster, target: Target, request: Request) -> writes.Steps:
-    entry = find(cluster.store, target)
+def handle(api: ApiState, target: Target, request: Request) -> writes.Steps:
+    entry = find(api.store, target)
     match request.method:
         case "GET":
             return json_response(scale_of(entry))
         case "PUT":
-            return (yield from _write(cluster, target, request, entry, parse_body(cluster.schema, request)))
+            return (yield from _write(api, target, request, entry, parse_body(api.schema, request)))
         case "PATCH":
-            changed = writes.patch_function(cluster, "autoscaling.v1.Scale", request)(scale_of(entry))
-            return (yield from _write(cluster, target, request, entry, changed))
+            changed = writes.patch_function(api, "autoscaling.v1.Scale", request)(scale_of(entry))
+            return (yield from _write(api, target, request, entry, changed))
     raise method_not_allowed()
 
 
@@ -51,7 +47,7 @@ def scale_of(entry: Entry) -> Object:
     }
 
 
-def _write(cluster: Cluster, target: Target, request: Request, entry: Entry, scale: Object) -> writes.Steps:
+def _write(api: ApiState, target: Target, request: Request, entry: Entry, scale: Object) -> writes.Steps:
     replicas = (scale.get("spec") or {}).get("replicas", 0)
     if not isinstance(replicas, int) or replicas < 0:
         message = f"Invalid value: {replicas}: must be greater than or equal to 0"
@@ -62,5 +58,5 @@ def _write(cluster: Cluster, target: Target, request: Request, entry: Entry, sca
     wanted = scale.get("metadata") or {}
     obj["metadata"] |= {key: wanted[key] for key in ("uid", "resourceVersion") if wanted.get(key)}
     options = options_of(request, "scale")
-    stored = yield from writes.update_object(cluster, target, entry, obj, options)
+    stored = yield from writes.update_object(api, target, entry, obj, options)
     return json_response(scale_of(stored))

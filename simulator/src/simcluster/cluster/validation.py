@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from simcluster.cluster import validation_pods, validation_services, validation_workloads
 from simcluster.cluster.errors import Cause, invalid
@@ -18,9 +17,6 @@ from simcluster.cluster.names import (
 from simcluster.cluster.problem import forbidden_value, immutable, invalid_value, too_long
 from simcluster.cluster.request import Object
 from simcluster.cluster.resources import Resource
-
-if TYPE_CHECKING:
-    from simcluster.cluster.cluster import Cluster
 
 Causes = Iterator[Cause]
 LARGEST_ANNOTATIONS_BYTES = 256 << 10
@@ -46,7 +42,7 @@ _FIXED: dict[str, tuple[str, ...]] = {
 }
 
 
-def validate_create(cluster: Cluster, resource: Resource, obj: Object) -> None:
+def validate_create(resource: Resource, obj: Object) -> None:
     """ApiError 422 with every cause at once."""
     causes = [*_metadata(resource, obj["metadata"])]
     if resource.store == "pods" and obj["spec"].get("ephemeralContainers"):
@@ -59,7 +55,7 @@ def validate_create(cluster: Cluster, resource: Resource, obj: Object) -> None:
     _refuse(resource, obj, causes)
 
 
-def validate_update(cluster: Cluster, resource: Resource, old: Object, new: Object, subresource: str) -> None:
+def validate_update(resource: Resource, old: Object, new: Object, subresource: str) -> None:
     """The same for a change; a status may say what it likes."""
     causes = [*_metadata(resource, new["metadata"]), *_finalizers(old["metadata"], new["metadata"])]
     part = f"/{subresource}" if f"{resource.store}/{subresource}" in _UPDATE else ""
