@@ -354,13 +354,14 @@ async def test_a_region_that_a_tenant_removes_comes_back_and_its_links_lead_nowh
         (var,) = (node.folder / "host" / "containers").glob("*/var")
         victim = tmp_path / "of-the-host"
         victim.write_bytes(b"as it was")
+        victim.chmod(0o640)
         (var / "region").unlink()
         (var / trap.format(pid=os.getpid())).symlink_to(victim)
         hurried(node)
         region = var / "region"
         await eventually(lambda: region.is_file() and not region.is_symlink(), "a region")
         assert victim.read_bytes() == b"as it was"
-        assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+        assert stat.S_IMODE(victim.stat().st_mode) == 0o640
         assert (region.stat().st_size, stat.S_IMODE(region.stat().st_mode)) == (layout.REGION_BYTES, 0o666)
 
 

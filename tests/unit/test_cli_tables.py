@@ -196,6 +196,18 @@ def test_a_table_with_long_names_fits_the_terminal_and_keeps_its_figures(width: 
     assert ("OWNER" in lines[0]) == (width == 200)
 
 
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_column_of_sentences_keeps_their_beginnings(width: int) -> None:
+    """The reason is what the list is read for: names and amounts make room for it."""
+    reason = "It will never fit here: it asks for 16 units, and the largest shared card has 15."
+    rows = [["POD", "STATUS", "NODE", "MEMORY", "WHY"], [LONG, "Pending", "node-1", "asks 16 units", reason]]
+    lines = fitted(rows, cut=(0,), drop=(3, 2), width=width, prose=True).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "It will never fit here: it asks for 16" in lines[1]
+    assert ("MEMORY" in lines[0]) == (width > 80)
+    assert lines[1].endswith("…") == (reason not in lines[1])
+
+
 def test_a_pipe_gets_names_whole() -> None:
     assert LONG in fitted([["POD"], [LONG]], cut=(0,))
     assert fitted([], cut=()) == ""

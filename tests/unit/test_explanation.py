@@ -106,7 +106,7 @@ def test_nodes_that_are_alike_make_one_class_with_the_best_of_them() -> None:
     full, plain = told.classes
     assert (full.nodes, full.best, full.card, full.most, full.never) == (("a", "b", "c"), "a", 0, 5, False)
     assert (plain.reason, plain.most, plain.never) == (NOT_SHARED, None, True)
-    assert told.hints == ("These nodes have 11 units free in total, but none of them has 8.",)
+    assert told.hints == ("Free in all: 11 units, but no node has 8 of them.",)
 
 
 def test_pieces_on_several_cards_are_told_as_such() -> None:

@@ -290,5 +290,4 @@ def _pieces(refused: Sequence[_Found], request: Request) -> Iterable[str]:
         return
     all_free = sum(total for total, _ in scattered)
     if all_free:
-        free = counted(all_free, "unit")
-        yield f"These nodes have {free} free in total, but none of them has {request.units}."
+        yield f"Free in all: {counted(all_free, 'unit')}, but no node has {request.units} of them."

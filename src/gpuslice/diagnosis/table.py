@@ -13,8 +13,10 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _PADDING = 2
-COMFORTABLE, LEAST = 24, 10
-"""Width of a column of names below which other columns are left out, and the least width."""
+COMFORTABLE, LEAST, PROSE = 24, 10, 44
+"""Width of a column of names below which other columns are left out; the least width; what a last column of
+sentences is left.
+"""
 
 
 def aligned(text: str) -> str:
@@ -38,12 +40,18 @@ def aligned(text: str) -> str:
 
 
 def fitted(
-    rows: Sequence[Sequence[str]], cut: Sequence[int], drop: Sequence[int] = (), width: int | None = None
+    rows: Sequence[Sequence[str]],
+    cut: Sequence[int],
+    drop: Sequence[int] = (),
+    width: int | None = None,
+    *,
+    prose: bool = False,
 ) -> str:
     """Rows in columns that fit `width`, which is the terminal's unless given; a pipe has none.
 
     The columns `drop` are left out, the first of them first, where names would have less than `COMFORTABLE`
-    characters, and the names in `cut` are shortened.
+    characters, and the names in `cut` are shortened. `prose`: the last column is sentences, which end where
+    the room does.
     """
     if not rows:
         return ""
@@ -52,9 +60,19 @@ def fitted(
         import shutil  # not for who writes into a pipe
 
         width = shutil.get_terminal_size().columns
-    if width is not None:
+    last = len(rows[0]) - 1
+    if width is not None and prose:
+        sentences = widths.pop(last)
+        left = width - min(PROSE, sentences) - _PADDING
+        widths = widths_within(left, widths, cut, dict.fromkeys(drop, COMFORTABLE))
+        widths[last] = min(sentences, max(LEAST, width - sum(widths.values()) - _PADDING * len(widths)))
+    elif width is not None:
         widths = widths_within(width, widths, cut, dict.fromkeys(drop, COMFORTABLE))
-    lines = [[shortened(each[column], wide) for column, wide in widths.items()] for each in rows]
+    cutters = {last: begun} if prose else {}
+    lines = [
+        [cutters.get(column, shortened)(each[column], wide) for column, wide in widths.items()]
+        for each in rows
+    ]
     return "\n".join(line.rstrip() for line in aligned("".join(row(*line) for line in lines)).split("\n"))
 
 
@@ -85,6 +103,11 @@ def shortened(name: str, width: int) -> str:
         return name
     tail = width // 3
     return f"{name[: width - tail - 1]}…{name[len(name) - tail :]}"
+
+
+def begun(sentence: str, width: int) -> str:
+    """Its beginning, which says what it is about."""
+    return sentence if len(sentence) <= width else f"{sentence[: width - 1].rstrip()}…"
 
 
 def row(*cells: object) -> str:

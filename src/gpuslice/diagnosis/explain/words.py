@@ -72,7 +72,7 @@ def text(found: Explanations, *, headers: bool = True, wide: bool = False) -> st
             name = each.pod.key if spaces else each.pod.name
             memory = f"{held} MiB" if held else f"asks {asked}"
             rows.append([name, status, each.pod.node or "-", cards, memory, why])
-        table = fitted(rows, cut=(0, 2) if wide else (0, 2, 5))
+        table = fitted(rows, cut=(0, 2), drop=() if wide else (4, 3, 2), prose=not wide)
         parts.append("\n" + table)
     if not headers:
         return table
