@@ -11,7 +11,7 @@ import contextlib
 import json
 import random
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,10 +186,12 @@ class Bench:
         self._stopped = asyncio.Event()
         self.port = 0
 
-    def record(self, cards: Mapping[int, int], **more: Any) -> None:
-        """What the driver tells from now on."""
+    def record(self, cards: Mapping[int, int], *, divided: Collection[int] = (), **more: Any) -> None:
+        """What the driver tells from now on. `divided`: the indices of cards in MIG mode."""
+        model = "Tesla V100-SXM2-16GB"
         entries = [
-            {"index": index, "uuid": uuid(index), "memory_mib": memory_mib, "model": "Tesla V100-SXM2-16GB"}
+            {"index": index, "uuid": uuid(index), "memory_mib": memory_mib, "model": model}
+            | ({"divided": True} if index in divided else {})
             for index, memory_mib in cards.items()
         ]
         self.recording.write_text(

@@ -75,6 +75,17 @@ async def test_the_node_says_how_near_its_cards_are_where_they_differ(tmp_path: 
         await eventually(lambda: says(""), "all are alike again")
 
 
+async def test_a_card_in_mig_mode_is_given_out_once_it_is_whole_again(tmp_path: Path) -> None:
+    """CUDA shows programs its MIG devices alone: nothing of the whole card could be used."""
+    async with Bench(tmp_path, TWO, settings=SETTINGS).running() as node:
+        node.record(TWO, divided=[0])
+        await eventually(lambda: node.kubelet.healthy() == 15, "card 0 is out")
+        reason = "0: is in MIG mode, so it can only be given out by its MIG devices"
+        await configmap_says(node, reason, "reasons")
+        node.record(TWO)
+        await eventually(lambda: node.kubelet.healthy() == 30, "card 0 is back")
+
+
 async def test_a_report_without_a_card_may_mean_any(tmp_path: Path) -> None:
     async with Bench(tmp_path, TWO, settings=SETTINGS).running() as node:
         node.record(TWO, events=[{"xid": 119}])

@@ -190,6 +190,28 @@ def test_the_agent_reads_how_each_pair_of_cards_is_joined(tmp_path: Path) -> Non
     assert nvml(LINKS, state) == [[0, 1, nvlink], *apart]
 
 
+DIVIDED = """
+import asyncio
+from gpuslice.adapters.gpu.nvml import NvmlSource
+
+async def divided():
+    source = NvmlSource()
+    try:
+        print(json.dumps([card.divided for card in (await source.inventory()).cards]))
+    finally:
+        await source.close()
+
+asyncio.run(divided())
+"""
+
+
+def test_the_agent_reads_which_cards_are_in_mig_mode(tmp_path: Path) -> None:
+    """A V100 cannot tell, which means no."""
+    divided = gpu.CardSpec("A100-SXM4-40GB", mig=("3g.20gb",))
+    assert nvml(DIVIDED, gpu.create(tmp_path / "divided", [divided, "A100-SXM4-40GB"])) == [True, False]
+    assert nvml(DIVIDED, gpu.create(tmp_path / "older", ["V100-SXM2-16GB"])) == [False]
+
+
 def test_a_process_without_a_figure_has_none(tmp_path: Path) -> None:
     """Drivers of 535 to 560 list processes in a PID namespace with 0 bytes, which is not what they hold."""
     state = gpu.create(tmp_path / "state", ["H200"])

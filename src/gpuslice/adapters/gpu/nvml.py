@@ -245,6 +245,7 @@ class _Driver:
                 memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
                 model=optional(lambda: text(pynvml.nvmlDeviceGetName(handle)), ""),
                 pci_bus_id=optional(lambda: text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
+                divided=optional(lambda: bool(pynvml.nvmlDeviceGetMigMode(handle)[0]), fallback=False),
             )
         except pynvml.NVMLError as error:
             return LostCard(position, str(error))

@@ -20,6 +20,7 @@ class DriverCard:
     """One card as the driver describes it. `index` is its minor number (``/dev/nvidia<index>``).
 
     `memory_mib` is the total that NVML's first memory call names, the figure that the vendor's tools divide.
+    `divided`: it is in MIG mode, in which programs use its MIG devices alone.
     """
 
     index: int
@@ -27,6 +28,7 @@ class DriverCard:
     memory_mib: int
     model: str = ""
     pci_bus_id: str = ""
+    divided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,7 @@ class CardMonitor:
             )
             self._set_problem("" if self.cards else problem)
             health = health.seen(answering, (card.uuid for card in self.cards))
+            health = replace(health, divided=frozenset(card.uuid for card in inventory.cards if card.divided))
             new = [each for each in unusable if each not in self._unusable]
             self._unusable = unusable
             # as many as lost cards: they were known, and are reported as such

@@ -15,6 +15,7 @@ IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Faults of an application, not of a card: 31, 43, 45 by the vendor's plugin, 13, 68, 109 by NVIDIA's."""
 
 LOST = "does not answer"
+DIVIDED = "is in MIG mode, so it can only be given out by its MIG devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +29,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is wrong with the cards, by uuid. Each of the three recovers in its own way.
+    """What is wrong with the cards, by uuid. Each of the four recovers in its own way.
 
     `faults` heal after `recovery_s` without a new one, twice as long each time; 0 means never. `lost` cards
-    heal when they answer, `excluded` ones when the operator's file no longer names them.
+    heal when they answer, `divided` ones when MIG mode is off, `excluded` ones when the operator's file no
+    longer names them.
     """
 
     recovery_s: float
     faults: Mapping[str, Fault] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
+    divided: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()
 
     def event(self, event: XidEvent, uuids: Iterable[str], now_s: float) -> Health:
@@ -73,7 +76,8 @@ class Health:
         """Every card that must not be given out, with the reason."""
         faults = {uuid: self.faults[uuid].reason for uuid in self.faulty()}
         excluded = dict.fromkeys(self.excluded, "excluded by the operator")
-        return {**faults, **excluded, **dict.fromkeys(self.lost, LOST)}
+        divided = dict.fromkeys(self.divided, DIVIDED)
+        return {**faults, **excluded, **divided, **dict.fromkeys(self.lost, LOST)}
 
 
 # -- the operator's file ---------------------------------------------------------------------------------
