@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuslice.apps.exporter import catalogue as c
 from gpuslice.diagnosis.prometheus import CARD_LABELS, one
+from monitoring.charges import CHARGES
 from monitoring.scaling import of_pod
 from monitoring.selectors import of_cards
 
@@ -30,4 +31,5 @@ RECORDED = {
     "gpu:gpuslice_memory_balance:bytes": f"sum by ({CARD_LABELS}) ({one(_USED)} or "
     f"{of_cards(c.UNATTRIBUTED_MEMORY)}) "
     f"- sum by ({CARD_LABELS}) ({of_cards(c.GPU_MEMORY_USED)})",
+    **CHARGES,
 }

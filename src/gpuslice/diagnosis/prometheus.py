@@ -102,7 +102,7 @@ class Prometheus:
 
     def history(self, namespace: str, pod: str, until_s: float, hours: float = 1.0) -> dict[str, list[Any]]:
         """Times, and by name the bytes used and the share of the SMs; empty if Prometheus knows nothing."""
-        chosen = f"{{namespace={_quoted(namespace)},pod={_quoted(pod)}}}"
+        chosen = f"{{namespace={quoted(namespace)},pod={quoted(pod)}}}"
         step_s = max(15.0, hours * 3600 / POINTS)
         frame = {"start": f"{until_s - hours * 3600:.0f}", "end": f"{until_s:.0f}", "step": f"{step_s:.0f}"}
         found: dict[str, dict[float, float]] = {}
@@ -120,8 +120,7 @@ class Prometheus:
         """By namespace, for the last `hours`, from one value per minute."""
 
         def by_namespace(question: str) -> dict[str, float]:
-            rows = self._ask("query", {"query": f"sum by (namespace) ({question})"}, Documents)
-            return {each["metric"].get("namespace", ""): float(each["value"][1]) for each in rows}
+            return {name: value for (name,), value in self.sums(question, ("namespace",))}
 
         def hours_of(expression: str, divisor: int = 1) -> dict[str, float]:
             return by_namespace(f"sum_over_time({one(expression)}[{hours}h:1m]) / 60 / {divisor}")
@@ -132,6 +131,16 @@ class Prometheus:
         # the increases of an exporter and of the one that replaced it would be two, and the larger not all
         sm = hours_of("rate(gpuslice_container_sm_seconds_total[5m])")
         return {name: TeamHours(amount, used.get(name), sm.get(name)) for name, amount in held.items()}
+
+    def sums(
+        self, question: str, labels: Sequence[str], at_s: float | None = None
+    ) -> list[tuple[tuple[str, ...], float]]:
+        """Sums of what is asked for by the values of `labels`, "" for one that is absent; now, or `at_s`."""
+        at = {} if at_s is None else {"time": f"{at_s:.3f}"}
+        rows = self._ask("query", {"query": f"sum by ({', '.join(labels)}) ({question})", **at}, Documents)
+        return [
+            (tuple(each["metric"].get(name, "") for name in labels), float(each["value"][1])) for each in rows
+        ]
 
     def alerts(self) -> list[dict[str, Any]]:
         """Our pending or firing alerts as Prometheus shows them: labels, annotations, state, activeAt."""
@@ -207,6 +216,6 @@ class _Row(msgspec.Struct, gc=False):
 _ROW = msgspec.json.Decoder(_Row)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -59,6 +59,7 @@ COMMANDS = (
     Entry("advise", "cli.advise", "Find requests that are too large or too small."),
     Entry("resize", "cli.resize", "Give a pod that runs more or less memory of its card."),
     Entry("waste", "cli.waste", "Find who holds memory of cards without using it."),
+    Entry("bill", "cli.bill", "Say who had how much of cards, for a bill."),
     Entry("doctor", "cli.doctor", "Find problems in a cluster, and how to fix them."),
     Entry("migrate", "cli.migrate", "Migrate from another system, or back to it."),
     Entry("simulate", "cli.simulate", "Place pods on empty nodes, and see what fits."),
