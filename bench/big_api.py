@@ -151,7 +151,7 @@ class BigApi:
         return web.Response(body=await request.read(), status=201, content_type="application/json")
 
     async def lease(self, request: web.Request) -> web.Response:
-        """The journal of binds: it does not exist at first, and has only one writer."""
+        """The leader's lease: it does not exist at first, and has only one writer."""
         if request.method == "GET":
             return web.json_response({"kind": "Status", "reason": "NotFound", "code": 404}, status=404)
         written = msgspec.json.decode(await request.read())

@@ -3,7 +3,7 @@
     KUBECONFIG=... python bench/empty_extender.py --port 12345 --busy-ms 1.4
 
 It passes the first node that kube-scheduler asks about and binds the pod there, without TLS, annotations,
-journal, ledger, watches or bounds; kube-scheduler's own sums are all that prevents over-commitment.
+fence, ledger, watches or bounds; kube-scheduler's own sums are all that prevents over-commitment.
 `--busy-ms` makes it compute for that long at each question, like one that decides something.
 """
 

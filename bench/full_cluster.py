@@ -17,8 +17,8 @@ The same with one thing changed, where `--ways` names it:
 
     unsummed   kube-scheduler does not look at the node's sum before it asks the extender
     backoff    it waits for 5 to 60 s before it tries a pod again, instead of 1 to 10
-    no_pop     since 1.33 it tries pods before that time has passed if it has nothing else to do; not so here
-               (`SchedulerPopFromBackoffQ=false`). no_pop_backoff: both
+    pop        since 1.33 it tries pods before that time has passed if it has nothing else to do, which the
+               chart turns off (`SchedulerPopFromBackoffQ`); it is left on for the first two ways, too
     gates      pods of low priority, and those that no card holds, are behind a scheduling gate, which is
                opened for those for which a card has room
 
@@ -86,23 +86,21 @@ class Way:
     whole: bool = False
     extender: str = "ours"  # or empty, or none
     changes: Mapping[str, Any] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()  # of kube-scheduler
+    flags: tuple[str, ...] | None = None  # of kube-scheduler, instead of the chart's
     sums: bool = True
     gated: bool = False
 
 
 BACKOFF = {"podInitialBackoffSeconds": 5, "podMaxBackoffSeconds": 60}
-NO_POP = ("--feature-gates=SchedulerPopFromBackoffQ=false",)
 WAYS = {
     each.name: each
     for each in (
-        Way("whole", whole=True, extender="none"),
-        Way("empty", whole=True, extender="empty"),
+        Way("whole", whole=True, extender="none", flags=()),
+        Way("empty", whole=True, extender="empty", flags=()),
         Way("gpuslice"),
         Way("unsummed", sums=False),
         Way("backoff", changes=BACKOFF),
-        Way("no_pop", flags=NO_POP),
-        Way("no_pop_backoff", changes=BACKOFF, flags=NO_POP),
+        Way("pop", flags=()),
         Way("gates", gated=True),
     )
 }
@@ -187,8 +185,10 @@ def _started(
     for section in configuration["extenders"]:
         names = [WHOLE_CARD] if way.whole else [each["name"] for each in section["managedResources"]]
         section["managedResources"] = [{"name": name, "ignoredByScheduler": not way.sums} for name in names]
-    context = control_plane.scheduler(plane, flags=way.flags, **scheduler_arguments(configuration))
-    return ours, stack.enter_context(context)
+    arguments = scheduler_arguments(configuration)
+    if way.flags is not None:
+        arguments["flags"] = way.flags
+    return ours, stack.enter_context(control_plane.scheduler(plane, **arguments))
 
 
 async def _settled(scheduler: Scheduler, waiting: int) -> None:

@@ -38,7 +38,7 @@ from gpuslice.core.contract import ANN_ALLOCATION, ANN_INDEX, ANN_POD_UNITS, GPU
 from gpuslice_demo.ports import free_port
 from tests import tools
 from tests.chart import NAMED
-from tests.e2e.control_plane import ControlPlane
+from tests.e2e.control_plane import ControlPlane, minor_version
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "gpuslice"
@@ -80,6 +80,7 @@ class Release:
 @functools.cache
 def release() -> Release:
     command = [str(tools.find("helm")), "template", "cgpu", str(CHART), "--namespace", "kube-system", *NAMED]
+    command.append(f"--kube-version=1.{minor_version('kube-scheduler')}.0")
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     objects = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text) if each}
     return Release(objects, tempfile.TemporaryDirectory(prefix="gs-release-"))
@@ -107,10 +108,14 @@ def shipped_configuration(extender_url: str = "") -> Object:
 
 
 def scheduler_arguments(configuration: Object) -> Object:
-    """The configuration as `control_plane.scheduler` takes it."""
+    """The configuration as `control_plane.scheduler` takes it, with the feature gates that the chart sets."""
     named = ("apiVersion", "kind", "clientConnection")
     rest = {key: value for key, value in configuration.items() if key not in named}
-    return {**rest, "client": configuration.get("clientConnection", {})}
+    (container,) = release().objects["Deployment", "gpuslice-scheduler"]["spec"]["template"]["spec"][
+        "containers"
+    ]
+    flags = tuple(each for each in container["command"] if each.startswith("--feature-gates"))
+    return {**rest, "client": configuration.get("clientConnection", {}), "flags": flags}
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ async def test_gangs_are_bound_whole_and_others_beside_them(plane: ControlPlane)
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(extender(plane))
             arguments = scheduler_arguments(shipped_configuration(ours.url))
-            stack.enter_context(control_plane.scheduler(plane, flags=(gates(),), **arguments))
+            arguments["flags"] += (gates(),)
+            stack.enter_context(control_plane.scheduler(plane, **arguments))
             for name in names:
                 await add_gang(made, name)
             await made.until(lambda: len(made.log.bound_at) >= GANGS * MEMBERS, 120)

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 import pytest
 
 from gpuslice.adapters.wire.extender import BindingArgs
 from gpuslice.apps.extender.main import RESOLVE_EVERY_S
-from gpuslice.core.contract import ANN_BINDS, ANN_CORE, ANN_INDEX, ANN_POD_UNITS
+from gpuslice.core.contract import ANN_CORE, ANN_INDEX, ANN_POD_UNITS
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.faults import Fault
 from tests import HANG_S
 from tests.builders import api_pod, make_placement
-from tests.integration.extender_rig import Api, Refused, Rig, cluster, rig, running_extender, until
+from tests.integration.extender_rig import Refused, Rig, cluster, rig, running_extender, until
 
 PATCH = {"method": "PATCH", "path": ".*/pods/p"}
 BINDING = {"method": "POST", "path": ".*/binding"}
 GET = {"method": "GET", "path": ".*/pods/p"}
-JOURNAL = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/gpushare-schd-extender-binds"
-
-
-def journal(api: Api) -> list[str]:
-    """The uids of the pods for which a Binding may be on its way."""
-    annotations: dict[str, str] = api.call("GET", JOURNAL)["metadata"].get("annotations") or {}
-    return [uid for uid in annotations.get(ANN_BINDS, "").split(",") if uid]
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/gpushare-schd-extender"
 
 
 def fault(extender: Rig, target: dict[str, str], **how: object) -> None:
@@ -158,20 +151,17 @@ async def test_the_page_of_a_proxy_is_no_answer_to_a_binding(after: bool) -> Non
         assert extender.api.pod()["spec"].get("nodeName", "") == ("n1" if after else "")
 
 
-async def test_a_pod_is_bound_with_one_write_and_named_in_the_journal_before() -> None:
-    async with rig(cluster(n1=(15, 1))) as extender:
+async def test_a_pod_is_bound_with_one_write_and_one_look_at_the_lease_covers_all_that_wait() -> None:
+    async with rig(cluster(n1=(15, 1)), leader_elect=True, lease_identity="a") as extender:
         pods = [extender.api.add_pod(f"p{number}", "1") for number in range(9)]
         await extender.caught_up()
-        before = journal(extender.api)
-        assert before == []
         assert await extender.bind(pods[0]) == ""
-        assert set(journal(extender.api)) == {pod["metadata"]["uid"] for pod in pods}
-        version = extender.api.call("GET", JOURNAL)["metadata"]["resourceVersion"]
+        writes = Fault(method="PUT|PATCH|POST", times=1000)
+        extender.api.cluster.faults.add(writes)
+        extender.api.cluster.add_fault(Fault(method="GET", path=LEASE, code=503))  # no further look is needed
         for pod in pods[1:]:
             assert await extender.bind(pod) == ""
-        assert extender.api.call("GET", JOURNAL)["metadata"]["resourceVersion"] == version
-        bound = extender.api.pod("p8")["metadata"]
-        assert int(bound["resourceVersion"]) == int(extender.api.pod("p7")["metadata"]["resourceVersion"]) + 1
+        assert writes.times == 1000 - 8
 
 
 async def test_annotations_of_another_placement_are_taken_off() -> None:
@@ -281,59 +271,46 @@ async def test_a_pod_that_cannot_be_asked_about_keeps_no_other_from_being_so() -
 
 async def test_a_binding_that_a_dead_leader_may_have_sent_does_nothing_after_the_first_answer() -> None:
     api = cluster(n1=(15, 1))
-    named, other = api.add_pod("named"), api.add_pod("other")
-    body = {
-        "apiVersion": "coordination.k8s.io/v1",
-        "kind": "Lease",
-        "metadata": {
-            "name": "gpushare-schd-extender-binds",
-            "annotations": {ANN_BINDS: f"gone,{named['metadata']['uid']}"},
-        },
-        "spec": {"holderIdentity": "dead"},
-    }
-    api.call("POST", JOURNAL.rpartition("/")[0], body)
+    pod, gated = api.add_pod("p"), api.add_pod("gated", schedulingGates=[{"name": "others"}])
     async with rig(api):
         pass
-
-    def arrives_late(pod: dict[str, Any]) -> None:
-        meta = {key: pod["metadata"][key] for key in ("name", "uid", "resourceVersion")}
-        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": {"name": "n1"}}
-        api.call("POST", f"/api/v1/namespaces/default/pods/{meta['name']}/binding", binding)
-
+    meta = {key: pod["metadata"][key] for key in ("name", "uid", "resourceVersion")}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": meta, "target": {"name": "n1"}}
     with pytest.raises(Refused, match="Precondition failed"):
-        arrives_late(named)
-    assert api.card("named") is None
-    arrives_late(other)  # nobody can have sent this one: it was not named
-    assert api.bound_to("other") == "n1"
+        api.call("POST", "/api/v1/namespaces/default/pods/p/binding", binding)
+    assert api.card("p") is None
+    # nobody can have sent one for this pod
+    assert api.pod("gated")["metadata"]["resourceVersion"] == gated["metadata"]["resourceVersion"]
 
 
-async def test_a_journal_that_another_has_taken_is_claimed_anew_before_the_next_bind() -> None:
+async def test_who_finds_the_lease_taken_binds_nothing_until_it_has_taken_over_again() -> None:
     api = cluster(n1=(15, 1))
-    async with rig(api) as extender:
+    async with rig(api, leader_elect=True, lease_identity="a") as extender:
         pods = [api.add_pod(name) for name in ("a", "b")]
         await extender.caught_up()
         before = api.pod("b")["metadata"]["resourceVersion"]
-        api.patch(
-            JOURNAL,
-            {
-                "spec": {"holderIdentity": "other"},
-                "metadata": {"annotations": {ANN_BINDS: pods[1]["metadata"]["uid"]}},
-            },
-        )
-        answers = [await extender.bind(pods[0])]  # finds out; which call hears of it is a matter of time
+        api.patch(LEASE, {"spec": {"holderIdentity": "other"}})
+        assert "not the leader" in await extender.bind(pods[0])
+        api.patch(LEASE, {"spec": {"holderIdentity": ""}})
         await until(lambda: not extender.extender.not_ready())
-        answers.append(await extender.bind(pods[0]))
-        assert answers[-1] == ""
+        assert await extender.bind(pods[0]) == ""
         assert api.pod("b")["metadata"]["resourceVersion"] != before
-        assert api.call("GET", JOURNAL)["spec"]["holderIdentity"] != "other"
 
 
-async def test_a_journal_that_cannot_be_written_delays_binds_and_refuses_none() -> None:
-    async with rig(cluster(n1=(15, 1))) as extender:
+async def test_a_process_does_not_take_the_lease_of_another_with_its_name_for_its_own() -> None:
+    api = cluster(n1=(15, 1))
+    async with rig(api, leader_elect=True, lease_identity="a") as extender:
+        pod = api.add_pod()
+        await extender.caught_up()
+        api.patch(LEASE, {"spec": {"acquireTime": "2030-01-01T00:00:00.000000Z"}})
+        assert "not the leader" in await extender.bind(pod)
+
+
+async def test_a_lease_that_cannot_be_read_delays_binds_and_refuses_none() -> None:
+    async with rig(cluster(n1=(15, 1)), leader_elect=True, lease_identity="a") as extender:
         pod = extender.api.add_pod()
         await extender.caught_up()
-        for after in (True, False):
-            fault(extender, {"method": "PUT", "path": JOURNAL}, code=504, times=1, after=after)
+        fault(extender, {"method": "GET", "path": LEASE}, code=504, times=2)
         assert await extender.bind(pod) == ""
         assert await free(extender) == 11
 

@@ -54,7 +54,7 @@ def test_a_binding_whose_answer_was_lost_keeps_its_card(world: World) -> None:
     first, second = world.create("app-0", 3), world.create("app-1", 3)
     world.network.calm()
     world.bind(first, "n2")
-    through(world, "deliver", "lose_answer")
+    through(world, "lose_answer")
     world.bind(second, "n2")  # the watch has not shown the first one yet
     while world.network.messages:
         world.network.deliver(world.network.messages[0])
@@ -62,27 +62,13 @@ def test_a_binding_whose_answer_was_lost_keeps_its_card(world: World) -> None:
     assert sum(bool(pod.node) for pod in world.views()) == 1
 
 
-def test_a_bind_whose_journal_could_neither_be_written_nor_read_goes_on_when_it_can(world: World) -> None:
-    """Nobody else need come: else its cards would be held until somebody did."""
-    pod = world.create("app-0", 3)
-    world.network.calm()
-    world.bind(pod, "n2")
-    through(world, "lose_request")
-    world.loop.advance(0.5)
-    through(world, "lose_request")
-    world.rest(5.0)
-    assert [pod.name for pod in world.views() if pod.node] == ["app-0"]
-    assert world.extender is not None
-    assert world.extender.ledger.assumed() == []
-
-
 def test_a_binding_that_arrives_when_it_was_given_up_does_nothing(world: World) -> None:
     first, second = world.create("app-0", 3), world.create("app-1", 3)
     world.network.calm()
     world.bind(first, "n2")
-    through(world, "deliver", "delay")
+    through(world, "delay")
     (late,) = [one for one in world.network.messages if one.request.path.endswith("/binding")]
-    through(world, "deliver", "deliver")  # it reads the pod and makes another version of it
+    through(world, "deliver")  # it makes another version of the pod
     world.bind(second, "n2")
     through(world, "deliver")
     world.network.deliver(late)
@@ -95,7 +81,7 @@ def test_a_binding_that_arrived_twice_keeps_its_card_though_the_pod_cannot_be_re
     first, second = world.create("app-0", 3), world.create("app-1", 3)
     world.network.calm()
     world.bind(first, "n2")
-    through(world, "deliver", "repeat")
+    through(world, "repeat")
     world.cluster.add_fault(Fault(method="GET", path=".*/pods/app-0", code=410, times=1))
     through(world, "deliver")
     world.bind(second, "n2")  # the watch has not shown the first one yet
@@ -176,7 +162,7 @@ def test_a_binding_of_a_nominated_pod_that_arrives_when_it_was_given_up_does_not
     world.bind(second, second["status"]["nominatedNodeName"])
     (late,) = [one for one in world.network.messages if one.request.path.endswith("/binding")]
     world.network.delay(late)
-    through(world, "deliver", "deliver")  # it reads the pod and makes another version of it
+    through(world, "deliver")  # it makes another version of the pod
     world.network.deliver(late)
     assert not any(pod.node for pod in world.views())
 

@@ -49,7 +49,6 @@ ANN_VISIBLE = "gpuslice.io/visible-devices"  # the cards' uuids, or indices wher
 ANN_LATENCY_CLASS = "gpuslice.io/latency-class"  # of a pod: interactive; anything else is batch
 ANN_REQUEST = "gpuslice.io/memory-request"  # of a pod, by its author, while it runs: units it wants
 ANN_LIMIT = "gpuslice.io/memory-limit"  # of a pod, by its author: units that it may have if they are free
-ANN_BINDS = "gpuslice.io/binds"  # of the extender's journal, a Lease: uids of pods that are being bound
 ANN_TIERS = "gpuslice.io/tiers"  # of a pod, by the agent: {"<container>": tier} where it is not the node's
 ANN_TRACEPARENT = "gpuslice.io/traceparent"  # W3C trace context of the bind, where traces are collected
 ANN_GRANTED = "gpuslice.io/memory-granted"  # {"<container>": units}, where it is not what the spec says

@@ -73,6 +73,7 @@ class LeaseElector:
         self._seen: LeaseSpec | None = None
         self._seen_at = float("-inf")
         self._reported = False
+        self._acquired: str | None = None  # when, as this process wrote it: tells it from its predecessor
         self._problem = ""  # of the last attempt; reported once, however often it repeats
 
     @property
@@ -89,6 +90,16 @@ class LeaseElector:
     def lapsed(self) -> bool:
         """Whether the lease was ours when last seen, but could not be renewed in time."""
         return self.holder == self._settings.identity and not self.leading
+
+    async def confirm(self) -> bool:
+        """Whether the API server says now that nobody has led since we do. Raises `KubeError`."""
+        lease = await self._client.get(LEASES, self._settings.name, self._settings.namespace)
+        self._observe(lease.spec)
+        ours = self._is_ours(lease.spec)
+        if not ours:
+            self._held_until = float("-inf")
+            self._report()
+        return ours
 
     async def run(self) -> None:
         """Acquire and renew until cancelled, then give up the lease so that another can start at once."""
@@ -160,15 +171,20 @@ class LeaseElector:
         return True
 
     def _spec(self, before: LeaseSpec) -> LeaseSpec:
-        ours = before.holder_identity == self._settings.identity
         now = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        again = before.holder_identity == self._settings.identity
+        if not self._is_ours(before):
+            self._acquired = now
         return LeaseSpec(
             holder_identity=self._settings.identity,
             lease_duration_seconds=round(self._settings.duration_s),
-            acquire_time=before.acquire_time if ours else now,
+            acquire_time=self._acquired,
             renew_time=now,
-            lease_transitions=(before.lease_transitions or 0) + (0 if ours or before == LeaseSpec() else 1),
+            lease_transitions=(before.lease_transitions or 0) + (0 if again or before == LeaseSpec() else 1),
         )
+
+    def _is_ours(self, spec: LeaseSpec) -> bool:
+        return (spec.holder_identity, spec.acquire_time) == (self._settings.identity, self._acquired)
 
     async def _release(self) -> None:
         """Best effort: without it the next leader only has to wait for the lease to expire."""

@@ -1,12 +1,11 @@
 """Carries out a decision: holds the cards, binds the pod with its annotations, and learns the outcome.
 
-    assume ──► journal names the pod ──► POST Binding ──► yes: held until the watch shows the pod bound
-                                              │ no ──► forget
-                                              │ no answer ──► resolve: read the pod until it is known
+    assume ──► the lease is still ours ──► POST Binding ──► yes: held until the watch shows the pod bound
+                                                │ no ──► forget
+                                                │ no answer ──► resolve: read the pod until it is known
 
 A timeout is not a refusal. A Binding is conditional on the known version of its pod, so that a delayed one
-has no effect once the `BindResolver` has changed the version. A new leader finds in the `BindJournal` for
-which pods it must do that.
+has no effect once the `BindResolver` has changed the version. A new leader does that with all waiting pods.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from gpuslice.adapters.clock import loop_time
@@ -31,7 +30,7 @@ from gpuslice.adapters.kube.errors import (
 from gpuslice.adapters.kube.slim import SLIM_PODS, SlimPod
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.adapters.wire.extender import BindingArgs
-from gpuslice.apps.extender.bind_journal import BindJournal
+from gpuslice.apps.extender.leadership import BindFence
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_records import PodTraces
 from gpuslice.apps.extender.subscriber import Shortcuts
@@ -65,7 +64,7 @@ class Binder:
         client: KubeClient,
         placer: Placer,
         shortcuts: Shortcuts,
-        journal: BindJournal,
+        fence: BindFence,
         resolver: BindResolver,
         *,
         traces: PodTraces,
@@ -76,7 +75,7 @@ class Binder:
         self._placer = placer
         self._ledger = placer.ledger
         self._shortcuts = shortcuts
-        self._journal = journal
+        self._fence = fence
         self._resolver = resolver
         self._traces = traces
         self._timeout_s = timeout_s
@@ -148,13 +147,18 @@ class Binder:
                 tasks.create_task(self._resolve(doubtful[uid].pod, doubtful[uid].node))
         return set(doubtful)
 
-    async def fence(self, uids: Iterable[str]) -> None:
-        """Ensure that no Binding which an earlier leader sent for these pods can take effect any more."""
+    async def fence(self) -> None:
+        """Ensure that no Binding which an earlier leader sent can take effect any more."""
+        pods = self._ledger.pods.values()  # no Binding was sent for a pod that still has gates
+        waiting = iter([pod for pod in pods if not pod.node and not pod.gates and pod.request is not None])
+
+        async def work() -> None:
+            for pod in waiting:
+                await self._resolve(pod, "")
+
         async with asyncio.TaskGroup() as tasks:
-            for uid in uids:
-                pod = self._ledger.pods.get(uid)
-                if pod is not None and not pod.node:
-                    tasks.create_task(self._resolve(pod, ""))
+            for _ in range(MOST_AT_ONCE):
+                tasks.create_task(work())
 
     async def _resolve(self, pod: Pod, node: str) -> None:
         """Resolve the pod unless a bind of it is running; none can begin meanwhile."""
@@ -200,9 +204,9 @@ class Binder:
                     who = f"the pod {pod.name} in ns {pod.namespace}"
                     raise NotBoundError(f"The node {args.node} can't place {who}: {placement}")
                 await self._shortcuts.written(pod.uid)
-                await self._journal.enter(pod.uid)
                 known = self._ledger.pods.get(pod.uid, pod)
                 pod = known if known.version > pod.version else pod
+                await self._fence.passed(pod)
                 if await self._write(pod, request, placement):
                     return
                 try:
@@ -215,8 +219,6 @@ class Binder:
         except NotBoundError:
             self._ledger.forget(pod.uid)  # certainly not bound: any doubt has been resolved
             raise
-        finally:
-            self._journal.leave(pod.uid)
 
     async def _bind_without_cards(self, args: BindingArgs) -> None:
         """Bind a pod whose limits name our resource with zero, which kube-scheduler leaves to us as well."""
@@ -313,7 +315,7 @@ class BindResolver:
             attempt += 1
             try:
                 may_arrive = self._clock() < began_s + LONGEST_REQUEST_S
-                return await self._resolve_once(pod, node, may_arrive=may_arrive)
+                return await self._resolve_once(pod, node, as_known=attempt == 1, may_arrive=may_arrive)
             except ConflictError:  # the pod changed between reading and writing: read it again
                 _log.debug("pod changed while it was read", extra={"pod": pod.key, "retry_in_s": delay_s})
             except KubeError as error:
@@ -323,12 +325,25 @@ class BindResolver:
                 )
             await self._sleep(delay_s)
 
-    async def _resolve_once(self, pod: Pod, node: str, *, may_arrive: bool) -> bool:
-        """`may_arrive`: a Binding that was sent earlier may still take effect."""
+    async def _resolve_once(self, pod: Pod, node: str, *, as_known: bool, may_arrive: bool) -> bool:
+        """`as_known`: the pod need not be read if it is unchanged; `may_arrive`: an earlier Binding may."""
+        seen: SlimPod | None = None
         try:
-            seen: SlimPod | None = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
-            if seen is not None and seen.metadata.uid == pod.uid and not seen.spec.node_name:
-                seen = await self._made_anew(pod, seen, required=may_arrive)
+            if as_known and pod.resource_version:
+                with contextlib.suppress(ConflictError):
+                    seen = await self._made_anew(pod, pod.resource_version)
+            if seen is None:
+                seen = read = await self._client.get(SLIM_PODS, pod.name, pod.namespace)
+                if read.metadata.uid == pod.uid and not read.spec.node_name:
+                    try:
+                        seen = await self._made_anew(pod, read.metadata.resource_version)
+                    except (ConflictError, NotFoundError):
+                        raise
+                    except KubeError as error:
+                        if may_arrive:
+                            raise
+                        about = {"pod": pod.key, "error": str(error)}
+                        _log.error("pod cannot be changed; taken for not bound", extra=about)
         except NotFoundError:
             seen = None
         if seen is None or seen.metadata.uid != pod.uid:
@@ -339,24 +354,10 @@ class BindResolver:
             self._ledger.forget(pod.uid)
         return seen.spec.node_name == node
 
-    async def _made_anew(self, pod: Pod, seen: SlimPod, *, required: bool) -> SlimPod:
-        """Another version of the pod; the current one if none can be made and none is `required`."""
-        try:
-            return await self._client.merge_patch(
-                SLIM_PODS,
-                pod.name,
-                # any change makes a new version; this one is overwritten when the pod is bound
-                {"metadata": {"annotations": {ANN_ASSUME_TIME: str(self._now_ns())}}},
-                pod.namespace,
-                uid=pod.uid,
-                resource_version=seen.metadata.resource_version,
-            )
-        except (ConflictError, NotFoundError):
-            raise
-        except KubeError as error:
-            if required:
-                raise
-            _log.error(
-                "pod cannot be changed; taken for not bound", extra={"pod": pod.key, "error": str(error)}
-            )
-            return seen
+    async def _made_anew(self, pod: Pod, version: str) -> SlimPod:
+        """Another version of the pod instead of this one."""
+        # any change makes a new version; this one is overwritten when the pod is bound
+        patch = {"metadata": {"annotations": {ANN_ASSUME_TIME: str(self._now_ns())}}}
+        return await self._client.merge_patch(
+            SLIM_PODS, pod.name, patch, pod.namespace, uid=pod.uid, resource_version=version
+        )

@@ -13,17 +13,22 @@ from dataclasses import dataclass, field
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.lease import LeaseElector
 from gpuslice.adapters.kube.resources import PODS
 from gpuslice.adapters.kube.transport import Transport
+from gpuslice.apps.extender.subscriber import FilterVerdict, Subscriber
 from gpuslice.core.contract import LABEL_LEADER
+from gpuslice.core.hold import Hold
+from gpuslice.core.model import Pod
 
 _log = logging.getLogger(__name__)
 
 POLL_EVERY_S = 0.1
 RETRY_S = 1.0
 LOOK_AGAIN_S = 5.0
+LOOK_RETRY_S = 0.5
 
 
 @dataclass(slots=True)
@@ -44,11 +49,6 @@ class Leadership:
     @property
     def may_bind(self) -> bool:
         return self.leading and self.cleared
-
-    def take_over_again(self) -> None:
-        """Another replica may have begun something."""
-        self.cleared = False
-        self.changed.set()
 
     def why_not(self) -> str:
         """Why this replica may not bind, or "" if it may."""
@@ -73,6 +73,69 @@ class LeadersTransport:
 
     def stream(self, request: ApiRequest) -> AsyncGenerator[bytes]:
         return self._inner.stream(request)
+
+
+class BindFence(Subscriber):
+    """Holds a Binding back until the next leader is certain to know its pod, without a write or a clock.
+
+    A new leader takes the lease, then reads all pods and changes the version of those that wait, so that
+    Bindings on earlier versions fail. So a Binding may go if the lease was still ours after the pod was seen
+    as it is now: one look at the lease covers all pods seen before it began.
+    """
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._begun = self._ours = 0  # looks, and the last one that found the lease ours
+        self._seen: dict[str, tuple[int, int]] = {}  # by uid of a waiting pod: its version, and looks before
+        self._wake, self._news = asyncio.Event(), asyncio.Event()
+
+    def pod_changed(self, news: PodNews, before: Hold | None) -> None:
+        if news.waits:
+            self._is_covered(news.view)
+        else:
+            self._seen.pop(news.view.uid, None)
+
+    def pod_gone(self, uid: str, before: Hold | None) -> None:
+        self._seen.pop(uid, None)
+
+    def decided(self, verdict: FilterVerdict) -> None:
+        """A pod that passes will be bound soon: look now, so that its bind need not wait."""
+        if len(verdict.passed) and verdict.is_known and not self._is_covered(verdict.pod):
+            self._wake.set()
+
+    async def passed(self, pod: Pod) -> None:
+        """Wait until a Binding of the pod as it is may go; at once if this replica does not lead."""
+        while self.leads and self._leadership.elector is not None and not self._is_covered(pod):
+            self._wake.set()
+            await self._news.wait()
+
+    def _is_covered(self, pod: Pod) -> bool:
+        version, looks = self._seen.get(pod.uid, (-1, 0))
+        if version < pod.version:
+            looks = self._begun
+            self._seen[pod.uid] = (pod.version, looks)
+        return looks < self._ours
+
+    def stopped_leading(self) -> None:
+        super().stopped_leading()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look whenever a pod is to be bound that no look covers, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self.leads and (elector := self._leadership.elector) is not None:
+                self._begun += 1
+                try:
+                    if await elector.confirm():
+                        self._ours = self._begun
+                except KubeError as error:
+                    _log.warning("lease not read, will retry", extra={"error": str(error)})
+                    await asyncio.sleep(LOOK_RETRY_S)
+                    self._wake.set()
+            self._news.set()
+            self._news = asyncio.Event()
 
 
 @dataclass(frozen=True, slots=True)

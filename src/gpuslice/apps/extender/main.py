@@ -45,12 +45,11 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answe
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
 from gpuslice.adapters.wire.extender import Questions
-from gpuslice.apps.extender.bind_journal import BindJournal
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder, BindResolver
 from gpuslice.apps.extender.cluster_watch import ClusterWatch
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
-from gpuslice.apps.extender.leadership import LeaderLabel, Leadership, LeadersTransport, OwnPod
+from gpuslice.apps.extender.leadership import BindFence, LeaderLabel, Leadership, LeadersTransport, OwnPod
 from gpuslice.apps.extender.metrics import Metrics, api_times
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.pod_groups import PodGroups
@@ -113,10 +112,11 @@ class Extender:
         self.policy = policy = make_policy(settings.policy, ledger.fleet, renew_when_asked=False)
         ledger.listener = self._prewarmer = RankPrewarmer(policy)
         self.leadership = leadership = Leadership()
-        lease, date = lease_of(settings), partial(_date, now_ns)
         if settings.leader_elect:
-            changed = self._lease_changed
-            leadership.elector = LeaseElector(client, lease, changed=changed, clock=clock, now=date)
+            changed, date = self._lease_changed, partial(_date, now_ns)
+            leadership.elector = LeaseElector(
+                client, lease_of(settings), changed=changed, clock=clock, now=date
+            )
         leaders = client.over(lambda wire: LeadersTransport(wire, leadership))
 
         self._events = events = EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns)
@@ -136,11 +136,11 @@ class Extender:
         self.preemptor = preemptor = Preemptor(client, ledger, reserver, evictor, enabled=settings.preemption)
         answered = preemptor.leave_to_scheduler
         self.evictions = evictions = PendingEvictions(client, ledger, evictor.victims_for, answered)
-        self.journal = journal = BindJournal(client, lease, ledger.waiting_after, leadership.take_over_again)
+        self.fence = fence = BindFence(leadership)
         self.resizer = Resizer(leaders, ledger, self.pod_events, now_ns=now_ns)
         records = (self.pod_events, self.metrics.pods, traces, self.decisions)
         self.subscribers: list[Subscriber] = [  # in no order: the ledger is up to date for each
-            *records, self.rejections, journal, waker, self.stranded,
+            *records, self.rejections, fence, waker, self.stranded,
             groups.gated, groups.tried, preemptor, evictions, self.resizer,
         ]  # fmt: skip
         self.shortcuts, self._speedups = Shortcuts(), dict[str, Work]()
@@ -148,7 +148,7 @@ class Extender:
             self._speed_up(leaders, nomination_limits)
         resolver = BindResolver(client, ledger, now_ns=now_ns)
         self.binder = Binder(
-            leaders, placer, self.shortcuts, journal, resolver,
+            leaders, placer, self.shortcuts, fence, resolver,
             traces=traces, timeout_s=settings.bind_timeout_s, now_ns=now_ns,
         )  # fmt: skip
         self.watch = ClusterWatch(client, ledger, self.subscribers, clock=clock)
@@ -263,7 +263,7 @@ class Extender:
     def _tasks(self) -> dict[str, Work]:
         """What runs once the watches have begun, for ever."""
         always: dict[str, Work] = {
-            "journal of binds": self.journal.run,
+            "look at the lease": self.fence.run,
             "resolve binds": self._resolve,
             "prepare answers": self._prepare,
             "preempt": self.preemptor.run,
@@ -291,10 +291,9 @@ class Extender:
             self.leadership.changed.clear()
             if self.leadership.leading and not self.leadership.cleared:
                 try:
-                    left = await self.journal.claim()
                     if not fresh:
                         await self.watch.reread_pods()
-                    await self.binder.fence(left)
+                    await self.binder.fence()
                 except KubeError as error:
                     _log.warning("takeover delayed", extra={"error": str(error)})
                     await asyncio.sleep(1.0)
