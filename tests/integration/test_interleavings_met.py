@@ -62,6 +62,15 @@ def test_a_binding_whose_answer_was_lost_keeps_its_card(world: World) -> None:
     assert sum(bool(pod.node) for pod in world.views()) == 1
 
 
+def test_a_bind_ends_with_its_process(world: World) -> None:
+    """Its caller waits for it behind a shield, and the loop would complain of a task that nobody ended."""
+    world.bind(world.create("app-0", 3), "n2")
+    assert world.process is not None
+    assert "bind default/app-0" in [each.get_name() for each in world.loop.tasks_of(world.process)]
+    world.process.kill()
+    assert world.loop.tasks_of(world.process) == []
+
+
 def test_a_binding_that_arrives_when_it_was_given_up_does_nothing(world: World) -> None:
     first, second = world.create("app-0", 3), world.create("app-1", 3)
     world.network.calm()

@@ -32,7 +32,7 @@ from simcluster.cluster.watch import Watch
 MOST_TURNS = 10_000
 """Of the loop at one moment of virtual time; whoever needs more waits for nothing."""
 
-_running = contextvars.ContextVar["Process"]("the process that a task belongs to")
+_running = contextvars.ContextVar["Process | None"]("the process that a task belongs to", default=None)
 
 START_NS = 1_800_000_000 * 10**9  # since the epoch, when virtual time begins
 
@@ -41,11 +41,12 @@ class NumberedTask(asyncio.Task[Any]):
     """asyncio keeps sets of tasks, which are walked alike each time by number, not by address."""
 
     def __init__(self, coroutine: Any, *, number: int, **options: Any) -> None:
-        self._number = number
+        self.number = number
+        self.owner = (options.get("context") or contextvars.copy_context()).get(_running)
         super().__init__(coroutine, **options)
 
     def __hash__(self) -> int:
-        return self._number
+        return self.number
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -76,6 +77,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as error:
             done.set_exception(error)
         return done
+
+    def tasks_of(self, process: Process) -> list[NumberedTask]:
+        """What the process has not ended, in order."""
+        living = [each for each in asyncio.all_tasks(self) if isinstance(each, NumberedTask)]
+        return sorted((each for each in living if each.owner is process), key=lambda each: each.number)
 
     def freeze(self, process: Process) -> None:
         """As with SIGSTOP: from now on it does nothing, whatever arrives for it and whatever time passes."""
@@ -181,7 +187,7 @@ class Process:
         """As with SIGKILL: whatever the tasks still try to send goes nowhere."""
         self.alive = False
         self.loop.thaw(self)
-        for task in self.tasks:
+        for task in self.loop.tasks_of(self):  # those that they have shielded from each other, too
             task.cancel()
         self.loop.settle()
 
