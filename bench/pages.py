@@ -51,6 +51,7 @@ COMMANDS: dict[str, list[str]] = {
     "exporter": ["exporter.py", "--gpus", "8", "--containers-per-gpu", "20"],
     "exporter-25000": ["exporter.py", "--series", "25000"],
     **{f"decisions-{nodes}": ["decisions.py", "--nodes", str(nodes)] for nodes in (500, 5000, 20000)},
+    **{f"full-{nodes}": ["full_cluster.py", "--nodes", str(nodes), "--seconds", "20"] for nodes in (60, 300)},
     **{f"fill-{trace}": [*REPLAY, trace, "--policy", "all", "--seeds", "42-51"] for trace in TRACES},
     **{
         f"churn-{trace}-{load}": [*REPLAY, trace, *LEARNED, "--seeds", "42-44", "--churn", load]
@@ -202,6 +203,26 @@ def decisions() -> Rows:
         yield [f"{nodes:,}", *(f"{time_us:,.0f}" for time_us in times), f"{found['rss_mib']:.0f}"]
 
 
+def full() -> Rows:
+    costs = ["attempts", "events", "writes", "CPU ms"]
+    yield ["nodes", "way", *costs, "p50 ms, low", "p99 ms, high", "evictions, in vain"]
+    for nodes in (60, 300):
+        for way in printed(f"full-{nodes}")["ways"]:
+            attempts, writes = (sum(way[key].values()) for key in ("attempts", "writes"))
+            waits = f"{way['wait_ms']['low']['p50']:.0f}", f"{way['wait_ms']['high']['p99']:,.0f}"
+            costs = [
+                f"{attempts:.1f}",
+                f"{way['events']:.1f}",
+                f"{writes:.1f}",
+                f"{way['cpu_ms']['all']:.0f}",
+            ]
+            evicted = f"{way['evictions']}, {way['in_vain']}"
+            yield [str(nodes), FULL[way["way"]], *costs, *waits, evicted]
+
+
+FULL = {"whole": "whole cards", "empty": "whole cards, empty extender", "gpuslice": "gpuslice"}
+
+
 def filling() -> Rows:
     policies = ["binpack", "bestfit", "fgd", "opportunity-cost"]
     yield ["trace", *policies, "over fgd at 130 %", "at 100 %"]
@@ -260,6 +281,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "extender": extender,
     "exporter": exporter,
     "decisions": decisions,
+    "full": full,
     "filling": filling,
     "churn": churn,
 }

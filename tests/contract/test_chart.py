@@ -88,6 +88,25 @@ def test_the_second_scheduler_calls_the_extender_for_every_node(helm: str) -> No
     assert config["percentageOfNodesToScore"] == 100
 
 
+@pytest.mark.parametrize(
+    ("version", "tag", "told"),
+    [
+        ("1.32.4", "", False),  # it does not know the gate, and would not start
+        ("1.33.0", "", True),
+        ("1.36.2", "", True),
+        ("1.37.0", "", False),  # it may not let it be changed any more
+        ("1.30.0", "v1.34.1-eks-1", True),
+        ("1.34.0", "v1.32.9", False),
+    ],
+)
+def test_a_kube_scheduler_that_would_ignore_its_back_off_is_told_not_to(
+    helm: str, version: str, tag: str, told: bool
+) -> None:
+    objects = render(helm, f"--kube-version={version}", f"--set=scheduler.tag={tag}")
+    (container,) = objects["Deployment", "gpuslice-scheduler"]["spec"]["template"]["spec"]["containers"]
+    assert ("--feature-gates=SchedulerPopFromBackoffQ=false" in container["command"]) is told
+
+
 def test_neutral_names_are_one_value(helm: str) -> None:
     objects = render(helm, "--set", "resourceNames=gpuslice.io")
     config = yaml.safe_load(objects["ConfigMap", "gpuslice-scheduler"]["data"]["config.yaml"])
