@@ -39,7 +39,7 @@ from gpuslice.core.preemption import LOWEST, Budget, Eviction, eviction
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 1.0  # after the refusal: kube-scheduler's own nominations follow within milliseconds
+PATIENCE_S = 0.5  # after the refusal: kube-scheduler asks whom to evict within milliseconds, if it finds any
 TICK_S = 0.25
 WAITING = 100  # refused pods remembered with their nodes; beyond that the least important are dropped
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # until a pod for which no eviction helps is examined again
