@@ -233,9 +233,9 @@ async def turn(
             )
             makers["kube-controller-manager"] = await asyncio.to_thread(stack.enter_context, maker)
         configuration = {**shipped_configuration(ours.url if ours else ""), **way.changes}
-        flags = control_plane.claim_flags() if way.claims else ()
-        context = control_plane.scheduler(plane, flags=flags, **scheduler_arguments(configuration))
-        scheduler = await asyncio.to_thread(stack.enter_context, context)
+        arguments = scheduler_arguments(configuration)
+        arguments["flags"] += control_plane.claim_flags() if way.claims else ()
+        scheduler = await asyncio.to_thread(stack.enter_context, control_plane.scheduler(plane, **arguments))
         pids = {**plane.pids, **makers, "kube-scheduler": scheduler.pid, "benchmark": os.getpid()}
         pids |= {"extender": ours.process.pid} if ours else {}
         await made.until(lambda: bool(made.log.bound_at))

@@ -17,7 +17,7 @@ FILE = CHART / "templates" / "_contract.tpl"
 OF_AUTHORS = {contract.ANN_LATENCY_CLASS, contract.ANN_REQUEST, contract.ANN_LIMIT}
 """Annotations that who makes a pod writes."""
 SLASH = r"/+(\./+)*"  # as in a path that nobody has cleaned
-OF_OTHER_OBJECTS = {contract.ANN_BINDS, contract.ANN_MIGRATION}
+OF_OTHER_OBJECTS = {contract.ANN_MIGRATION}
 
 
 def text() -> str:

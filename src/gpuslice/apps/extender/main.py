@@ -113,10 +113,8 @@ class Extender:
         ledger.listener = self._prewarmer = RankPrewarmer(policy)
         self.leadership = leadership = Leadership()
         if settings.leader_elect:
-            changed, date = self._lease_changed, partial(_date, now_ns)
-            leadership.elector = LeaseElector(
-                client, lease_of(settings), changed=changed, clock=clock, now=date
-            )
+            lease, changed, date = lease_of(settings), self._lease_changed, partial(_date, now_ns)
+            leadership.elector = LeaseElector(client, lease, changed=changed, clock=clock, now=date)
         leaders = client.over(lambda wire: LeadersTransport(wire, leadership))
 
         self._events = events = EventRecorder(client, COMPONENT, clock=clock, now_ns=now_ns)
