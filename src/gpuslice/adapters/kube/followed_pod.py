@@ -13,7 +13,7 @@ import msgspec
 from gpuslice.adapters.kube.objects import Metadata
 from gpuslice.adapters.kube.rejected_pod import refusal_in
 from gpuslice.adapters.kube.slim import SlimMetadata, SlimOwner, SlimPod
-from gpuslice.adapters.kube.terms import Terms, controller_of, terms_of
+from gpuslice.adapters.kube.terms import Terms, controller_of, has_only_terms, terms_of
 from gpuslice.adapters.kube.views import pod_view
 from gpuslice.core.model import Pod
 from gpuslice.core.rejections import KubeletRefusal
@@ -29,13 +29,17 @@ class Identity(msgspec.Struct, gc=False, frozen=True):
 
 
 class PodNews(NamedTuple):
-    """What a pod says. `terms`: of one that waits, if it has any; `refusal`: of one that may not start."""
+    """What a pod says. `terms`: of one that waits; `refusal`: of one that may not start.
+
+    `has_only_terms`: nothing else decides where it may run, and it may run by itself.
+    """
 
     view: Pod
     terms: Terms | None
     controller: SlimOwner | None
     succeeded: bool
     refusal: KubeletRefusal | None = None
+    has_only_terms: bool = False
 
     @property
     def owner(self) -> str:
@@ -65,9 +69,16 @@ def identity_of(metadata: Metadata | SlimMetadata) -> Identity:
 
 def pod_news(pod: SlimPod) -> PodNews:
     view = pod_view(pod)
-    terms = terms_of(pod) if _waits(view) and view.group is None else None
+    waits = _waits(view)
     refusal = refusal_in(pod) if view.node and view.request is not None else None
-    return PodNews(view, terms, controller_of(pod), pod.status.phase == "Succeeded", refusal)
+    return PodNews(
+        view,
+        terms_of(pod) if waits else None,
+        controller_of(pod),
+        pod.status.phase == "Succeeded",
+        refusal,
+        waits and view.group is None and has_only_terms(pod),
+    )
 
 
 def followed_pod(pod: SlimPod) -> FollowedPod:

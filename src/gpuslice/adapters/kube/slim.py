@@ -106,6 +106,8 @@ class SlimPod(_Slim):
 
 
 class SlimTaint(_Slim):
+    key: str = ""
+    value: str = ""
     effect: str = ""
 
 

@@ -26,23 +26,28 @@ class Terms(NamedTuple):
     tolerations: frozenset[SlimToleration]
 
 
-def terms_of(pod: SlimPod) -> Terms | None:
-    """None where a pod prefers some nodes, where others run matters to it, or it may not run yet or alone."""
+def terms_of(pod: SlimPod) -> Terms:
+    """What it says, its preferences aside."""
     spec = pod.spec
-    affinity = spec.affinity or _NO_AFFINITY
-    by_node = affinity.node_affinity or _NO_NODE_AFFINITY
-    if spec.topology_spread_constraints or spec.scheduling_gates or by_node.preferred:
-        return None
-    if spec.scheduling_group:
-        return None  # its cards are held another way
-    if affinity.pod_affinity or affinity.pod_anti_affinity:
-        return None
+    by_node = (spec.affinity or _NO_AFFINITY).node_affinity or _NO_NODE_AFFINITY
     return Terms(
         spec.scheduler_name,
         frozenset((spec.node_selector or {}).items()),
         msgspec.json.encode(by_node.required) if by_node.required else b"",
         frozenset(spec.tolerations or ()),
     )
+
+
+def has_only_terms(pod: SlimPod) -> bool:
+    """False where a pod prefers some nodes, or where others run matters to it, or it may not run yet."""
+    spec = pod.spec
+    affinity = spec.affinity or _NO_AFFINITY
+    by_node = affinity.node_affinity or _NO_NODE_AFFINITY
+    if spec.topology_spread_constraints or spec.scheduling_gates or by_node.preferred:
+        return False
+    if spec.scheduling_group:
+        return False  # its cards are held another way
+    return not (affinity.pod_affinity or affinity.pod_anti_affinity)
 
 
 def controller_of(pod: SlimPod) -> SlimOwner | None:

@@ -108,7 +108,7 @@ class Nominator(Shortcuts):
     # -- what is heard -------------------------------------------------------------------------------------
 
     def pod_changed(self, news: PodNews, before: Hold | None) -> None:
-        pod, terms = news.view, news.terms  # None if it must not be nominated
+        pod, terms = news.view, news.terms if news.has_only_terms else None  # else it must not be nominated
         now, waiting = self._ledger.pods.get(pod.uid), self._waiting.get(pod.uid)
         if not news.waits:
             self.pod_gone(pod.uid, before)
