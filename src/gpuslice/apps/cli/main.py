@@ -60,6 +60,7 @@ COMMANDS = (
     Entry("resize", "cli.resize", "Give a pod that runs more or less memory of its card."),
     Entry("waste", "cli.waste", "Find who holds memory of cards without using it."),
     Entry("bill", "cli.bill", "Say who had how much of cards, for a bill."),
+    Entry("capacity", "cli.capacity", "Find how many nodes are needed, and which could go."),
     Entry("doctor", "cli.doctor", "Find problems in a cluster, and how to fix them."),
     Entry("migrate", "cli.migrate", "Migrate from another system, or back to it."),
     Entry("simulate", "cli.simulate", "Place pods on empty nodes, and see what fits."),
