@@ -43,7 +43,7 @@ class Grant(NamedTuple):
 def asked(request: Request) -> Grant | None:
     """What the API server's authorizer sees of a request; None where it is for no resource."""
     parts = request.path.strip("/").split("/")
-    if parts[0] not in {"api", "apis"} or len(parts) < 3:
+    if parts[0] not in {"api", "apis"} or len(parts) < (3 if parts[0] == "api" else 4):
         return None
     group, parts = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
     namespace = parts[1] if parts[0] == "namespaces" and len(parts) > 2 else ""

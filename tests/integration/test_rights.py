@@ -35,6 +35,7 @@ from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.apps.exporter.device_grants import NVIDIA_DRIVER, DeviceSlices
 from gpuslice.apps.exporter.node_pods import NodePods, follow_api
+from gpuslice.apps.extender.autoscaling.placeholders import CapacityBuffers, PlaceholderPods
 from gpuslice.core.contract import (
     ANN_ASSIGNED,
     ANN_INDEX,
@@ -44,11 +45,14 @@ from gpuslice.core.contract import (
     LABEL_MODE,
 )
 from gpuslice.core.model import Pod
+from gpuslice.core.node_group import NodeGroup
+from gpuslice.core.policy import FleetNode
 from gpuslice.diagnosis.doctor import plugins as doctor_plugins
 from gpuslice.diagnosis.doctor.facts import Facts, read_facts
 from gpuslice.diagnosis.doctor.rights import CLAIM_RIGHTS, PLUGIN_RIGHTS
 from simcluster.apiserver.server import ApiServer
 from simcluster.cluster.cluster import Cluster
+from simcluster.cluster.resources import with_capacity_buffers
 from tests.builders import api_pod
 from tests.integration.agent_bench import NODE, Bench, eventually, uuid
 from tests.integration.claims_rig import claim_node, result
@@ -68,6 +72,7 @@ INSTALLER, TEST = "gpushare-installer", "gpuslice-test"
 VALUES = (
     "webhook.enabled=true", "exporter.enabled=true", "console.enabled=true", "dra.enabled=true",
     "installers.enabled=true", "scheduler.enabled=true", "wholeCards.daemonSet=nvidia/plugin",
+    "extender.autoscaling=buffers",
 )  # fmt: skip
 Grants = dict[str, set[Grant]]
 
@@ -96,6 +101,7 @@ def judge(cluster: GuardedCluster, account: str, granted: set[Grant]) -> None:
 
 async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grants) -> None:
     cluster = GuardedCluster(grants)
+    cluster.catalog = with_capacity_buffers(cluster.catalog)
     api = Api(cluster)
     api.add_node("n1", 30, 2)
     for name, leads in (("replica", {}), ("before", {LABEL_LEADER: "true"})):
@@ -125,9 +131,27 @@ async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grant
     async with client_of(EXTENDER, cluster) as client:  # it says the same again after a minute only
         recorder = EventRecorder(client, EXTENDER)
         assert await PathReviews(client, LIMITS).allows("an operator's token", "/debug/state", Asker())
+        group, node = NodeGroup((("karpenter.sh/nodepool", "a"),)), FleetNode("n", (16,), (16,))
+        for count in (1, 2, 0):
+            buffers = CapacityBuffers(client, RELEASE_NAMESPACE)  # as another replica wrote them
+            await buffers.show({group: (node, count)} if count else {})
         for _ in range(2):
             await recorder.create_event(pod_reference("default", "huge", ""), "InsufficientGPU", "as before")
     judge(cluster, EXTENDER, grants[EXTENDER])
+
+
+async def test_placeholder_pods_need_no_other_right_than_the_chart_gives_for_them() -> None:
+    values = ("extender.autoscaling=pods", "extender.preemption=false", "extender.nominate=false")
+    grants = grants_of(rendered(*values))
+    cluster = GuardedCluster(grants)
+    group, node = NodeGroup((("karpenter.sh/nodepool", "a"),)), FleetNode("n", (16,), (16,))
+    async with client_of(EXTENDER, cluster) as client:
+        for count in (1, 2, 0):
+            pods = PlaceholderPods(client, RELEASE_NAMESPACE)
+            await pods.show({group: (node, count)} if count else {})
+    assert cluster.refused[EXTENDER] == set()
+    added = grants[EXTENDER] - grants_of(rendered(*values[1:]))[EXTENDER]
+    assert added == cluster.used[EXTENDER] - {Grant("", "pods", "list")}
 
 
 async def _out_of_use(node: Bench, cards: str) -> bool:

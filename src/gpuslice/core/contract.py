@@ -61,6 +61,8 @@ NODE_LINKS = "gpuslice.io/links"  # "311,11,3", by the agent: how near its cards
 NODE_KUBELET_AWAY = "gpuslice.io/kubelet-away"  # "true", by the agent: nothing is to be placed there now
 NODE_ORPHANS = "gpuslice.io/orphans"  # JSON list, by the agent: what containers hold whose pods are gone
 NODE_OUT_OF_USE = "gpuslice.io/out-of-use"  # "0,2", by the extender: what the ConfigMap takes away
+NODE_KEPT = "gpuslice.io/kept-from-scale-down"  # "true", by the extender: it wrote `SCALE_DOWN_MARKS` too
+SCALE_DOWN_MARKS = ("cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt")
 LABEL_SHARED = "cgpu"  # "true": the node's cards are shared
 LABEL_NO_ISOLATION = "cgpu.disable.isolation"  # "true": shared, limits not enforced
 LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread
@@ -68,6 +70,8 @@ LABEL_MIN_TIER = "gpuslice.io/min-tier"  # of a pod: the weakest tier that it ru
 LABEL_GROUP_NAME = "pod-group.scheduling.sigs.k8s.io/name"  # of pods that start together or not at all
 LABEL_GROUP_MIN = "pod-group.scheduling.sigs.k8s.io/min-available"  # so many of them
 GATE_POD_GROUP = "gpuslice.io/pod-group"  # scheduling gate: until cards are held for the pod's whole group
+LABEL_PLACEHOLDER = "gpuslice.io/placeholder"  # "true": what asks an autoscaler for a node, by the extender
+PLACEHOLDER_SCHEDULER = "gpuslice.io/nobody"  # of placeholders that are pods: they never run
 LABEL_LEADER = "gpuslice.io/leader"  # on the pod of the extender that answers; the Service selects by it
 LABEL_MODE = "gpuslice.io/mode"  # exclusive, shared, shared-without-isolation, claims; wins over the vendor's
 LABEL_COMPUTE_POLICY = "gpuslice.io/compute-policy"  # of a node: cap (default), fair or off
@@ -94,7 +98,7 @@ group and (at creation alone) number of cards.
 NODE_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         **dict.fromkeys((NODE_GPUS, NODE_TIER, NODE_LINKS, NODE_KUBELET_AWAY, NODE_ORPHANS), (AGENT,)),
-        NODE_OUT_OF_USE: (EXTENDER,),
+        **dict.fromkeys((NODE_OUT_OF_USE, NODE_KEPT), (EXTENDER,)),
     }
 )
 """The agent writes those of its own node. Nodes are written by nobody else without rights to the cluster."""

@@ -200,3 +200,10 @@ def standard_catalog() -> Catalog:
         + (rbac.resources + authorization.resources + authentication.resources + admission.resources)
         + _cluster_wide()
     )
+
+
+def with_capacity_buffers(catalog: Catalog) -> Catalog:
+    """The same where the CustomResourceDefinition of autoscalers is installed."""
+    buffers = _Group("autoscaling.x-k8s.io", "v1beta1", "capacitybuffers.v1beta1")
+    buffers.add("capacitybuffers", "CapacityBuffer", "cb", sub="status", generation=True)
+    return Catalog((*catalog.resources, *buffers.resources))

@@ -13,11 +13,11 @@ from gpuslice.adapters.kube.terms import comes_with_node, replica_of
 from gpuslice.core.annotations import decode_unhealthy
 from gpuslice.core.claim_views import unit_of
 from gpuslice.core.claims import ClaimedSlice, claimed_slices
-from gpuslice.core.contract import SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
+from gpuslice.core.contract import PLACEHOLDER_SCHEDULER, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
 from gpuslice.core.errors import ContractError, InvalidRequestError
 from gpuslice.core.model import Card, Node, Pod
 from gpuslice.core.pod_group import PodGroup, pod_group
-from gpuslice.core.views import node_of, pod_of, pod_requests
+from gpuslice.core.views import PodRequests, node_of, pod_of, pod_requests
 
 PREFER_NO_SCHEDULE = "PreferNoSchedule"
 
@@ -25,6 +25,9 @@ PREFER_NO_SCHEDULE = "PreferNoSchedule"
 def pod_view(pod: objects.Pod | SlimPod) -> Pod:
     """A pod as core sees it; `request` is None when it asks for nothing of ours."""
     meta, spec = pod.metadata, pod.spec
+    requests = pod_requests(spec, meta.labels, bound=bool(spec.node_name))
+    if spec.scheduler_name == PLACEHOLDER_SCHEDULER and not spec.node_name:
+        requests = PodRequests(None, requests.host)  # it waits for nothing
     return pod_of(
         uid=meta.uid,
         namespace=meta.namespace,
@@ -39,7 +42,7 @@ def pod_view(pod: objects.Pod | SlimPod) -> Pod:
         comes_with_node=isinstance(pod, SlimPod) and comes_with_node(pod),
         gates=[str(gate.get("name", "")) for gate in spec.scheduling_gates or ()],
         group=group_by_labels(pod),
-        requests=pod_requests(spec, meta.labels, bound=bool(spec.node_name)),
+        requests=requests,
         annotations=meta.annotations,
     )
 

@@ -45,6 +45,10 @@ from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answe
 from gpuslice.adapters.web.process import ProcessMetrics
 from gpuslice.adapters.web.serve import Listen, memory_limit_bytes, run, serving, until_stopped
 from gpuslice.adapters.wire.extender import Questions
+from gpuslice.apps.extender.autoscaling.node_groups import NodeGroups
+from gpuslice.apps.extender.autoscaling.placeholders import CapacityBuffers, PlaceholderPods
+from gpuslice.apps.extender.autoscaling.scale_down import ScaleDown
+from gpuslice.apps.extender.autoscaling.scale_up import ScaleUp
 from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder, BindResolver
 from gpuslice.apps.extender.cluster_watch import ClusterWatch
 from gpuslice.apps.extender.gated_groups import GatedGroups
@@ -141,12 +145,12 @@ class Extender:
             *records, self.rejections, fence, waker, self.stranded,
             groups.gated, groups.tried, preemptor, evictions, self.resizer,
         ]  # fmt: skip
-        self.shortcuts, self._speedups = Shortcuts(), dict[str, Work]()
+        self.shortcuts, self._optional = Shortcuts(), dict[str, Work]()
         if with_speedups:
             self._speed_up(leaders, nomination_limits)
-        resolver = BindResolver(client, ledger, now_ns=now_ns)
+        self._tell_autoscalers(leaders)
         self.binder = Binder(
-            leaders, placer, self.shortcuts, fence, resolver,
+            leaders, placer, self.shortcuts, fence, BindResolver(client, ledger, now_ns=now_ns),
             traces=traces, timeout_s=settings.bind_timeout_s, now_ns=now_ns,
         )  # fmt: skip
         self.watch = ClusterWatch(client, ledger, self.subscribers, clock=clock)
@@ -163,7 +167,20 @@ class Extender:
         batch = BatchPreemptor(leaders, self.placer, nominator, self.preemptor, self.evictions)
         self.evictions.ahead = batch.follow
         self.subscribers.append(nominator)
-        self._speedups = {"nominate": nominator.run, "preempt ahead": batch.run}
+        self._optional |= {"nominate": nominator.run, "preempt ahead": batch.run}
+
+    def _tell_autoscalers(self, leaders: KubeClient) -> None:
+        """Wire what only speaks to autoscalers, or takes back what was said. Nothing else knows of it."""
+        ledger, policy, how = self.ledger, self.policy.name, self.settings.autoscaling
+        groups = NodeGroups(ledger)
+        down = ScaleDown(leaders, ledger, groups, policy, enabled=how != "off")
+        self.subscribers.append(down)
+        self._optional["scale down"] = down.run
+        if how != "off":
+            kind = CapacityBuffers if how == "buffers" else PlaceholderPods
+            up = ScaleUp(ledger, groups, kind(leaders, self.settings.lease_namespace), policy)
+            self.subscribers += [groups, up]
+            self._optional["scale up"] = up.run
 
     def not_ready(self) -> str:
         """Why nothing may be decided yet, or "" if it may."""
@@ -277,7 +294,7 @@ class Extender:
             pod = OwnPod(self.settings.lease_namespace, self.settings.lease_identity)
             label = LeaderLabel(self._client, pod, leads=lambda: not self.not_ready())
             always["label of the leader"] = label.run
-        return always | self._speedups
+        return always | self._optional
 
     async def _take_over(self, fresh: bool) -> None:
         """Whenever we become leader: read what the last leader did, and undo what it did not finish.

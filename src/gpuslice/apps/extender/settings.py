@@ -69,6 +69,13 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
             "kube-scheduler's own preemption is off, or no pod may be evicted."
         ),
     ] = True
+    autoscaling: Annotated[
+        Literal["off", "buffers", "pods"],
+        about(
+            "Ask an autoscaler for nodes that the sum of a node's cards hides from it, by CapacityBuffers or "
+            "by pods that never run, and keep nodes whose pods fit on no other cards."
+        ),
+    ] = "off"
     bind_errors_as_500: Annotated[
         bool,
         about(
