@@ -11,7 +11,8 @@ struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
     (void)own_stream;
     CUcontext context = (CUcontext)1;
     struct gs_work work = {.place = {only_card, context, 0}, .stream = {.context = context, .handle = stream}, .key = key};
-    gs_work_begin(&work);
+    if (!gs_goes_untimed(key))
+        gs_work_begin(&work);
     return work;
 }
 

@@ -203,65 +203,27 @@ __attribute__((visibility("hidden"))) void *gs_choose_dlopen(const char *path, i
 #endif
 }
 
+/* Jumps into libc with all arguments, unless gs_choose_… has an answer. It gets the caller's address as one argument more. */
 #if defined(__x86_64__)
-__asm__(".text\n"
-        ".globl dlsym\n.type dlsym,@function\n"
-        "dlsym:\n"
-        "  endbr64\n"
-        "  movq (%rsp), %rdx\n  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
-        "  call gs_choose_dlsym\n"
-        "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
-        "  testq %rax, %rax\n  jne 1f\n"
-        "  jmp *gs_libc_dlsym(%rip)\n"
-        "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
-        "  ret\n.size dlsym,.-dlsym\n"
-        ".globl dlvsym\n.type dlvsym,@function\n"
-        "dlvsym:\n"
-        "  endbr64\n"
-        "  movq (%rsp), %rcx\n  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"
-        "  call gs_choose_dlvsym\n"
-        "  popq %rdx\n  popq %rsi\n  popq %rdi\n"
-        "  testq %rax, %rax\n  jne 1f\n"
-        "  jmp *gs_libc_dlvsym(%rip)\n"
-        "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"
-        "  ret\n.size dlvsym,.-dlvsym\n"
-        ".globl dlopen\n.type dlopen,@function\n"
-        "dlopen:\n"
-        "  endbr64\n"
-        "  pushq %rdi\n  pushq %rsi\n  subq $8, %rsp\n"
-        "  call gs_choose_dlopen\n"
-        "  addq $8, %rsp\n  popq %rsi\n  popq %rdi\n"
-        "  testq %rax, %rax\n  jne 1f\n"
-        "  jmp *gs_libc_dlopen(%rip)\n"
-        "1: ret\n.size dlopen,.-dlopen\n");
+#define STUB(name, one_more)                                                                                                   \
+    ".globl " name "\n.type " name ",@function\n" name ":\n"                                                                   \
+    "  endbr64\n  movq (%rsp), %" one_more "\n  pushq %rdi\n  pushq %rsi\n  pushq %rdx\n"                                      \
+    "  call gs_choose_" name "\n"                                                                                              \
+    "  popq %rdx\n  popq %rsi\n  popq %rdi\n"                                                                                  \
+    "  testq %rax, %rax\n  jne 1f\n  jmp *gs_libc_" name "(%rip)\n"                                                            \
+    "1: leaq gs_absent(%rip), %rdx\n  xorl %ecx, %ecx\n  cmpq %rdx, %rax\n  cmoveq %rcx, %rax\n"                               \
+    "  ret\n.size " name ",.-" name "\n"
+__asm__(".text\n" STUB("dlsym", "rdx") STUB("dlvsym", "rcx") STUB("dlopen", "rdx"));
 #elif defined(__aarch64__)
-__asm__(".text\n"
-        ".globl dlsym\n.type dlsym,%function\n"
-        "dlsym:\n"
-        "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  mov x2, x30\n"
-        "  bl gs_choose_dlsym\n  mov x9, x0\n"
-        "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
-        "  cbnz x9, 1f\n"
-        "  adrp x9, gs_libc_dlsym\n  ldr x9, [x9, :lo12:gs_libc_dlsym]\n  br x9\n"
-        "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
-        "  ret\n.size dlsym,.-dlsym\n"
-        ".globl dlvsym\n.type dlvsym,%function\n"
-        "dlvsym:\n"
-        "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov x3, x30\n"
-        "  bl gs_choose_dlvsym\n  mov x9, x0\n"
-        "  ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"
-        "  cbnz x9, 1f\n"
-        "  adrp x9, gs_libc_dlvsym\n  ldr x9, [x9, :lo12:gs_libc_dlvsym]\n  br x9\n"
-        "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"
-        "  ret\n.size dlvsym,.-dlvsym\n"
-        ".globl dlopen\n.type dlopen,%function\n"
-        "dlopen:\n"
-        "  stp x29, x30, [sp, #-32]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n"
-        "  bl gs_choose_dlopen\n  mov x9, x0\n"
-        "  ldp x0, x1, [sp, #16]\n  ldp x29, x30, [sp], #32\n"
-        "  cbnz x9, 1f\n"
-        "  adrp x9, gs_libc_dlopen\n  ldr x9, [x9, :lo12:gs_libc_dlopen]\n  br x9\n"
-        "1: mov x0, x9\n  ret\n.size dlopen,.-dlopen\n");
+#define STUB(name, one_more)                                                                                                   \
+    ".globl " name "\n.type " name ",%function\n" name ":\n"                                                                   \
+    "  stp x29, x30, [sp, #-48]!\n  mov x29, sp\n  stp x0, x1, [sp, #16]\n  str x2, [sp, #32]\n  mov " one_more ", x30\n"      \
+    "  bl gs_choose_" name "\n  mov x9, x0\n"                                                                                  \
+    "  ldp x0, x1, [sp, #16]\n  ldr x2, [sp, #32]\n  ldp x29, x30, [sp], #48\n"                                                \
+    "  cbnz x9, 1f\n  adrp x9, gs_libc_" name "\n  ldr x9, [x9, :lo12:gs_libc_" name "]\n  br x9\n"                            \
+    "1: adrp x10, gs_absent\n  add x10, x10, :lo12:gs_absent\n  cmp x9, x10\n  csel x0, xzr, x9, eq\n"                         \
+    "  ret\n.size " name ",.-" name "\n"
+__asm__(".text\n" STUB("dlsym", "x2") STUB("dlvsym", "x3") STUB("dlopen", "x2"));
 #else
 #error "dlsym must be entered without a frame of its own: write the stub for this architecture"
 #endif

@@ -16,9 +16,9 @@ static const char filling, copying;
 /* FILL takes the parameters and the call, which the shapes below are. */
 #define FILL(...) FILL_AS(__VA_ARGS__)
 #define FILL_AS(symbol, parameters, call, stream, own, bytes)                                                                  \
-    THROTTLED(symbol, parameters, DRIVER(symbol) call, stream, own, key_of(&filling, bytes))
+    THROTTLED(symbol, parameters, call, true, DRIVER(symbol) call, stream, own, key_of(&filling, bytes))
 #define COPY(symbol, parameters, call, stream, own)                                                                            \
-    THROTTLED(symbol, parameters, DRIVER(symbol) call, stream, own, key_of(&copying, bytes))
+    THROTTLED(symbol, parameters, call, true, DRIVER(symbol) call, stream, own, key_of(&copying, bytes))
 
 /* Before CUDA 3.2 addresses and sizes had 32 bits. */
 #define OLD(type) (unsigned to, type value, unsigned count), (to, value, count)

@@ -292,6 +292,8 @@ RUN(int cuGraphUpload, cuGraphUpload)
 RUN(int cuGraphUpload_ptsz, cuGraphUpload_ptsz)
 RUN(static int launch, cuGraphLaunch)
 RUN(static int launch_own, cuGraphLaunch_ptsz)
-THROTTLED(cuGraphLaunch, (CUgraphExec graph, CUstream stream), launch(graph, stream), stream, false, gs_work_key(graph, 0))
-THROTTLED(cuGraphLaunch_ptsz, (CUgraphExec graph, CUstream stream), launch_own(graph, stream), stream, true,
-          gs_work_key(graph, 0))
+#define LAUNCH(symbol, launch, own_stream)                                                                                     \
+    THROTTLED(symbol, (CUgraphExec graph, CUstream stream), (graph, stream), !gs_graph_memory_exists(), launch(graph, stream), \
+              stream, own_stream, gs_work_key(graph, 0))
+LAUNCH(cuGraphLaunch, launch, false)
+LAUNCH(cuGraphLaunch_ptsz, launch_own, true)

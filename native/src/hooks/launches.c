@@ -11,10 +11,10 @@ bool gs_launch_freely;
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
 {
     struct gs_work work = {.stream = {.handle = stream, .thread = gs_own_stream(stream, own_stream)}, .key = key};
-    if (!gs_throttles()) {
+    if (!gs_throttles())
         __atomic_store_n(&gs_launch_freely, true, __ATOMIC_RELAXED);
+    if (!gs_throttles() || gs_goes_untimed(key))
         return work;
-    }
     work.place = gs_stream_place(stream);
     work.stream.context = work.place.context;
     gs_work_begin(&work);
@@ -22,7 +22,8 @@ struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
 }
 
 #define LAUNCH(symbol, own_stream, parameters, call)                                                                           \
-    THROTTLED(symbol, parameters, WATCHED(function, DRIVER(symbol) call), stream, own_stream, gs_work_key(function, BLOCKS))
+    THROTTLED(symbol, parameters, call, !gs_may_be_first(function), WATCHED(function, DRIVER(symbol) call), stream,            \
+              own_stream, gs_work_key(function, BLOCKS))
 #define KERNEL                                                                                                                 \
     CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,                \
         unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters
@@ -40,16 +41,17 @@ static uint64_t key_of(CUfunction function, const CUlaunchConfig *config)
 
 #define LAUNCH_EX(symbol, own_stream)                                                                                          \
     THROTTLED(symbol, (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra),                    \
+              (config, function, parameters, extra), !gs_may_be_first(function),                                               \
               WATCHED(function, DRIVER(symbol)(config, function, parameters, extra)), config ? config->hStream : NULL,         \
               own_stream, key_of(function, config))
 
 LAUNCH_EX(cuLaunchKernelEx, false)
 LAUNCH_EX(cuLaunchKernelEx_ptsz, true)
-THROTTLED(cuLaunch, (CUfunction function), DRIVER(cuLaunch)(function), NULL, false, gs_work_key(function, 1))
-THROTTLED(cuLaunchGrid, (CUfunction function, int width, int height), DRIVER(cuLaunchGrid)(function, width, height), NULL,
-          false, gs_work_key(function, (uint64_t)width *(uint64_t)height))
-THROTTLED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream),
-          DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false,
+THROTTLED(cuLaunch, (CUfunction function), (function), true, DRIVER(cuLaunch)(function), NULL, false, gs_work_key(function, 1))
+THROTTLED(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height), true,
+          DRIVER(cuLaunchGrid)(function, width, height), NULL, false, gs_work_key(function, (uint64_t)width *(uint64_t)height))
+THROTTLED(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream),
+          true, DRIVER(cuLaunchGridAsync)(function, width, height, stream), stream, false,
           gs_work_key(function, (uint64_t)width *(uint64_t)height))
 
 #define MOST_DEVICES 64u

@@ -8,16 +8,22 @@
 extern bool gs_launch_freely;
 
 struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key);
-
 #define THROTTLE(call, stream, own_stream, key)                                                                                \
-    if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) || gs_goes_untimed(key)))                               \
-        return call;                                                                                                           \
     struct gs_work work = gs_launch_begin(stream, own_stream, key);                                                            \
     int result = call;                                                                                                         \
     gs_work_end(&work, result == CUDA_SUCCESS);                                                                                \
     return result;
-/* A function that does work on the card: its parameters, how it is called, its stream, and the key by which such work is known. */
-#define THROTTLED(symbol, parameters, call, stream, own_stream, key)                                                           \
-    int symbol parameters { THROTTLE(call, stream, own_stream, key) }
+
+/* A function that does work on the card: its parameters and arguments, whether it may go straight to the driver, how it is called
+ * otherwise, its stream, and the key by which such work is known. What may wait is a function of its own: the other saves no
+ * register. */
+#define THROTTLED(symbol, parameters, arguments, straight, call, stream, own_stream, key)                                      \
+    static __attribute__((noinline)) int throttled_##symbol parameters { THROTTLE(call, stream, own_stream, key) }             \
+    int symbol parameters                                                                                                      \
+    {                                                                                                                          \
+        if (gs_likely(__atomic_load_n(&gs_launch_freely, __ATOMIC_RELAXED) && (straight)))                                     \
+            return DRIVER(symbol) arguments;                                                                                   \
+        return throttled_##symbol arguments;                                                                                   \
+    }
 
 #endif
