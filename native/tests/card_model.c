@@ -299,10 +299,7 @@ bool card_event_record(void *handle, const struct gs_stream *stream)
     return true;
 }
 
-enum gs_event_state card_event_query(void *event)
-{
-    return ((struct event *)event)->at >= 0 ? GS_EVENT_PASSED : GS_EVENT_PENDING;
-}
+bool card_event_is_pending(void *event) { return ((struct event *)event)->at < 0; }
 
 bool card_event_elapsed(void *from, void *to, uint64_t *ns)
 {

@@ -40,7 +40,7 @@ uint64_t card_sample(const struct card *card, int32_t percents[PROCESSES]);
 /* The driver's events. */
 void *card_event(struct card *card, uint32_t process);
 bool card_event_record(void *event, const struct gs_stream *stream);
-enum gs_event_state card_event_query(void *event);
+bool card_event_is_pending(void *event);
 bool card_event_elapsed(void *from, void *to, uint64_t *ns);
 
 #endif

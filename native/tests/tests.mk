@@ -57,7 +57,7 @@ $(TEST_BUILD)/libvirtual.so: $(addprefix tests/,card_model.c virtual_process.c v
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -Wl,-soname,libvirtual.so -o $@ $(filter %.c,$^) -lm -ldl
 
-$(TEST_BUILD)/libthrottle.so: tests/virtual_launch.c src/policy/throttle.c src/policy/alone.c $(TEST_BUILD)/libvirtual.so
+$(TEST_BUILD)/libthrottle.so: tests/virtual_launch.c src/policy/throttle.c $(TEST_BUILD)/libvirtual.so
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -fPIC -shared $(LDFLAGS) -Wl,--wrap=gs_queue_begin,--wrap=gs_queue_is_cleared -Wl,--no-undefined -o $@ \
 	  $(filter %.c,$^) -L$(TEST_BUILD) -l:libvirtual.so
@@ -68,7 +68,7 @@ $(TEST_BUILD)/stress: tests/stress.c $(STRESSED) $(SLICE_HEADERS)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) $(LDFLAGS) -o $@ $(filter %.c,$^) -lpthread
 
-THROTTLED := tests/throttled.c tests/throttle_driver.c $(addprefix src/policy/,throttle.c alone.c card_queue.c fairness.c share.c neighbours.c) $(STRESSED)
+THROTTLED := tests/throttled.c tests/throttle_driver.c $(addprefix src/policy/,throttle.c card_queue.c fairness.c share.c neighbours.c) $(STRESSED)
 # Without our warnings: gcc sees less of what is initialized when it adds this sanitizer's calls.
 THREADED := -O1 -g -std=c11 -fsanitize=thread -Iinclude -Isrc
 tests: $(if $(findstring /,$(shell $(CC) -print-file-name=libtsan.so)),$(TEST_BUILD)/throttled)

@@ -101,7 +101,8 @@ struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key)
 {
     (void)own_stream;
     struct gs_work work = {.place = {&card, CONTEXT, 0}, .stream = {.context = CONTEXT, .handle = stream}, .key = key};
-    gs_work_begin(&work);
+    if (!gs_goes_untimed(key))
+        gs_work_begin(&work);
     return work;
 }
 

@@ -29,7 +29,7 @@ int driver_record_event(CUevent event, CUstream stream)
 int driver_query_event(CUevent event)
 {
     virtual_step();
-    return card_event_query(event) == GS_EVENT_PASSED ? CUDA_SUCCESS : 600 /* CUDA_ERROR_NOT_READY */;
+    return card_event_is_pending(event) ? 600 /* CUDA_ERROR_NOT_READY */ : CUDA_SUCCESS;
 }
 
 int driver_elapsed_time(float *milliseconds, CUevent from, CUevent to)

@@ -1,5 +1,5 @@
 /* What a program calls: a launch and what else reaches throttle.c, as the hooks call it. libthrottle.so consists of this,
- * throttle.c and alone.c, and of the state of one process. */
+ * throttle.c, and of the state of one process. */
 #include "hooks/launches.h"
 #include "virtual_process.h"
 

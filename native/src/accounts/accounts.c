@@ -54,38 +54,23 @@ struct sum {
     bool lower;                /* a lower slot has bytes pending */
 };
 
-static void add_slot(struct sum *sum, const struct gpuslice_slot *slot, uint32_t card)
-{
-    /* Pending is read before used, so that bytes which move from one to the other are seen at least once. */
-    uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
-    uint64_t used = gs_bounded(&slot->usage[card].used_bytes);
-    if ((pending | used) == 0 || gs_load(&slot->owner) == 0)
-        return;
-    sum->pending += pending;
-    sum->granted += used;
-}
-
 /* For our own slot, the higher of what the slot says and what we know. */
-static void add_own(struct sum *sum, const struct gs_accounts *accounts, const struct gpuslice_slot *slot, uint32_t card)
-{
-    uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
-    uint64_t used = gs_bounded(&slot->usage[card].used_bytes), known = gs_accounts_mine(accounts, card);
-    sum->pending += pending;
-    sum->granted += used > known ? used : known;
-}
-
 static struct sum sum_of(const struct gs_accounts *accounts, const struct gs_attachment *at, uint32_t card)
 {
     struct sum sum = {.granted = gs_bounded(&at->region->cards[card].orphaned_bytes)};
     const struct gpuslice_slot *slots = at->region->slots, *mine = __atomic_load_n(&at->slot, __ATOMIC_ACQUIRE);
-    uint64_t high = gs_slots_high(at->region, mine), own = mine ? (uint64_t)(mine - slots) : 0;
-    for (uint64_t i = 0; i < own; i++)
-        add_slot(&sum, &slots[i], card);
-    sum.lower = sum.pending > 0;
-    if (mine)
-        add_own(&sum, accounts, mine, card);
-    for (uint64_t i = mine ? own + 1 : 0; i < high; i++)
-        add_slot(&sum, &slots[i], card);
+    const struct gpuslice_slot *end = slots + gs_slots_high(at->region, mine);
+    for (const struct gpuslice_slot *slot = slots; slot < end; slot++) {
+        /* Pending is read before used, so that bytes which move from one to the other are seen at least once. */
+        uint64_t pending = gs_bounded(&slot->usage[card].pending_bytes);
+        uint64_t used = gs_bounded(&slot->usage[card].used_bytes), known = slot == mine ? gs_accounts_mine(accounts, card) : 0;
+        if (slot == mine)
+            sum.lower = sum.pending > 0;
+        else if ((pending | used) == 0 || gs_load(&slot->owner) == 0)
+            continue;
+        sum.pending += pending;
+        sum.granted += used > known ? used : known;
+    }
     return sum;
 }
 

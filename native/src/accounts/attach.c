@@ -229,25 +229,18 @@ static void write_holding(struct gs_accounts *accounts, struct gs_attachment *at
     write_card(&at->region->cards[card], holding);
 }
 
-/* Always takes another slot than the previous one, in which a thread may be about to write. */
+/* Takes another slot than the previous one, in which a thread may be about to write. Without a slot there is nothing to write. */
 static void attach(struct gs_accounts *accounts, struct gpuslice_region *region)
 {
     struct gs_attachment *old = gs_attached(accounts), *next = following(accounts, region);
-    if (!claim(accounts, next, (uint64_t)(old->slot - old->region->slots)))
+    if (old->slot && !claim(accounts, next, (uint64_t)(old->slot - old->region->slots)))
         return; /* every slot is taken: keep using the old one */
-    atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
     for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
-        write_holding(accounts, next, card);
-    gs_exports_show(&accounts->exports, region);
-    atomic_store_explicit(&accounts->at, next, memory_order_release);
-}
-
-/* As attach(), before this process has a slot. */
-static void attach_empty(struct gs_accounts *accounts, struct gpuslice_region *region)
-{
-    struct gs_attachment *next = following(accounts, region);
-    for (uint32_t card = 0; card < GPUSLICE_CARDS; card++)
-        advance(&accounts->mine[card]);
+        next->slot ? write_holding(accounts, next, card) : (void)advance(&accounts->mine[card]);
+    if (next->slot) {
+        atomic_store(&next->slot->host_pid, atomic_load(&accounts->host_pid));
+        gs_exports_show(&accounts->exports, region);
+    }
     atomic_store_explicit(&accounts->at, next, memory_order_release);
 }
 
@@ -277,9 +270,7 @@ static void repair(struct gs_accounts *accounts)
     struct gs_attachment *at = gs_attached(accounts);
     if (gs_load(&region->magic) != ours)
         atomic_store(&region->magic, ours);
-    if (!at->slot && region != at->region)
-        attach_empty(accounts, region);
-    else if (at->slot && (region != at->region || !is_ours(at)))
+    if (region != at->region || (at->slot && !is_ours(at)))
         attach(accounts, region);
 }
 

@@ -11,6 +11,7 @@
 #include "accounts/slots.h"
 #include "system/at_fork.h"
 #include "system/os.h"
+#include "system/text.h"
 
 /* An offset in the file, from the highest bit: 01, container, card, maker, place among the maker's own. */
 #define CONTAINER_BITS 20
@@ -166,7 +167,8 @@ bool gs_export_made(struct gs_exports *exports, struct gpuslice_region *region, 
 /* Only /proc shows which locks a descriptor itself holds: "lock:\t1: OFDLCK ADVISORY  READ -1 00:06:123 FIRST LAST". */
 uint64_t gs_export_size(int descriptor)
 {
-    char path[48] = "/proc/thread-self/fdinfo/", text[2048], *at = text;
+    char path[48] = "/proc/thread-self/fdinfo/", text[2048];
+    const char *at = text;
     gs_append_number(path + sizeof "/proc/thread-self/fdinfo/" - 1, (uint32_t)descriptor);
     long length = gs_read_file(path, text, sizeof text - 1);
     text[length > 0 ? length : 0] = 0;
@@ -174,10 +176,9 @@ uint64_t gs_export_size(int descriptor)
         uint64_t numbers[2] = {0, 0}; /* the last two numbers of the line */
         for (; *at && *at != '\n'; at++)
             if (*at == ' ' && at[1] >= '0' && at[1] <= '9') {
+                const char *digits = at + 1;
                 numbers[0] = numbers[1];
-                numbers[1] = 0;
-                while (at[1] >= '0' && at[1] <= '9')
-                    numbers[1] = numbers[1] * 10 + (uint64_t)(*++at - '0');
+                numbers[1] = gs_text_number(&digits);
             }
         if (numbers[0] >> 61 == 1 && numbers[1] >= numbers[0])
             return (numbers[1] - numbers[0] + 1) << PAGE_SHIFT;
@@ -189,11 +190,8 @@ bool gs_export_is_open(const struct gs_exports *exports, uint64_t first, uint64_
 {
     GS_KEEP_ERRNO;
     struct gs_bytes found, bytes = {(int64_t)first, pages_of(size)};
-    int file = open_driver_file(&exports->driver_file);
-    bool open = file < 0 || gs_find_lock(file, bytes, &found) != GS_BYTE_FREE;
-    if (file >= 0)
-        syscall(SYS_close, file);
-    return open;
+    int file GS_CLOSED = open_driver_file(&exports->driver_file);
+    return file < 0 || gs_find_lock(file, bytes, &found) != GS_BYTE_FREE;
 }
 
 /* ---- descriptors left open by dead processes ---- */
@@ -242,11 +240,8 @@ static bool left_by_the_dead(uint32_t container, struct gpuslice_region *region,
     if (!is_written(&region->driver_file))
         return true; /* no descriptor was ever exported, or the whole region was overwritten */
     note_the_living(living, region, mine);
-    int file = open_driver_file(&region->driver_file);
-    bool known = file >= 0 && add_up(file, container, living, bytes);
-    if (file >= 0)
-        syscall(SYS_close, file);
-    return known;
+    int file GS_CLOSED = open_driver_file(&region->driver_file);
+    return file >= 0 && add_up(file, container, living, bytes);
 }
 
 static uint64_t imports_of(struct gpuslice_region *region, const struct gpuslice_slot *mine, uint32_t card)

@@ -29,9 +29,8 @@ enum gs_unconfirmed { GS_MAY_BE_UNLISTED, GS_UNLISTED, GS_UNCONFIRMED_KINDS };
 /* What this process holds of a card, in its own memory, so that nobody who overwrites the region can change it. */
 struct gs_holding {
     _Atomic uint64_t gained, lost; /* totals in bytes; the lowest eight bits are the number of the current attachment */
-    _Atomic uint64_t in_flight[GS_ERAS]
-                              [2]; /* by era and enum gs_flight: the number of calls and their bytes (accounts/in_flight.c) */
-    _Atomic uint32_t rests;        /* how many threads want a moment without calls in flight (accounts/in_flight.h) */
+    _Atomic uint64_t in_flight[GS_ERAS][2]; /* by enum gs_flight: the number of calls and their bytes (accounts/in_flight.c) */
+    _Atomic uint32_t rests;                 /* how many threads want a moment without calls in flight (accounts/in_flight.h) */
     _Atomic uint64_t own_bytes, exported_bytes, imports, changed_ns;
     _Atomic uint64_t loan_ended_ns;                     /* when an import last ended */
     _Atomic uint64_t unconfirmed[GS_UNCONFIRMED_KINDS]; /* of what is counted (accounts/accounts.h) */

@@ -15,17 +15,12 @@ const struct gs_described gs_described[GS_FUNCTIONS] = {
 };
 
 static const char *const file_names[GS_LIBRARIES] = {"libcuda.so", "libnvidia-ml.so"};
-static const int not_found[GS_LIBRARIES] = {CUDA_ERROR_NOT_FOUND, NVML_ERROR_FUNCTION_NOT_FOUND};
 
 /* May be called with any arguments, since on our platforms the caller cleans up the stack. */
-static int cuda_not_found(void) { return not_found[CUDA]; }
-static int nvml_not_found(void) { return not_found[NVML]; }
+static int cuda_not_found(void) { return CUDA_ERROR_NOT_FOUND; }
+static int nvml_not_found(void) { return NVML_ERROR_FUNCTION_NOT_FOUND; }
 
-void *gs_driver[GS_FUNCTIONS] = {
-#define HOOK(library, symbol, name, since, stream, parameters) [GS_##symbol] = NULL,
-#define BORROW(library, symbol, parameters) [GS_##symbol] = NULL,
-#include "driver/hooks.def"
-};
+void *gs_driver[GS_FUNCTIONS];
 
 bool gs_driver_has(enum gs_function function)
 {
@@ -75,9 +70,8 @@ static int ask(enum gs_library library, const void *candidate)
     return uninitialized[library];
 }
 
-static void
-    *handles[GS_LIBRARIES]; /* the driver's, of which a reference is ours: its functions stay valid if the program closes it */
-static bool bound[GS_LIBRARIES]; /* and its functions are known */
+static void *handles[GS_LIBRARIES]; /* the driver's; we hold it too: its functions stay valid if the program closes it */
+static bool bound[GS_LIBRARIES];    /* and its functions are known */
 static const void *inside[GS_LIBRARIES];
 
 bool gs_driver_is_bound(enum gs_library library) { return __atomic_load_n(&bound[library], __ATOMIC_ACQUIRE); }

@@ -8,6 +8,7 @@
 
 typedef int CUresult;
 typedef int CUdevice;
+#define GS_DEVICES 64 /* the most in a machine */
 typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
@@ -29,9 +30,9 @@ typedef unsigned long long CUmemGenericAllocationHandle;
 enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
-    CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_NOT_FOUND = 500,
+    CUDA_ERROR_NOT_READY = 600,
 };
 
 enum { CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
@@ -63,8 +64,17 @@ typedef struct {
     unsigned char rest[56];
 } CUmemPoolProps;
 
-enum { CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5, CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7 };
-enum { CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
+enum {
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
+    CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
+    CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
+    CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9,
+    CU_MEMPOOL_ATTR_LOCATION_ID = 11,
+    CU_MEMPOOL_ATTR_LOCATION_TYPE = 12,
+};
+enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_EVENT_DISABLE_TIMING = 2 };
+enum { CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9, CU_MEMORYTYPE_DEVICE = 2 };
+enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
 
 typedef struct {
     CUmemPoolProps poolProps;

@@ -185,16 +185,10 @@ static bool replace(const char *name, void **function, int version, uint64_t fla
     return known;
 }
 
-static int ask(gs_type_cuGetProcAddress own, const char *name, void **function, int version, uint64_t flags)
+/* The first version has no status, which costs it nothing to be given. */
+static int ask(void *own, const char *name, void **function, int version, uint64_t flags, int *status)
 {
-    int result = own(name, function, version, flags);
-    bool known = result != CUDA_SUCCESS || !function || replace(name, function, version, flags);
-    return known ? result : CUDA_ERROR_NOT_FOUND;
-}
-
-static int ask_v2(gs_type_cuGetProcAddress_v2 own, const char *name, void **function, int version, uint64_t flags, int *status)
-{
-    int result = own(name, function, version, flags, status);
+    int result = ((gs_type_cuGetProcAddress_v2)own)(name, function, version, flags, status);
     if (result != CUDA_SUCCESS || !function || replace(name, function, version, flags))
         return result;
     if (status)
@@ -204,22 +198,22 @@ static int ask_v2(gs_type_cuGetProcAddress_v2 own, const char *name, void **func
 
 int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
 {
-    return ask(DRIVER(cuGetProcAddress), name, function, version, flags);
+    return ask((void *)DRIVER(cuGetProcAddress), name, function, version, flags, NULL);
 }
 
 int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
 {
-    return ask_v2(DRIVER(cuGetProcAddress_v2), name, function, version, flags, status);
+    return ask((void *)DRIVER(cuGetProcAddress_v2), name, function, version, flags, status);
 }
 
 static int candidate_proc_address(const char *name, void **function, int version, uint64_t flags)
 {
-    return ask((gs_type_cuGetProcAddress)call.own, name, function, version, flags);
+    return ask(call.own, name, function, version, flags, NULL);
 }
 
 static int candidate_proc_address_v2(const char *name, void **function, int version, uint64_t flags, int *status)
 {
-    return ask_v2((gs_type_cuGetProcAddress_v2)call.own, name, function, version, flags, status);
+    return ask(call.own, name, function, version, flags, status);
 }
 
 /* ---- the code ---- */

@@ -109,7 +109,7 @@ static void bind_hooked(uintptr_t *place, const ElfW(Sym) * symbol, const char *
     struct variable variable = without_us(handle, name);
     if (variable.bytes)
         write_at(place, (uintptr_t)variable.address + added);
-    else if (!variable.address && ELF64_ST_BIND(symbol->st_info) == STB_WEAK && !gs_elf_is_loaded(gs_driver_file(name)))
+    else if (!variable.address && ELF64_ST_BIND(symbol->st_info) == STB_WEAK && !gs_elf_nth_named(gs_driver_file(name), 0))
         write_at(place, added);
 }
 

@@ -74,7 +74,7 @@ static void *replacement(void *handle, const char *name, void *found, const void
     bool global = handle == RTLD_DEFAULT || found == address;
     /* Our symbols are visible to the whole program. While no driver is loaded they must not be found, though a variable of the
      * same name must. */
-    if (global && !gs_elf_is_loaded(driver)) {
+    if (global && !gs_elf_nth_named(driver, 0)) {
         void *behind_us = gs_real_dlsym(RTLD_NEXT, name); /* usually finds nothing, and sets dlerror() */
         if (!behind_us || gs_elf_is_elsewhere(behind_us, driver))
             return behind_us ? behind_us : (void *)gs_absent;

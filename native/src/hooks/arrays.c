@@ -1,7 +1,6 @@
 /* Arrays and mipmapped arrays. The driver does not report their size, so it is computed. Small arrays share pages. */
 #include "hooks/objects.h"
 #include "hooks/place.h"
-#include "policy/held.h"
 #include "policy/reserve.h"
 
 /* Bytes per channel; for formats without plain channels, the bytes of a texel divided by the number of channels. */
@@ -78,16 +77,16 @@ struct request {
 
 static bool begin_small(struct request *request)
 {
-    bool needless;
-    uint64_t context = (uint64_t)(uintptr_t)request->place.context;
-    request->part = gs_array_page_join(context, request->bytes);
+    bool opened;
+    uint64_t context = gs_key(request->place.context);
+    request->part = gs_array_page_take(context, request->bytes, false, &opened);
     if (request->part.page)
         return true;
     if (!gs_reserve(request->place.card, GS_PAGE_BYTES))
         return false;
-    request->part = gs_array_page_open(context, request->bytes, &needless);
-    request->reserved = needless ? 0 : GS_PAGE_BYTES;
-    if (needless)
+    request->part = gs_array_page_take(context, request->bytes, true, &opened);
+    request->reserved = opened ? GS_PAGE_BYTES : 0;
+    if (!opened)
         gs_settle(request->place.card, GS_PAGE_BYTES, 0);
     return true;
 }
@@ -130,10 +129,10 @@ static int finish(const struct request *request, int result, const void *made)
 {
     if (!request->bytes)
         return result;
-    struct gs_entry entry = {.key = (uint64_t)(uintptr_t)made,
+    struct gs_entry entry = {.key = gs_key(made),
                              .bytes = gs_round_up(request->bytes, GS_PAGE_BYTES),
-                             .owner = (uint64_t)(uintptr_t)request->place.context,
-                             .kind = GS_ARRAY,
+                             .owner = gs_key(request->place.context),
+                             .kind = GS_LINEAR,
                              .card = request->place.card->index};
     if (request->part.page) {
         entry.bytes = (uint64_t)request->part.page << 8 | request->part.steps;
@@ -185,10 +184,10 @@ CREATE(cuMipmappedArrayCreate, (CUmipmappedArray * array, const CUDA_ARRAY3D_DES
     int symbol(type array)                                                                                                     \
     {                                                                                                                          \
         gs_releasing_begins(); /* includes the tiles that are mapped into it */                                                \
-        struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)array);                                         \
-        int result = gs_released(&releasing, DRIVER(symbol)(array));                                                           \
+        struct gs_releasing releasing = gs_release_begins(gs_key(array));                                                      \
+        int result = gs_released(&releasing, DRIVER(symbol)(array), NULL);                                                     \
         if (result == CUDA_SUCCESS)                                                                                            \
-            gs_object_holder_ends((uint64_t)(uintptr_t)array);                                                                 \
+            gs_object_holder_ends(gs_key(array));                                                                              \
         gs_releasing_ends();                                                                                                   \
         return result;                                                                                                         \
     }

@@ -1,8 +1,7 @@
 /* Contexts. Before the call, the size of the last measured context is reserved; after it, the new context is measured, and
  * destroyed again if it does not fit. */
-#include "hooks/kernels.h"
+#include "hooks/launches.h"
 #include "hooks/place.h"
-#include "policy/held.h"
 #include "policy/pool_accounts.h"
 #include "policy/process_usage.h"
 #include "policy/reserve.h"
@@ -12,12 +11,11 @@
 #define LARGEST_CONTEXT_BYTES (UINT64_C(4) << 30) /* more than this between two readings is a neighbour's */
 #define PROCESSOR_BYTES (UINT64_C(4) << 20)       /* of a context per multiprocessor, rounded up: measured from T4 to H100 */
 #define FEW_PROCESSORS 64
-#define DEVICES 64
 enum { MULTIPROCESSOR_COUNT = 16 };
 
 /* Contexts are created one at a time on a card: otherwise each of two would be measured with the other. */
 static struct gs_lock creation_locks[GPUSLICE_CARDS + 1] GS_PER_PROCESS;
-static CUcontext primary_contexts[DEVICES] GS_PER_PROCESS;
+static CUcontext primary_contexts[GS_DEVICES] GS_PER_PROCESS;
 static struct gs_table greens GS_TABLE_PER_PROCESS; /* the CUcontext of a green context → its device plus one */
 /* A tool that is notified of a new context during its creation may call us. That call must not take the lock again. */
 static _Thread_local bool is_creating __attribute__((tls_model("initial-exec")));
@@ -143,7 +141,7 @@ static bool finish(struct creation *creation, bool made, const void *key)
     }
     uint64_t bytes = context_bytes(creation);
     gs_settle(creation->card, creation->reserved, 0);
-    gs_context_made(creation->card, (uint64_t)(uintptr_t)key, bytes);
+    gs_context_made(creation->card, gs_key(key), bytes);
     if (!creation->exact)
         gs_measure(creation->card); /* excludes what other threads allocated meanwhile */
     gs_throttle_meet(creation->card);
@@ -163,7 +161,7 @@ static bool is_ended(struct gs_card *card, CUcontext context, const void *key)
     if (context)
         gs_drop_context(context);
     gs_pools_changed();
-    return !gs_context_ended(card, (uint64_t)(uintptr_t)key, (uint64_t)(uintptr_t)context);
+    return !gs_context_ended(card, gs_key(key), gs_key(context));
 }
 
 static void ended(struct gs_card *card, CUcontext context, const void *key)
@@ -224,7 +222,7 @@ int cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
     if (result != CUDA_SUCCESS || DRIVER(cuCtxPushCurrent_v2)(*context) != CUDA_SUCCESS)
         return result;
     if (DRIVER(cuCtxGetDevice)(&device) == CUDA_SUCCESS)
-        gs_table_put(&greens, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*context, .owner = (uint64_t)device + 1});
+        gs_table_put(&greens, &(struct gs_entry){.key = gs_key(*context), .owner = (uint64_t)device + 1});
     DRIVER(cuCtxPopCurrent_v2)(&popped);
     return result;
 }
@@ -290,7 +288,7 @@ static bool is_active(CUdevice device)
 
 static void remember_primary(CUdevice device, CUcontext context)
 {
-    if (device >= 0 && device < DEVICES)
+    if (device >= 0 && device < GS_DEVICES)
         __atomic_store_n(&primary_contexts[device], context, __ATOMIC_RELEASE);
 }
 
@@ -329,13 +327,13 @@ static void take_in(struct gs_card *card, CUdevice device, CUcontext context)
 {
     if (is_active(device))
         remember_primary(device, context);
-    gs_context_made(card, (uint64_t)(uintptr_t)context, 0);
+    gs_context_made(card, gs_key(context), 0);
     gs_throttle_meet(card);
     gs_assume_nvml_pid(card);
     if (gs_measure(card))
         return;
     gs_watch_kernels();
-    gs_add_piece(card, (uint64_t)(uintptr_t)context, 0, (int64_t)expected(card, device));
+    gs_add_piece(card, gs_key(context), 0, (int64_t)expected(card, device));
 }
 
 /* A context may still be current after it was reset. */
@@ -358,34 +356,30 @@ static void noticed(struct gs_card *card, CUdevice device, CUcontext context)
 }
 GS_ON_CONTEXT(noticed);
 
-static bool green_ends(struct gs_entry *green, void *device)
-{
-    if (green->owner == *(const uint64_t *)device + 1)
-        gs_throttle_context_ends((CUcontext)(uintptr_t)green->key);
-    return false;
-}
-
+/* A primary context ends, and its green ones with it: first all that is to come, then all that has gone, if they have. */
 struct primary_end {
-    uint64_t device;
-    bool gone;
+    uint64_t owner; /* in the table of green contexts */
+    bool over, gone;
 };
 
-static bool green_ended(struct gs_entry *green, void *context)
+static bool end_green(struct gs_entry *green, void *context)
 {
     const struct primary_end *end = context;
-    if (green->owner != end->device + 1)
+    CUcontext of = (CUcontext)(uintptr_t)green->key;
+    if (green->owner != end->owner)
         return false;
-    gs_throttle_context_ended((CUcontext)(uintptr_t)green->key, end->gone);
+    end->over ? gs_throttle_context_ended(of, end->gone) : gs_throttle_context_ends(of);
     if (end->gone)
-        gs_drop_context((CUcontext)(uintptr_t)green->key);
+        gs_drop_context(of);
     return end->gone;
 }
 
 static CUcontext primary_ends(CUdevice device)
 {
-    uint64_t of_device = (uint64_t)device;
-    CUcontext context = device >= 0 && device < DEVICES ? __atomic_load_n(&primary_contexts[device], __ATOMIC_ACQUIRE) : NULL;
-    gs_table_sift(&greens, green_ends, &of_device);
+    struct primary_end end = {.owner = (uint64_t)device + 1};
+    CUcontext context =
+        device >= 0 && device < GS_DEVICES ? __atomic_load_n(&primary_contexts[device], __ATOMIC_ACQUIRE) : NULL;
+    gs_table_sift(&greens, end_green, &end);
     gs_throttle_context_ends(context);
     return context;
 }
@@ -393,8 +387,8 @@ static CUcontext primary_ends(CUdevice device)
 /* True if the device's primary context no longer exists. */
 static bool primary_ended(CUdevice device, CUcontext context, int result)
 {
-    struct primary_end end = {(uint64_t)device, result == CUDA_SUCCESS && context && !is_active(device)};
-    gs_table_sift(&greens, green_ended, &end);
+    struct primary_end end = {(uint64_t)device + 1, true, result == CUDA_SUCCESS && context && !is_active(device)};
+    gs_table_sift(&greens, end_green, &end);
     gs_throttle_context_ended(context, end.gone);
     return end.gone &&
            __atomic_compare_exchange_n(&primary_contexts[device], &context, NULL, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);

@@ -3,8 +3,6 @@
  * have engines of their own. */
 #include "hooks/launches.h"
 
-enum { CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2, CU_MEMORYTYPE_DEVICE = 2 };
-
 /* Work of about the same size takes about as long. `what`: any address that no function has. */
 static uint64_t key_of(const void *what, uint64_t bytes)
 {

@@ -6,13 +6,9 @@
 #include "policy/reserve.h"
 #include "system/at_fork.h"
 
-#define DEVICE_BITS 6
-#define DEVICES (1 << DEVICE_BITS)
+enum { LAUNCHED = 1 };
 
-enum { CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0, LAUNCHED = 1 };
-
-static struct gs_table executables GS_TABLE_PER_PROCESS; /* executable graph → its devices, one bit each in `owner` */
-static struct gs_table parts GS_TABLE_PER_PROCESS;       /* executable graph and device → the most that it takes there */
+static struct gs_table executables GS_TABLE_PER_PROCESS; /* executable graph → the most that it takes, in `owner` */
 
 /* ---- adding nodes ---- */
 
@@ -30,7 +26,7 @@ static CUdevice device_of(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 static struct gs_card *see(const CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
 {
     CUdevice device = device_of(parameters);
-    struct gs_card *card = device < DEVICES ? gs_card_of_device(device) : NULL;
+    struct gs_card *card = device < GS_DEVICES ? gs_card_of_device(device) : NULL;
     if (card)
         gs_graph_memory_seen(device, card);
     return card;
@@ -70,7 +66,7 @@ ADD(cuGraphAddNode_v3,
 
 struct amounts {
     uint64_t devices; /* one bit for each device that has one */
-    uint64_t bytes[DEVICES];
+    uint64_t bytes[GS_DEVICES];
 };
 
 static void add_demand(struct amounts *demand, CUdevice device, uint64_t bytes)
@@ -80,15 +76,15 @@ static void add_demand(struct amounts *demand, CUdevice device, uint64_t bytes)
         demand->bytes[device] = UINT64_MAX;
 }
 
-/* The next device after this one; DEVICES after the last. Starts with -1. */
+/* The next device after this one; GS_DEVICES after the last. Starts with -1. */
 static CUdevice next_device(uint64_t devices, CUdevice device)
 {
-    uint64_t left = device < DEVICES - 1 ? devices >> (device + 1) << (device + 1) : 0;
-    return left ? (CUdevice)__builtin_ctzll(left) : DEVICES;
+    uint64_t left = device < GS_DEVICES - 1 ? devices >> (device + 1) << (device + 1) : 0;
+    return left ? (CUdevice)__builtin_ctzll(left) : GS_DEVICES;
 }
 
 #define FOR_EACH_DEVICE(device, devices)                                                                                       \
-    for (CUdevice device = next_device(devices, -1); device < DEVICES; device = next_device(devices, device))
+    for (CUdevice device = next_device(devices, -1); device < GS_DEVICES; device = next_device(devices, device))
 
 /* Returns the graph that is inside this node, if one is. */
 static CUgraph add_node(struct amounts *demand, CUgraphNode node)
@@ -190,40 +186,25 @@ static bool begin(struct amounts *reserved, const struct amounts *demand, bool a
 
 /* ---- instantiating ---- */
 
-static uint64_t part_of(CUgraphExec graph, CUdevice device)
-{
-    return (uint64_t)(uintptr_t)graph << DEVICE_BITS | (uint64_t)device; /* the highest bits of addresses are not used */
-}
-
 static void remember(CUgraphExec made, const struct amounts *demand)
 {
-    FOR_EACH_DEVICE(device, demand->devices) {
-        gs_table_put(&parts, &(struct gs_entry){.key = part_of(made, device), .bytes = demand->bytes[device]});
-    }
-    if (demand->devices)
-        gs_table_put(&executables, &(struct gs_entry){.key = (uint64_t)(uintptr_t)made, .owner = demand->devices});
+    struct amounts *kept = demand->devices ? gs_map_private(sizeof *kept) : NULL;
+    if (!kept)
+        return;
+    *kept = *demand;
+    gs_table_put(&executables, &(struct gs_entry){.key = gs_key(made), .owner = gs_key(kept)});
 }
 
-static void recall(CUgraphExec graph, uint64_t devices, struct amounts *demand)
-{
-    struct gs_entry part;
-    *demand = (struct amounts){.devices = devices};
-    FOR_EACH_DEVICE(device, devices) {
-        if (gs_table_get(&parts, part_of(graph, device), &part))
-            demand->bytes[device] = part.bytes;
-    }
-}
+static struct amounts *amounts_of(const struct gs_entry *executable) { return (struct amounts *)(uintptr_t)executable->owner; }
 
 /* To be called before the driver's call, since afterwards another graph may get the same address. */
 static bool forget_graph(CUgraphExec graph)
 {
-    struct gs_entry whole, part;
-    if (!gs_table_take(&executables, (uint64_t)(uintptr_t)graph, &whole))
-        return false;
-    FOR_EACH_DEVICE(device, whole.owner) {
-        gs_table_take(&parts, part_of(graph, device), &part);
-    }
-    return true;
+    struct gs_entry executable;
+    bool known = gs_table_take(&executables, gs_key(graph), &executable);
+    if (known)
+        gs_unmap(amounts_of(&executable), sizeof(struct amounts));
+    return known;
 }
 
 #define INSTANTIATE(symbol, parameters, call)                                                                                  \
@@ -272,12 +253,10 @@ int cuDeviceGraphMemTrim(CUdevice device)
     of(CUgraphExec graph, CUstream stream)                                                                                     \
     {                                                                                                                          \
         struct gs_entry entry;                                                                                                 \
-        struct amounts demand;                                                                                                 \
         struct amounts reserved;                                                                                               \
-        if (gs_likely(!gs_graph_memory_exists()) || !gs_table_get(&executables, (uint64_t)(uintptr_t)graph, &entry))           \
+        if (gs_likely(!gs_graph_memory_exists()) || !gs_table_get(&executables, gs_key(graph), &entry))                        \
             return DRIVER(symbol)(graph, stream);                                                                              \
-        recall(graph, entry.owner, &demand);                                                                                   \
-        if (!begin(&reserved, &demand, entry.kind == LAUNCHED))                                                                \
+        if (!begin(&reserved, amounts_of(&entry), entry.kind == LAUNCHED))                                                     \
             return CUDA_ERROR_OUT_OF_MEMORY;                                                                                   \
         int result = DRIVER(symbol)(graph, stream);                                                                            \
         finish(&reserved);                                                                                                     \

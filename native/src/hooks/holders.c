@@ -1,5 +1,6 @@
 /* What keeps physical memory allocated without a mapping (objects.c): tiles of sparse arrays, multicast groups, logical endpoints. */
-#include "hooks/physical.h"
+#include "hooks/objects.h"
+#include "policy/reserve.h"
 
 #define OFFSET_STEP_BITS 16 /* the granularity of offsets into a group; in these steps they fit into an entry's `kind` */
 
@@ -32,7 +33,7 @@ static uint64_t mixed(uint64_t hash, uint64_t word) { return (hash ^ word) * UIN
 static uint64_t tile_of(const CUarrayMapInfo *info)
 {
     const unsigned int *words = (const unsigned int *)&info->subresource.sparseLevel;
-    uint64_t hash = mixed((uint64_t)(uintptr_t)info->resource, (uint64_t)info->subresourceType + 1);
+    uint64_t hash = mixed(gs_key(info->resource), (uint64_t)info->subresourceType + 1);
     if (info->subresourceType != 0) {
         hash = mixed(hash, info->subresource.miptail.layer + 1);
         return mixed(hash, info->subresource.miptail.offset) | 1;
@@ -46,7 +47,7 @@ static void note_tile(const CUarrayMapInfo *info)
 {
     if (info->memOperationType == CU_MEM_OPERATION_TYPE_MAP)
         gs_object_pin((struct gs_entry){
-            .key = tile_of(info), .bytes = (uint64_t)(uintptr_t)info->resource, .owner = gs_object_of_handle(info->memHandle)});
+            .key = tile_of(info), .bytes = gs_key(info->resource), .owner = gs_object_of_handle(info->memHandle)});
     else
         gs_object_unpin(tile_of(info));
 }
@@ -96,12 +97,6 @@ static void unbind(uint64_t holder, CUdevice device, uint64_t offset, uint64_t b
                                            .card = index_of(device)});
 }
 
-static void bind_group(CUmemGenericAllocationHandle group, CUdevice device, uint64_t offset,
-                       CUmemGenericAllocationHandle handle)
-{
-    bind(gs_object_of_handle(group), index_of(device), offset, gs_object_of_handle(handle));
-}
-
 /* The first version names no device: the memory's own. */
 static void bind_group_to(CUmemGenericAllocationHandle group, uint64_t offset, CUmemGenericAllocationHandle handle)
 {
@@ -118,7 +113,8 @@ BIND(cuMulticastCreate, (CUmemGenericAllocationHandle * group, const void *prope
 BIND(cuMulticastBindMem, (GROUP, size_t at, HANDLE, size_t offset, REST), (group, at, handle, offset, bytes, flags),
      bind_group_to(group, at, handle))
 BIND(cuMulticastBindMem_v2, (GROUP, CUdevice device, size_t at, HANDLE, size_t offset, REST),
-     (group, device, at, handle, offset, bytes, flags), bind_group(group, device, at, handle))
+     (group, device, at, handle, offset, bytes, flags),
+     bind(gs_object_of_handle(group), index_of(device), at, gs_object_of_handle(handle)))
 BIND(cuMulticastBindAddr, (GROUP, size_t at, CUdeviceptr address, REST), (group, at, address, bytes, flags),
      bind_addresses(gs_object_of_handle(group), GPUSLICE_CARDS, at, address, bytes))
 BIND(cuMulticastBindAddr_v2, (GROUP, CUdevice device, size_t at, CUdeviceptr address, REST),

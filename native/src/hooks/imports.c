@@ -1,10 +1,7 @@
 /* Other processes' memory opened here, and ours opened by others. It is counted once, by the process that allocated it. */
 #include "hooks/place.h"
-#include "policy/held.h"
 #include "policy/reserve.h"
 #include "system/at_fork.h"
-
-enum { CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
 
 static void mark_exported(CUdeviceptr address)
 {
@@ -38,7 +35,7 @@ static struct gs_lock opening GS_PER_PROCESS;
 static struct gs_card *opened(CUdeviceptr address)
 {
     struct gs_place place = gs_current_place();
-    struct gs_entry entry = {.key = address, .owner = (uint64_t)(uintptr_t)place.context, .kind = GS_OPENED};
+    struct gs_entry entry = {.key = address, .owner = gs_key(place.context), .kind = GS_OPENED};
     int device = 0;
     if (DRIVER(cuPointerGetAttribute)(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) == CUDA_SUCCESS)
         place.card = gs_card_of_device(device);
@@ -101,9 +98,9 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
     int result = DRIVER(cuImportExternalMemory)(memory, description);
     if (place.card && result == CUDA_SUCCESS) {
         gs_accounts_imported(&gs_accounts, place.card->index, 1);
-        gs_table_put(&gs_held, &(struct gs_entry){.key = (uint64_t)(uintptr_t)*memory,
+        gs_table_put(&gs_held, &(struct gs_entry){.key = gs_key(*memory),
                                                   .bytes = description->size,
-                                                  .owner = (uint64_t)(uintptr_t)place.context,
+                                                  .owner = gs_key(place.context),
                                                   .kind = GS_IMPORT,
                                                   .card = place.card->index});
     }
@@ -112,6 +109,6 @@ int cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_
 
 int cuDestroyExternalMemory(CUexternalMemory memory)
 {
-    struct gs_releasing releasing = gs_release_begins((uint64_t)(uintptr_t)memory);
-    return gs_released(&releasing, DRIVER(cuDestroyExternalMemory)(memory));
+    struct gs_releasing releasing = gs_release_begins(gs_key(memory));
+    return gs_released(&releasing, DRIVER(cuDestroyExternalMemory)(memory), NULL);
 }

@@ -26,4 +26,7 @@ struct gs_work gs_launch_begin(CUstream stream, bool own_stream, uint64_t key);
         return throttled_##symbol arguments;                                                                                   \
     }
 
+/* A context was created and NVML does not show what this process holds: from now on kernels' code is measured. */
+void gs_watch_kernels(void);
+
 #endif

@@ -1,6 +1,5 @@
 /* Linear memory, which is allocated and freed immediately. */
 #include "hooks/place.h"
-#include "policy/held.h"
 #include "policy/pool_accounts.h"
 #include "policy/reserve.h"
 
@@ -94,33 +93,27 @@ ALLOCATE(cuMemAllocPitch, (unsigned *address, unsigned *pitch, unsigned width, u
 
 /* ---- freeing ---- */
 
-int cuMemFree_v2(CUdeviceptr address)
-{
-    struct gs_releasing releasing = gs_release_begins(address);
-    return gs_released(&releasing, DRIVER(cuMemFree_v2)(address));
-}
-
-int cuMemFree(unsigned int address)
-{
-    struct gs_releasing releasing = gs_release_begins(address);
-    return gs_released(&releasing, DRIVER(cuMemFree)(address));
-}
+#define FREE(symbol, type)                                                                                                     \
+    int symbol(type address)                                                                                                   \
+    {                                                                                                                          \
+        struct gs_releasing releasing = gs_release_begins(address);                                                            \
+        return gs_released(&releasing, DRIVER(symbol)(address), NULL);                                                         \
+    }
+FREE(cuMemFree_v2, CUdeviceptr)
+FREE(cuMemFree, unsigned)
 
 static int gave(struct gs_releasing *releasing, int result, CUstream stream, bool own_stream)
 {
     bool ordered = releasing->known && !gs_is_capturing(stream, own_stream);
     struct gs_giver on = ordered ? gs_giver_of(stream, own_stream) : (struct gs_giver){0};
-    return gs_released_on(releasing, result, ordered ? &on : NULL);
+    return gs_released(releasing, result, ordered ? &on : NULL);
 }
 
-int cuMemFreeAsync(CUdeviceptr address, CUstream stream)
-{
-    struct gs_releasing releasing = gs_release_begins(address);
-    return gave(&releasing, DRIVER(cuMemFreeAsync)(address, stream), stream, false);
-}
-
-int cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream)
-{
-    struct gs_releasing releasing = gs_release_begins(address);
-    return gave(&releasing, DRIVER(cuMemFreeAsync_ptsz)(address, stream), stream, true);
-}
+#define FREE_ASYNC(symbol, own_stream)                                                                                         \
+    int symbol(CUdeviceptr address, CUstream stream)                                                                           \
+    {                                                                                                                          \
+        struct gs_releasing releasing = gs_release_begins(address);                                                            \
+        return gave(&releasing, DRIVER(symbol)(address, stream), stream, own_stream);                                          \
+    }
+FREE_ASYNC(cuMemFreeAsync, false)
+FREE_ASYNC(cuMemFreeAsync_ptsz, true)

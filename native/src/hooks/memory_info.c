@@ -10,10 +10,10 @@
 enum { NVML_ERROR_NOT_FOUND = 6, NVML_ERROR_INSUFFICIENT_SIZE = 7 };
 
 /* Also a program that only queries must see that the memory of a dead process is free again. */
-static void sweep_sometimes(void)
+static void sweep_sometimes(uint64_t now)
 {
     static _Atomic uint64_t swept_ns;
-    uint64_t now = gs_coarse_ns(), last = atomic_load_explicit(&swept_ns, memory_order_relaxed);
+    uint64_t last = atomic_load_explicit(&swept_ns, memory_order_relaxed);
     if (now - last >= SWEEP_EVERY_NS && atomic_compare_exchange_strong(&swept_ns, &last, now)) {
         gs_accounts_sweep(&gs_accounts);
         gs_descriptors_settle();
@@ -47,20 +47,23 @@ static struct gs_card *limited(struct gs_card *card)
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
     int result = DRIVER(cuMemGetInfo_v2)(free_bytes, total_bytes);
-    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_current_place().card) : NULL;
-    if (card) {
-        gs_pools_changed();
-        gs_measure_sometimes(card);
-        sweep_sometimes();
-        struct share share = share_of(card, total_bytes ? *total_bytes : UINT64_MAX, free_bytes ? *free_bytes : UINT64_MAX);
-        if (free_bytes)
-            *free_bytes = share.free;
-        if (total_bytes)
-            *total_bytes = share.total;
-    }
+    struct gs_card *card = result == CUDA_SUCCESS ? gs_current_place().card : NULL;
+    if (!card)
+        return result;
+    gs_pools_changed();
+    uint64_t now = gs_measure_sometimes(card); /* and looks whether the limits have changed */
+    if (card->limit_bytes == GS_NO_LIMIT)
+        return result;
+    sweep_sometimes(now);
+    struct share share = share_of(card, total_bytes ? *total_bytes : UINT64_MAX, free_bytes ? *free_bytes : UINT64_MAX);
+    if (free_bytes)
+        *free_bytes = share.free;
+    if (total_bytes)
+        *total_bytes = share.total;
     return result;
 }
 
+/* Before CUDA 3.2 sizes had 32 bits. */
 int cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
 {
     int result = DRIVER(cuMemGetInfo)(free_bytes, total_bytes);
@@ -73,23 +76,17 @@ int cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
     return result;
 }
 
-int cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
-    int result = DRIVER(cuDeviceTotalMem_v2)(bytes, device);
-    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
-    if (card && bytes && *bytes > card->limit_bytes)
-        *bytes = card->limit_bytes;
-    return result;
-}
-
-int cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
-{
-    int result = DRIVER(cuDeviceTotalMem)(bytes, device);
-    struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;
-    if (card && bytes)
-        *bytes = narrow(card->limit_bytes);
-    return result;
-}
+#define TOTAL(symbol, type, shown)                                                                                             \
+    int symbol(type *bytes, CUdevice device)                                                                                   \
+    {                                                                                                                          \
+        int result = DRIVER(symbol)(bytes, device);                                                                            \
+        struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;                             \
+        if (card && bytes && *bytes > shown(card->limit_bytes))                                                                \
+            *bytes = shown(card->limit_bytes);                                                                                 \
+        return result;                                                                                                         \
+    }
+TOTAL(cuDeviceTotalMem_v2, size_t, )
+TOTAL(cuDeviceTotalMem, unsigned int, narrow)
 
 /* ---- NVML ---- */
 
@@ -99,32 +96,22 @@ static struct gs_card *card_of_handle(nvmlDevice_t device)
     return DRIVER(nvmlDeviceGetUUID)(device, uuid, sizeof uuid) == NVML_SUCCESS ? gs_card_of_uuid(uuid) : NULL;
 }
 
-int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
-{
-    int result = DRIVER(nvmlDeviceGetMemoryInfo)(device, memory);
-    struct gs_card *card = result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
-    if (card) {
-        gs_accounts_sweep(&gs_accounts);
-        struct share share = share_of(card, memory->total, UINT64_MAX);
-        *memory = (nvmlMemory_t){.total = share.total, .free = share.free, .used = share.used};
+/* What the driver has reserved, which the second version has, is not part of a share. */
+#define MEMORY_INFO(symbol, type, ...)                                                                                         \
+    int symbol(nvmlDevice_t device, type *memory)                                                                              \
+    {                                                                                                                          \
+        int result = DRIVER(symbol)(device, memory);                                                                           \
+        struct gs_card *card = result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;                                \
+        if (card) {                                                                                                            \
+            gs_accounts_sweep(&gs_accounts);                                                                                   \
+            struct share share = share_of(card, memory->total, UINT64_MAX);                                                    \
+            *memory = (type){__VA_ARGS__};                                                                                     \
+        }                                                                                                                      \
+        return result;                                                                                                         \
     }
-    return result;
-}
-
-int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
-{
-    int result = DRIVER(nvmlDeviceGetMemoryInfo_v2)(device, memory);
-    struct gs_card *card = result == NVML_SUCCESS ? limited(card_of_handle(device)) : NULL;
-    if (card) {
-        gs_accounts_sweep(&gs_accounts);
-        struct share share = share_of(card, memory->total, UINT64_MAX);
-        memory->total = share.total;
-        memory->reserved = 0; /* the driver's reserved memory is not part of a share */
-        memory->free = share.free;
-        memory->used = share.used;
-    }
-    return result;
-}
+#define SHOWN .total = share.total, .free = share.free, .used = share.used
+MEMORY_INFO(nvmlDeviceGetMemoryInfo, nvmlMemory_t, SHOWN)
+MEMORY_INFO(nvmlDeviceGetMemoryInfo_v2, nvmlMemory_v2_t, .version = memory->version, SHOWN)
 
 /* Other containers' processes are hidden, and our own have other pids here than those that NVML reports, so each list is empty, as
  * in any container. The driver is asked with room for nobody: it validates the arguments and writes no entry. */
@@ -150,15 +137,10 @@ static int as_empty(int result, unsigned int *count, int none)
         return as_empty(DRIVER(symbol)(device, make_empty(count), list), count, NVML_SUCCESS);                                 \
     }
 
-LIST(nvmlDeviceGetComputeRunningProcesses)
-LIST(nvmlDeviceGetComputeRunningProcesses_v2)
-LIST(nvmlDeviceGetComputeRunningProcesses_v3)
-LIST(nvmlDeviceGetGraphicsRunningProcesses)
-LIST(nvmlDeviceGetGraphicsRunningProcesses_v2)
-LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
-LIST(nvmlDeviceGetMPSComputeRunningProcesses)
-LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
-LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+#define LISTS(symbol) LIST(symbol) LIST(symbol##_v2) LIST(symbol##_v3)
+LISTS(nvmlDeviceGetComputeRunningProcesses)
+LISTS(nvmlDeviceGetGraphicsRunningProcesses)
+LISTS(nvmlDeviceGetMPSComputeRunningProcesses)
 LIST(nvmlDeviceGetEncoderSessions)
 LIST(nvmlDeviceGetFBCSessions)
 

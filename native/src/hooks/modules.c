@@ -32,7 +32,7 @@ static bool fits(struct load *load, uint64_t key)
         load->grown = gs_grown(&load->before, &after);
         load->grown = load->grown < load->most ? load->grown : load->most;
         load->before = after; /* the state before it is possibly unloaded again */
-        gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, load->grown);
+        gs_add_piece(load->card, key, gs_key(load->context), load->grown);
     }
     return !gs_over_limit(load->card);
 }
@@ -46,7 +46,7 @@ static bool again(struct load *load, uint64_t key)
     if (load->measured) {
         gs_measure(load->card);
     } else {
-        gs_add_piece(load->card, key, (uint64_t)(uintptr_t)load->context, -load->grown);
+        gs_add_piece(load->card, key, gs_key(load->context), -load->grown);
         gs_snapshot(load->card, &after, NULL);
         int64_t returned = -gs_grown(&load->before, &after);
         load->most = returned < load->grown ? (returned > 0 ? returned : 0) : load->grown;
@@ -97,10 +97,7 @@ LOAD_LIBRARY(cuLibraryLoadFromFile,
 
 enum { STACK, PRINTF_BUFFER, MALLOC_HEAP };
 
-static uint64_t key_of_limit(CUcontext context, int limit)
-{
-    return (uint64_t)(uintptr_t)context * 16 + (uint64_t)limit * 2 + 1;
-}
+static uint64_t key_of_limit(CUcontext context, int limit) { return gs_key(context) * 16 + (uint64_t)limit * 2 + 1; }
 
 /* These two heaps have the size that the program sets, so that it is known in advance. */
 static bool can_fit(struct gs_card *card, int limit, uint64_t before, uint64_t value)
@@ -136,7 +133,7 @@ static void unloaded(struct gs_card *card, uint64_t key)
         struct gs_card *card = gs_current_place().card;                                                                        \
         int result = DRIVER(symbol)(handle);                                                                                   \
         if (card && result == CUDA_SUCCESS)                                                                                    \
-            unloaded(card, (uint64_t)(uintptr_t)handle);                                                                       \
+            unloaded(card, gs_key(handle));                                                                                    \
         return result;                                                                                                         \
     }
 

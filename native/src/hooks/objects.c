@@ -4,7 +4,6 @@
 #include "hooks/objects.h"
 
 #include "policy/descriptors.h"
-#include "policy/held.h"
 #include "policy/reserve.h"
 #include "system/at_fork.h"
 

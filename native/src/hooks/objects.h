@@ -28,4 +28,7 @@ struct gs_pins {
 void gs_object_unpin_range(struct gs_pins pins);
 void gs_object_holder_ends(uint64_t holder);
 
+/* The object that is mapped at this address, and the mapping's end; 0 if none (physical.c). */
+uint64_t gs_physical_behind(CUdeviceptr address, CUdeviceptr *end);
+
 #endif

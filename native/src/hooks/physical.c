@@ -1,7 +1,5 @@
 /* Physical memory behind virtual addresses: its handles and mappings. */
 #define _GNU_SOURCE
-#include "hooks/physical.h"
-
 #include <sys/syscall.h>
 #include <unistd.h>
 

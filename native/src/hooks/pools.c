@@ -6,9 +6,6 @@
 #include "policy/reserve.h"
 #include "policy/throttle.h"
 
-enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9 };
-enum { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4, CU_EVENT_DISABLE_TIMING = 2 };
-
 /* ---- stream-ordered allocation ---- */
 
 struct request {
@@ -117,7 +114,7 @@ static int allocate_counted(struct request *request, CUdeviceptr *address)
     if (result == CUDA_SUCCESS)
         gs_table_put(&gs_held, &(struct gs_entry){.key = *address,
                                                   .bytes = request->bytes,
-                                                  .owner = (uint64_t)(uintptr_t)request->pool,
+                                                  .owner = gs_key(request->pool),
                                                   .kind = GS_STREAM_ORDERED,
                                                   .card = request->place.card->index});
     else
@@ -195,8 +192,7 @@ int cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, const void *
         return result;
     gs_pool_opened(pool, card);
     gs_table_put(&gs_held,
-                 &(struct gs_entry){
-                     .key = *address, .owner = (uint64_t)(uintptr_t)pool, .kind = GS_STREAM_ORDERED, .card = card->index});
+                 &(struct gs_entry){.key = *address, .owner = gs_key(pool), .kind = GS_STREAM_ORDERED, .card = card->index});
     return result;
 }
 

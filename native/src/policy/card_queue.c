@@ -80,9 +80,9 @@ static struct gs_batch *newest_on(const struct gs_queue *queue, const struct gs_
     return newest;
 }
 
-static enum gs_event_state query(const struct gs_batch *batch, const struct gs_events *events, void *event)
+static bool is_pending(const struct gs_batch *batch, const struct gs_events *events, void *event)
 {
-    return batch->ending ? GS_EVENT_PENDING : events->query(event);
+    return batch->ending || events->is_pending(event);
 }
 
 static void close_batch(struct gs_batch *batch, const struct gs_events *events)
@@ -256,12 +256,6 @@ static uint64_t believed(const struct gs_batch *batch, uint64_t took_ns, struct 
     return batch->late && (double)took_ns > most ? (uint64_t)most : took_ns;
 }
 
-/* Whether the card was recently seen to run one process at a time. */
-static bool takes_turns(const struct gs_queue *queue, uint64_t now_ns)
-{
-    return now_ns - queue->turned_ns <= TURNS_KNOWN_FOR_NS;
-}
-
 static uint64_t ready_ns(const struct gs_batch *batch) { return greater(batch->recorded_ns, batch->ready_ns); }
 
 /* What is left of the run's first turn when the batch begins. */
@@ -329,11 +323,11 @@ static void notice_turns(struct gs_queue *queue, const struct gs_batch *batch, u
 static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns,
                    struct gs_own_part part, struct interval *found)
 {
-    enum gs_event_state state = batch->gone || batch->unmarked ? GS_EVENT_LOST : query(batch, events, batch->end);
+    bool marked = !batch->gone && !batch->unmarked;
     uint64_t took = batch->estimate_ns;
-    if (state == GS_EVENT_PENDING)
+    if (marked && is_pending(batch, events, batch->end))
         return false;
-    bool timed = state == GS_EVENT_PASSED && events->elapsed(batch->start, batch->end, &took);
+    bool timed = marked && events->elapsed(batch->start, batch->end, &took);
     if (batch->gone)
         took = batch->unfinished_ns - lesser(began_ns(batch), batch->unfinished_ns);
     took = believed(batch, took, part);
@@ -355,7 +349,7 @@ static bool finish(struct gs_queue *queue, struct gs_batch *batch, const struct 
 static bool is_running(struct gs_queue *queue, struct gs_batch *batch, const struct gs_events *events, uint64_t now_ns)
 {
     if (!batch->running && !batch->behind) {
-        batch->running = batch->gone || query(batch, events, batch->start) == GS_EVENT_PASSED;
+        batch->running = batch->gone || !is_pending(batch, events, batch->start);
         if (!batch->running && now_ns - ready_ns(batch) > WAITS_FOR_TURN_NS)
             queue->turned_ns = now_ns;
         if (!batch->running)
@@ -393,7 +387,7 @@ struct gs_busy gs_queue_look(struct gs_queue *queue, const struct gs_events *eve
     struct interval intervals[2 * GS_BATCHES];
     uint32_t count = 0;
     queue->others_ns = part.others_ns;
-    if (!takes_turns(queue, now_ns)) /* processes run concurrently */
+    if (now_ns - queue->turned_ns > TURNS_KNOWN_FOR_NS) /* processes run concurrently, as far as was seen */
         part.turn_ns = 0;
     for (bool again = queue->count > 0; again;) { /* if one has finished, the next on its stream may have, too */
         again = false;
@@ -641,8 +635,7 @@ bool gs_queue_has_ended(const struct gs_queue *queue, const struct gs_events *ev
 {
     FOR_EACH_BATCH(queue, batch) {
         uint64_t most = batch->estimate_ns + batch->estimate_ns / 4 + PROMPT_NS;
-        if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most ||
-            query(batch, events, batch->end) != GS_EVENT_PASSED)
+        if (!batch->fresh || batch->gone || now_ns - batch->recorded_ns > most || is_pending(batch, events, batch->end))
             return false;
     }
     return true;

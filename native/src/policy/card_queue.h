@@ -26,12 +26,11 @@ struct gs_stream {
 };
 
 /* The driver's event functions. */
-enum gs_event_state { GS_EVENT_PENDING, GS_EVENT_PASSED, GS_EVENT_LOST };
 struct gs_events {
     void *(*create)(const struct gs_stream *stream);
     bool (*record)(void *event, const struct gs_stream *stream);
     bool (*record_late)(void *event, const struct gs_stream *stream); /* by a thread that is not launching on that stream */
-    enum gs_event_state (*query)(void *event);
+    bool (*is_pending)(void *event);
     bool (*elapsed)(void *from, void *to, uint64_t *ns);
 };
 

@@ -7,7 +7,6 @@
 #include "system/at_fork.h"
 #include "system/text.h"
 
-#define DEVICES 128
 #define LOOK_EVERY_NS UINT64_C(100000000)
 
 struct gs_accounts gs_accounts;
@@ -17,7 +16,7 @@ static struct gs_card cards[GPUSLICE_CARDS];
 /* A card that the limits do not name belongs to others. */
 static struct gs_card foreign_card = {.index = GPUSLICE_CARDS};
 static uint32_t card_count;
-static struct gs_card *device_cards[DEVICES];
+static struct gs_card *device_cards[GS_DEVICES];
 
 static struct {
     char path[GS_PATH_ROOM]; /* "" before the start */
@@ -148,7 +147,7 @@ static struct gs_card *find_device(CUdevice device)
 
 struct gs_card *gs_card_of_device(CUdevice device)
 {
-    if (device < 0 || device >= DEVICES)
+    if (device < 0 || device >= GS_DEVICES)
         return NULL;
     struct gs_card *card = __atomic_load_n(&device_cards[device], __ATOMIC_ACQUIRE);
     if (!card && (card = find_device(device)))
@@ -161,7 +160,7 @@ static struct gs_card *card_of_node(int node)
 {
     enum { NUMA_CONFIG = 130, NUMA_ID = 131 };
     int is_node, own;
-    for (CUdevice device = 0; device < DEVICES; device++) {
+    for (CUdevice device = 0; device < GS_DEVICES; device++) {
         if (DRIVER(cuDeviceGetAttribute)(&is_node, NUMA_CONFIG, device) != CUDA_SUCCESS)
             return NULL; /* there is no further device, or the driver knows no such platform */
         if (is_node == 1 && DRIVER(cuDeviceGetAttribute)(&own, NUMA_ID, device) == CUDA_SUCCESS && own == node)
@@ -180,27 +179,6 @@ struct gs_card *gs_card_of_location(int type, int id)
 
 /* ---- what they hold ---- */
 
-void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
-
-static bool in_flight_if(bool taken, struct gs_card *card, uint64_t bytes)
-{
-    if (!taken)
-        gs_flight_ends(&gs_accounts, card->index, GS_TAKING, bytes);
-    return taken;
-}
-
-bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
-{
-    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
-    return in_flight_if(gs_accounts_reserve(&gs_accounts, card->index, bytes, limit_bytes), card, bytes);
-}
-
-bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes)
-{
-    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
-    return in_flight_if(gs_accounts_reserve_at_once(&gs_accounts, card->index, bytes, card->limit_bytes), card, bytes);
-}
-
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now)
 {
     gs_accounts_changed(&gs_accounts, card->index);
@@ -208,25 +186,6 @@ void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now)
         gs_accounts_add(&gs_accounts, card->index, now - before);
     else
         gs_accounts_return(&gs_accounts, card->index, before - now);
-}
-
-void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
-{
-    if (taken != reserved)
-        gs_recharge(card, reserved, taken);
-    gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);
-}
-
-void gs_releasing_begins(void)
-{
-    for (uint32_t i = 0; i < card_count; i++)
-        gs_flight_begins(&gs_accounts, cards[i].index, GS_RELEASING, GS_MOST_BYTES);
-}
-
-void gs_releasing_ends(void)
-{
-    for (uint32_t i = 0; i < card_count; i++)
-        gs_flight_ends(&gs_accounts, cards[i].index, GS_RELEASING, GS_MOST_BYTES);
 }
 
 uint64_t gs_used(const struct gs_card *card) { return gs_accounts_used(&gs_accounts, card->index); }

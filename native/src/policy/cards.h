@@ -60,6 +60,21 @@ static inline int gs_relax_capture(void)
 #define GS_RELAX_CAPTURE int relaxed __attribute__((cleanup(gs_restore_capture), unused)) = gs_relax_capture()
 static inline void gs_restore_capture(int *mode) { DRIVER(cuThreadExchangeStreamCaptureMode)(mode); }
 
+/* This context is current until the block is left, if it can be: events and the legacy default stream are of the current one. */
+#define GS_IN_CONTEXT(context) bool entered __attribute__((cleanup(gs_leave_context), unused)) = gs_enter_context(context)
+static inline bool gs_enter_context(CUcontext context)
+{
+    CUcontext current = NULL;
+    return DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != context &&
+           DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+}
+static inline void gs_leave_context(const bool *entered)
+{
+    CUcontext popped;
+    if (*entered)
+        DRIVER(cuCtxPopCurrent_v2)(&popped);
+}
+
 static inline uint64_t gs_round_up(uint64_t bytes, uint64_t step) /* UINT64_MAX on overflow */
 {
     uint64_t rest = bytes % step;
@@ -71,11 +86,9 @@ enum gs_kind {
     GS_LINEAR = 1, /* has pages of its own: bytes are what is charged */
     GS_SMALL,      /* shares pages with others: bytes are its length */
     GS_STREAM_ORDERED,
-    GS_ARRAY,
     GS_SMALL_ARRAY, /* shares pages with others: bytes are its page << 8 | its steps in it */
     GS_IMPORT,
-    GS_OPENED, /* other processes' memory that is open here: bytes are how often */
-    GS_EXTERNAL,
+    GS_OPENED,           /* other processes' memory that is open here: bytes are how often */
     GS_GROUP,            /* a group of other objects, which it keeps alive */
     GS_EXPORTED = 0x100, /* a flag, added to the kind */
     GS_MANAGED = 0x200,  /* likewise */
@@ -83,17 +96,8 @@ enum gs_kind {
 };
 extern struct gs_table gs_held;
 
-void gs_refuse(struct gs_card *card); /* counts it */
-/* Reserves these bytes under that limit, for a call that is in flight from then on, until it is settled. */
-bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes);
-bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes); /* under its own limit, without waiting */
-/* The call has returned: `reserved` bytes were reserved, and `taken` bytes, perhaps more, were taken. */
-void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);
 /* Changes what is already counted from `before` to `now` bytes. */
 void gs_recharge(struct gs_card *card, uint64_t before, uint64_t now);
-/* Bracket calls by which the driver releases an unknown amount, on any card, and its return to the accounts. */
-void gs_releasing_begins(void);
-void gs_releasing_ends(void);
 uint64_t gs_used(const struct gs_card *card);
 
 #endif

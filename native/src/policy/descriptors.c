@@ -1,6 +1,6 @@
 #include "policy/descriptors.h"
 
-#include "policy/held.h"
+#include "policy/cards.h"
 #include "system/at_fork.h"
 
 enum {
@@ -8,8 +8,8 @@ enum {
     UNTRACKED = 2, /* cannot be followed, and so counts as open */
 };
 
-static struct gs_table exports
-    GS_TABLE_PER_PROCESS; /* object → its bytes, the first byte of its locks in `owner`, and the above */
+/* Object → its bytes, the first byte of its locks in `owner`, and the above. */
+static struct gs_table exports GS_TABLE_PER_PROCESS;
 static struct gs_lock exports_lock GS_PER_PROCESS;
 static _Atomic uint32_t lingering GS_PER_PROCESS; /* objects that are gone while their memory is not */
 
@@ -48,9 +48,9 @@ static bool is_over(struct gs_entry *export, void *unused)
     (void)unused;
     if (!(export->kind & KEPT) || is_open(export))
         return false;
-    gs_accounts_unconfirmed(&gs_accounts, export->card, GS_UNLISTED, -(int64_t)export->bytes); /* first: as in release() */
-    struct gs_entry gone = {.bytes = export->bytes, .kind = GS_LINEAR | GS_EXPORTED, .card = export->card};
-    gs_release_entry(&gone);
+    gs_accounts_unconfirmed(&gs_accounts, export->card, GS_UNLISTED, -(int64_t)export->bytes); /* the order is release()'s */
+    gs_accounts_return_exported(&gs_accounts, export->card, export->bytes);
+    gs_accounts_unconfirmed(&gs_accounts, export->card, GS_MAY_BE_UNLISTED, -(int64_t)export->bytes);
     atomic_fetch_sub(&lingering, 1);
     return true;
 }

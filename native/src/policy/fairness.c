@@ -193,11 +193,6 @@ static struct gs_bill *bill_of(struct gs_neighbourhood *beside, uint64_t name, u
     return bill;
 }
 
-static bool is_in_turn(const struct gs_neighbour *other, uint64_t now_ns)
-{
-    return other->ends_ns && !other->interactive && now_ns < other->ends_ns + gs_hold_ns(other);
-}
-
 /* When no neighbour is in its turn, the next could be the one furthest behind that wants the card. */
 static const struct gs_neighbour *next_of(const struct gs_neighbourhood *beside)
 {
@@ -264,7 +259,7 @@ void gs_neighbourhood_bill(struct gs_neighbourhood *beside, const struct gpuslic
         struct gs_neighbour *other = &beside->others[i];
         uint64_t done = other->virtual_ns - (uint64_t)by_weight(other->report.work_ns, other->weight);
         struct gs_bill *bill = bills[i] = bill_of(beside, other->name, own, done);
-        bool turns = is_in_turn(other, now_ns);
+        bool turns = other->ends_ns && !other->interactive && now_ns < other->ends_ns + gs_hold_ns(other);
         own_up(bill, done, own, other->weight);
         if (!other->wants && difference(own, bill->virtual_ns) > 0)
             bill->virtual_ns = own; /* unwanted time is not saved up */

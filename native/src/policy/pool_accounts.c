@@ -4,11 +4,7 @@
 #include "system/at_fork.h"
 
 #define POOLS 512
-#define GRAPH_DEVICES 64
 #define BLOCK_BYTES 512u /* the driver rounds blocks up to it */
-enum { CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4 };
-enum { CU_MEMPOOL_ATTR_ALLOCATION_TYPE = 9, CU_MEMPOOL_ATTR_LOCATION_ID = 11, CU_MEMPOOL_ATTR_LOCATION_TYPE = 12 };
-enum { CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
 
 struct pool {
     struct gs_card *card; /* NULL: managed memory without a location, which counts on the card that first requests it */
@@ -40,7 +36,7 @@ static struct pool pools[POOLS];
 static uint64_t handles[POOLS] GS_PER_PROCESS; /* the owners that blocks name; 0 for a free entry */
 static bool may_shrink[POOLS] GS_PER_PROCESS;
 static int pools_high GS_PER_PROCESS; /* [0, pools_high) were ever in use */
-static struct graph_device graph_devices[GRAPH_DEVICES] GS_PER_PROCESS;
+static struct graph_device graph_devices[GS_DEVICES] GS_PER_PROCESS;
 static struct gs_lock lock GS_PER_PROCESS;
 static bool graphs_exist GS_PER_PROCESS;
 static uint64_t last_destroyed;
@@ -50,22 +46,19 @@ bool gs_pools_exist GS_PER_PROCESS;
 static bool ask(uint64_t pool, int attribute, void *value)
 {
     GS_RELAX_CAPTURE;
-    int result = DRIVER(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool, attribute, value);
-    return result == CUDA_SUCCESS;
+    return DRIVER(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool, attribute, value) == CUDA_SUCCESS;
 }
 
 bool gs_ask_graph_memory(CUdevice device, int attribute, uint64_t *value)
 {
     GS_RELAX_CAPTURE;
-    int result = DRIVER(cuDeviceGetGraphMemAttribute)(device, attribute, value);
-    return result == CUDA_SUCCESS;
+    return DRIVER(cuDeviceGetGraphMemAttribute)(device, attribute, value) == CUDA_SUCCESS;
 }
 
 bool gs_pool_of_device(CUmemoryPool *pool, CUdevice device)
 {
     GS_RELAX_CAPTURE;
-    int result = DRIVER(cuDeviceGetMemPool)(pool, device);
-    return result == CUDA_SUCCESS;
+    return DRIVER(cuDeviceGetMemPool)(pool, device) == CUDA_SUCCESS;
 }
 
 /* ---- under the lock ---- */
@@ -77,6 +70,11 @@ static struct pool *find(uint64_t handle)
             return &pools[i];
     return handle == 0 && pools_high < POOLS ? &pools[pools_high++] : NULL;
 }
+
+/* Holds the lock until the block is left. NULL for a pool that is not known. */
+#define GUARD_POOL(handle)                                                                                                     \
+    GS_GUARD(&lock);                                                                                                           \
+    struct pool *pool = find((uint64_t)(uintptr_t)(handle))
 
 static uint64_t *handle_of(const struct pool *pool) { return &handles[pool - pools]; }
 
@@ -199,8 +197,7 @@ static struct pool *find_or_locate(uint64_t handle, struct gs_card *card)
 
 bool gs_pool_giver(CUmemoryPool handle, uint64_t bytes, struct gs_giver *found)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     struct gs_giver *newest = pool ? gs_givers_newest(pool->givers, bytes, pool->users) : NULL;
     if (newest) {
         newest->bytes -= bytes;
@@ -222,8 +219,7 @@ static void await_users(const struct pool *pool)
 
 void gs_pool_used(CUmemoryPool handle)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool)
         pool->users--;
 }
@@ -247,18 +243,15 @@ void gs_pools_stream_ends(CUstream stream)
 
 /* ---- all of them ---- */
 
-static void end_pool(struct pool *pool);
+static void end_if_over(struct pool *pool);
 
 static void refresh(bool all)
 {
     GS_GUARD(&lock);
     for (int i = 0; i < pools_high; i++)
-        if (handles[i] && (all || may_shrink[i])) {
-            settle_pool(&pools[i], 0);
-            if (pools[i].destroyed && !pools[i].live && gs_givers_have_given(pools[i].givers))
-                end_pool(&pools[i]);
-        }
-    for (CUdevice device = 0; graphs_exist && device < GRAPH_DEVICES; device++)
+        if (handles[i] && (all || may_shrink[i]))
+            pools[i].destroyed ? end_if_over(&pools[i]) : settle_pool(&pools[i], 0);
+    for (CUdevice device = 0; graphs_exist && device < GS_DEVICES; device++)
         settle_graph_device(device, 0);
 }
 
@@ -279,7 +272,7 @@ bool gs_pools_trim(void)
         DRIVER(cuMemPoolTrimTo)(pool, 0);
         gs_pool_used(pool);
     }
-    for (CUdevice device = 0; device < GRAPH_DEVICES; device++)
+    for (CUdevice device = 0; device < GS_DEVICES; device++)
         if (graph_devices[device].card)
             DRIVER(cuDeviceGraphMemTrim)(device);
     refresh(true);
@@ -291,7 +284,7 @@ bool gs_pools_trim(void)
 enum gs_pool_owner gs_pool_owner(CUmemoryPool handle, struct gs_card **card)
 {
     GS_GUARD(&lock);
-    struct pool *pool = find_or_locate((uint64_t)(uintptr_t)handle, *card);
+    struct pool *pool = find_or_locate(gs_key(handle), *card);
     bool ours = pool && !pool->elsewhere;
     if (ours && !pool->card)
         pool->card = *card;
@@ -304,10 +297,9 @@ enum gs_pool_room gs_pool_take(CUmemoryPool handle, uint64_t bytes, const struct
 {
     enum gs_pool_room room = GS_POOL_FULL;
     uint64_t asked = in_blocks(bytes), used = 0;
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool && pool->lent + pool->shared) /* of these it is not known here which are used */
-        ask((uint64_t)(uintptr_t)handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
+        ask(gs_key(handle), CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used);
     if (pool && asked <= gs_less(gs_less(pool->charged, pool->unpaid), used > pool->used ? used : pool->used)) {
         room = GS_POOL_IDLE;
         for (struct gs_giver *each = pool->givers; each < pool->givers + GS_GIVERS; each++)
@@ -325,8 +317,7 @@ enum gs_pool_room gs_pool_take(CUmemoryPool handle, uint64_t bytes, const struct
 
 void gs_pool_promise(CUmemoryPool handle, uint64_t bytes)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool)
         pool->promised += bytes;
 }
@@ -334,8 +325,7 @@ void gs_pool_promise(CUmemoryPool handle, uint64_t bytes)
 uint64_t gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t reserved)
 {
     uint64_t unpaid = 0;
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool) {
         settle_pool(pool, reserved);
         unpaid = pool->unpaid;
@@ -348,8 +338,7 @@ uint64_t gs_pool_settle(CUmemoryPool handle, struct gs_card *card, uint64_t rese
 
 void gs_pool_decided(CUmemoryPool handle, bool stays)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool && stays)
         pool->unpaid = 0;
     else if (pool)
@@ -358,8 +347,7 @@ void gs_pool_decided(CUmemoryPool handle, bool stays)
 
 void gs_pool_not_taken(CUmemoryPool handle, uint64_t bytes)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool)
         pool->used = gs_less(pool->used, in_blocks(bytes));
 }
@@ -367,7 +355,7 @@ void gs_pool_not_taken(CUmemoryPool handle, uint64_t bytes)
 void gs_pool_made(CUmemoryPool handle, struct gs_card *card, bool managed)
 {
     GS_GUARD(&lock);
-    struct pool *pool = add((uint64_t)(uintptr_t)handle);
+    struct pool *pool = add(gs_key(handle));
     if (pool) {
         pool->card = card;
         pool->managed = managed;
@@ -377,8 +365,7 @@ void gs_pool_made(CUmemoryPool handle, struct gs_card *card, bool managed)
 
 void gs_pool_opened(CUmemoryPool handle, struct gs_card *card)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool && pool->elsewhere && !pool->opened) {
         pool->card = card;
         pool->opened = 1;
@@ -431,23 +418,28 @@ static void end_pool(struct pool *pool)
     may_shrink[pool - pools] = false;
 }
 
+/* A destroyed pool: its blocks are freed one by one, and events show when streams have got to their frees. */
+static void end_if_over(struct pool *pool)
+{
+    for (struct gs_giver *each = pool->givers; each < pool->givers + GS_GIVERS; each++)
+        if (each->bytes && !each->event)
+            gs_giver_mark(each);
+    if (pool->live == 0 && gs_givers_have_given(pool->givers))
+        end_pool(pool);
+    else
+        note_idle(pool);
+}
+
 /* Blocks outlive their pool, and so do frees that their streams have not got to. Its handle may be reused, so the blocks get
  * another name for it. */
 static void bury(struct pool *pool)
 {
     struct census census = {*handle_of(pool), ++last_destroyed, 0};
     gs_table_sift(&gs_held, count_and_rename, &census);
-    for (struct gs_giver *each = pool->givers; each < pool->givers + GS_GIVERS; each++)
-        if (each->bytes && !each->event)
-            gs_giver_mark(each);
-    if (census.live == 0 && gs_givers_have_given(pool->givers)) {
-        end_pool(pool);
-        return;
-    }
     *handle_of(pool) = census.renamed;
     pool->live = census.live;
     pool->destroyed = true;
-    note_idle(pool);
+    end_if_over(pool);
 }
 
 bool gs_pool_is_destroyed(uint64_t owner) { return last_destroyed && owner <= last_destroyed; }
@@ -464,52 +456,49 @@ void gs_pool_block_freed(const struct gs_entry *entry, const struct gs_giver *on
     }
     if (pool && on && !pool->elsewhere && !(entry->kind & GS_LENT))
         gs_givers_add(pool->givers, on, in_blocks(entry->bytes), pool->users);
-    for (int i = 0; pool && pool->destroyed && i < GS_GIVERS; i++)
-        if (pool->givers[i].bytes && !pool->givers[i].event)
-            gs_giver_mark(&pool->givers[i]);
-    if (pool && pool->destroyed && --pool->live == 0 && gs_givers_have_given(pool->givers))
-        end_pool(pool);
-    else if (pool)
+    if (pool && pool->destroyed) {
+        pool->live--;
+        end_if_over(pool);
+    } else if (pool)
         note_idle(pool);
 }
 
 void gs_pool_ends(CUmemoryPool handle)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
-    if (pool)
-        settle_pool(pool, 0);
+    GUARD_POOL(handle);
     if (pool) {
-        pool->destroyed = true; /* for those that look for pools to trim; the driver may decline */
+        settle_pool(pool, 0);
+        pool->destroyed = true;      /* for those that look for pools to trim; the driver may decline */
+        pool->live = UINT64_MAX / 2; /* until they are counted */
         await_users(pool);
     }
 }
 
 void gs_pool_destroyed(CUmemoryPool handle, bool destroyed)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
+    GUARD_POOL(handle);
     if (pool && destroyed)
         bury(pool);
-    else if (pool)
+    else if (pool) {
         pool->destroyed = false;
+        pool->live = 0;
+    }
 }
 
 void gs_pool_threshold(CUmemoryPool handle, uint64_t bytes)
 {
-    GS_GUARD(&lock);
-    struct pool *pool = find((uint64_t)(uintptr_t)handle);
-    if (pool)
-        pool->threshold = bytes;
-    if (pool)
-        settle_pool(pool, 0);
+    GUARD_POOL(handle);
+    if (!pool)
+        return;
+    pool->threshold = bytes;
+    settle_pool(pool, 0);
 }
 
 /* ---- graphs' memory ---- */
 
 void gs_graph_memory_seen(CUdevice device, struct gs_card *card)
 {
-    if (device < 0 || device >= GRAPH_DEVICES)
+    if (device < 0 || device >= GS_DEVICES)
         return;
     GS_GUARD(&lock);
     graph_devices[device].card = card;
@@ -523,7 +512,7 @@ void gs_graph_settle(CUdevice device, struct gs_card *card, uint64_t reserved)
 {
     gs_graph_memory_seen(device, card);
     gs_lock(&lock);
-    if (device >= 0 && device < GRAPH_DEVICES)
+    if (device >= 0 && device < GS_DEVICES)
         settle_graph_device(device, reserved);
     gs_unlock(&lock);
     gs_flight_ends(&gs_accounts, card->index, GS_TAKING, reserved);

@@ -3,21 +3,17 @@
 
 #include <stddef.h>
 
-enum { CU_EVENT_DISABLE_TIMING = 2, CUDA_ERROR_NOT_READY = 600 };
-
 static uint64_t last_given;
 
-/* Marks the end of what the stream was given so far, for when it cannot be asked itself. */
 void gs_giver_mark(struct gs_giver *giver)
 {
-    CUcontext context = giver->context, popped;
+    CUcontext context = giver->context;
     GS_RELAX_CAPTURE;
-    bool found = context || DRIVER(cuStreamGetCtx)(giver->stream, &context) == CUDA_SUCCESS;
-    bool pushed = found && DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    if (!context && DRIVER(cuStreamGetCtx)(giver->stream, &context) != CUDA_SUCCESS)
+        DRIVER(cuCtxGetCurrent)(&context);
+    GS_IN_CONTEXT(context);
     if (giver->event || DRIVER(cuEventCreate)(&giver->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
         giver->own ? DRIVER(cuEventRecord_ptsz)(giver->event, NULL) : DRIVER(cuEventRecord)(giver->event, giver->stream);
-    if (pushed)
-        DRIVER(cuCtxPopCurrent_v2)(&popped);
 }
 
 static bool is_capturing(const struct gs_giver *giver)

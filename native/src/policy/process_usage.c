@@ -8,8 +8,7 @@
 #include "policy/pool_accounts.h"
 #include "system/at_fork.h"
 
-#define MEASURE_EVERY_NS                                                                                                       \
-    UINT64_C(1000000000) /* code is loaded when a kernel is first launched, and with it the memory it needs */
+#define MEASURE_EVERY_NS UINT64_C(1000000000)  /* code is loaded when a kernel is first launched, and the memory it needs */
 #define MEASURE_LATEST_NS UINT64_C(8000000000) /* when nothing has changed for long */
 #define MEASURE_PART 500u                      /* at most 1/500 of the time, if a driver answers slowly */
 #define LEAST_SURPLUS (UINT64_C(16) << 20)     /* less is a guess's inaccuracy */
@@ -26,8 +25,8 @@ struct process_usage {
 };
 
 static struct process_usage usages[GPUSLICE_CARDS] GS_PER_PROCESS;
-static struct gs_table pieces
-    GS_TABLE_PER_PROCESS; /* context, module or limit → what it was measured to take, and its context */
+/* Context, module or limit → what it was measured to take, and its context. */
+static struct gs_table pieces GS_TABLE_PER_PROCESS;
 static struct gs_lock lock GS_PER_PROCESS;
 
 static struct process_usage *usage_of(struct gs_card *card)
@@ -276,7 +275,7 @@ static void measure_if_due(struct gs_card *card, uint64_t now)
 }
 
 /* Measures every card: a process may be charged too much on one long after it last allocated there. */
-void gs_measure_sometimes(struct gs_card *card)
+uint64_t gs_measure_sometimes(struct gs_card *card)
 {
     uint64_t now = gs_accounts_look(&gs_accounts);
     gs_cards_look(now);
@@ -284,6 +283,7 @@ void gs_measure_sometimes(struct gs_card *card)
     for (uint32_t i = 0; i < gs_card_count(); i++)
         if (gs_card_at(i) != card)
             measure_if_due(gs_card_at(i), now);
+    return now;
 }
 
 /* ---- growth of the card's use during a call ---- */

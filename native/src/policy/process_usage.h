@@ -7,7 +7,7 @@
 /* Compares NVML's figure for this process with our accounts and charges the difference. False if NVML has no such figure. */
 bool gs_measure(struct gs_card *card);
 /* The same by whoever has a figure, once in a while, for what was not observed; on this card before others. */
-void gs_measure_sometimes(struct gs_card *card);
+uint64_t gs_measure_sometimes(struct gs_card *card); /* returns the time (gs_coarse_ns) */
 /* The same now, if NVML has none. */
 void gs_settle_own(struct gs_card *card);
 bool gs_has_context(struct gs_card *card);

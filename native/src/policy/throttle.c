@@ -20,7 +20,6 @@
 #define SOON_TOLD_NS UINT64_C(2000000) /* the next launch publishes the end of shorter work, if it follows at once */
 #define SWEEP_EVERY_NS UINT64_C(100000000)
 #define LIST_EVERY_NS UINT64_C(20000000) /* how often to look for new neighbours */
-enum { CUDA_ERROR_NOT_READY = 600 };
 
 /* One card, as this process sees it. */
 struct card_state {
@@ -41,8 +40,13 @@ struct card_state {
 
 static uint32_t shared_cards; /* number of cards with a share */
 static bool all_lend;
-struct gs_alone gs_alone;
-static const struct gs_queue *alone_queue; /* of the only card with a share: its estimates apply then */
+/* While no other container wants the card, launches need not be timed. */
+static struct {
+    const struct gs_queue *queue; /* of the only card with a share: its estimates apply then */
+    uint64_t until_ns;            /* atomic: when it ends; 0: every launch is timed */
+    int64_t left_ns;   /* atomic: how much may be launched until then, by the estimates; NOT_COUNTED without neighbours */
+    uint64_t timed_ns; /* when a launch was last timed, and so published, since it last began; 0: none was */
+} alone;
 static char meeting_prefix[GS_PATH_ROOM];
 static struct gs_lock lock GS_PER_PROCESS;
 static struct card_state states[GPUSLICE_CARDS];
@@ -71,29 +75,11 @@ GS_AT_FORK(forget);
 
 /* ---- the driver's events ---- */
 
-/* An event belongs to the context in which it is created and can be recorded only on streams of that context; the
- * legacy default stream is that of the current context. Returns whether leave() must pop the context. */
-static bool enter(CUcontext context)
-{
-    CUcontext current = NULL;
-    return DRIVER(cuCtxGetCurrent)(&current) == CUDA_SUCCESS && current != context &&
-           DRIVER(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
-}
-
-static void leave(bool entered)
-{
-    CUcontext popped;
-    if (entered)
-        DRIVER(cuCtxPopCurrent_v2)(&popped);
-}
-
 static void *create_event(const struct gs_stream *stream)
 {
     CUevent event = NULL;
-    bool entered = enter(stream->context);
-    int result = DRIVER(cuEventCreate)(&event, 0);
-    leave(entered);
-    return result == CUDA_SUCCESS ? event : NULL;
+    GS_IN_CONTEXT(stream->context);
+    return DRIVER(cuEventCreate)(&event, 0) == CUDA_SUCCESS ? event : NULL;
 }
 
 static bool record_event(void *event, const struct gs_stream *stream)
@@ -113,17 +99,11 @@ static bool is_capturing(const struct gs_stream *stream)
 /* The stream may have begun a capture since the launch: recording an event on it now would invalidate the capture. */
 static bool record_event_late(void *event, const struct gs_stream *stream)
 {
-    bool entered = enter(stream->context);
-    bool recorded = !is_capturing(stream) && record_event(event, stream);
-    leave(entered);
-    return recorded;
+    GS_IN_CONTEXT(stream->context);
+    return !is_capturing(stream) && record_event(event, stream);
 }
 
-static enum gs_event_state query_event(void *event)
-{
-    int result = DRIVER(cuEventQuery)(event);
-    return result == CUDA_SUCCESS ? GS_EVENT_PASSED : result == CUDA_ERROR_NOT_READY ? GS_EVENT_PENDING : GS_EVENT_LOST;
-}
+static bool event_is_pending(void *event) { return DRIVER(cuEventQuery)(event) == CUDA_ERROR_NOT_READY; }
 
 static bool elapsed_ns(void *from, void *to, uint64_t *ns)
 {
@@ -134,7 +114,7 @@ static bool elapsed_ns(void *from, void *to, uint64_t *ns)
     return true;
 }
 
-static const struct gs_events events = {create_event, record_event, record_event_late, query_event, elapsed_ns};
+static const struct gs_events events = {create_event, record_event, record_event_late, event_is_pending, elapsed_ns};
 
 /* ---- the account, in the region ---- */
 
@@ -186,7 +166,7 @@ static void read_neighbours(struct card_state *state, uint64_t now_ns, bool wait
                                        : now_ns; /* unknown while work is in flight */
     gs_neighbourhood_bill(&state->beside, gs_region_card(state->card), &state->share, now_ns, since_ns);
     if (!gs_all_rest(&state->beside, now_ns))
-        __atomic_store_n(&gs_alone.until_ns, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&alone.until_ns, 0, __ATOMIC_RELAXED);
 }
 
 static void tell_neighbours(struct card_state *state, uint64_t now_ns, bool waits)
@@ -352,7 +332,7 @@ static void note_launch(struct card_state *state, struct gs_work *work, uint64_t
     bool longer = state->beside.count && state->told_end_ns + TELL_NS < now + state->queue.in_flight_ns;
     if ((state->untold || longer) && !state->queue.ended_ns)
         tell_neighbours(state, now, false);
-    gs_alone.timed_ns = now;
+    alone.timed_ns = now;
 }
 
 void gs_throttle_meet(struct gs_card *card)
@@ -365,7 +345,7 @@ void gs_throttle_meet(struct gs_card *card)
         gs_neighbours_start(&state->neighbours, meeting_prefix, card->uuid);
         state->card = card;
         state->share = card->share;
-        alone_queue = &state->queue;
+        alone.queue = &state->queue;
         if (!*state->neighbours.folder) /* without claims nothing can be lent */
             state->share.cap = state->share.weight;
         tell_neighbours(state, gs_monotonic_ns(), false);
@@ -374,19 +354,52 @@ void gs_throttle_meet(struct gs_card *card)
 
 /* ---- launches that are not timed ---- */
 
-bool gs_launch_affords(uint64_t key) { return gs_alone_affords(&gs_alone, alone_queue, key); }
+/* A neighbour that begins is seen a few milliseconds later, and what was launched untimed until then is not charged.
+ * Therefore it is little, even if nobody waits for it. */
+#define ALONE_FOR_NS 4000000u
+#define UNTIMED_NS 2000000                 /* as much as may be in flight beside an interactive container */
+#define PUBLISHED_FOR_NS (GS_RESTS_NS / 2) /* how long a published launch shows others that this container is at work */
+#define NOT_COUNTED INT64_MAX
 
-/* Whether launches need not be timed for a while: all unused compute is lent to this container, and no other wants any. */
+bool gs_is_alone(void)
+{
+    uint64_t until = __atomic_load_n(&alone.until_ns, __ATOMIC_ACQUIRE);
+    return until && gs_coarse_ns() < until;
+}
+
+bool gs_goes_untimed(uint64_t key)
+{
+    if (!gs_is_alone())
+        return false;
+    int64_t left = __atomic_load_n(&alone.left_ns, __ATOMIC_RELAXED);
+    if (left == NOT_COUNTED)
+        return true;
+    int64_t known = gs_queue_known_ns(alone.queue, key);
+    return known && known <= left && __atomic_fetch_sub(&alone.left_ns, known, __ATOMIC_RELAXED) >= known;
+}
+
+/* Whether no neighbour has wanted the card for a while, and none that begins now takes itself to be alone: what this container
+ * launched last was published. The card must have kept up with what went untimed before: nothing timed is in flight behind it
+ * any more, and there was time for it on all streams, if it took what was expected. */
+static bool may_be_alone(const struct card_state *state, uint64_t now_ns)
+{
+    bool published = now_ns - alone.timed_ns < PUBLISHED_FOR_NS, kept_up = now_ns + ALONE_FOR_NS >= alone.until_ns + UNTIMED_NS;
+    return kept_up && !state->queue.count && (!state->beside.count || (published && gs_all_rest(&state->beside, now_ns)));
+}
+
+/* Whether launches need not be timed for a while: all unused compute is lent to this container, and no other wants any.
+ * `coarse_ns`: from before the neighbours' claims were read. */
 static bool is_alone(struct card_state *state, uint64_t coarse_ns, uint64_t now_ns)
 {
-    if (!all_lend || shared_cards != 1 || !*state->neighbours.folder ||
-        !gs_alone_may_begin(&gs_alone, &state->queue, &state->beside, now_ns))
+    if (!all_lend || shared_cards != 1 || !*state->neighbours.folder || !may_be_alone(state, now_ns))
         return false;
     if (state->beside.read_ns != now_ns)
         read_neighbours(state, now_ns, false);
-    if (!gs_alone_may_begin(&gs_alone, &state->queue, &state->beside, now_ns))
+    if (!may_be_alone(state, now_ns))
         return false;
-    gs_alone_begin(&gs_alone, &state->beside, coarse_ns);
+    alone.timed_ns = 0;
+    __atomic_store_n(&alone.left_ns, state->beside.count ? UNTIMED_NS : NOT_COUNTED, __ATOMIC_RELAXED);
+    __atomic_store_n(&alone.until_ns, coarse_ns + ALONE_FOR_NS, __ATOMIC_RELEASE);
     return true;
 }
 

@@ -2,7 +2,7 @@
 #ifndef GPUSLICE_THROTTLE_H
 #define GPUSLICE_THROTTLE_H
 
-#include "policy/alone.h"
+#include "policy/card_queue.h"
 #include "policy/cards.h"
 
 /* `prefix` is put before the paths under which the containers of a card exchange their claims. */
@@ -17,19 +17,10 @@ struct gs_work {
     struct gs_stream stream;
     uint64_t key;
 };
-/* This container takes itself to be alone until a time of the coarse clock: no neighbour wanted the card a moment ago, and
- * not every launch has to be timed. One that is not costs little more than a read of the clock. */
-extern struct gs_alone gs_alone;
-static inline bool gs_is_alone(void)
-{
-    uint64_t until = __atomic_load_n(&gs_alone.until_ns, __ATOMIC_ACQUIRE);
-    return until && gs_coarse_ns() < until;
-}
-bool gs_launch_affords(uint64_t key);
-static inline bool gs_goes_untimed(uint64_t key)
-{
-    return gs_is_alone() && (__atomic_load_n(&gs_alone.left_ns, __ATOMIC_RELAXED) == GS_NOT_COUNTED || gs_launch_affords(key));
-}
+/* Whether this container takes itself to be alone: no neighbour wanted the card a moment ago. Then not all work has to be timed, and
+ * what is not costs little more than a read of the clock. */
+bool gs_is_alone(void);
+bool gs_goes_untimed(uint64_t key);
 bool gs_throttles(void); /* whether any card has a share */
 /* The program has returned from waiting for work on the card. */
 void gs_throttle_awaited(void);

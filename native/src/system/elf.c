@@ -34,14 +34,6 @@ void *gs_elf_function(const char *name)
     return (void *)search.found;
 }
 
-static int compare_file_name(struct dl_phdr_info *object, size_t size, void *context)
-{
-    (void)size;
-    return gs_text_starts(gs_text_file_name(object->dlpi_name), context);
-}
-
-bool gs_elf_is_loaded(const char *file_name) { return gs_elf_each_object(compare_file_name, (void *)file_name) == 1; }
-
 static int read_adds(struct dl_phdr_info *object, size_t size, void *adds)
 {
     (void)size;

@@ -31,9 +31,6 @@ const void *gs_elf_nth_named(const char *file_name, int n);
 /* How many objects were ever loaded. */
 uint64_t gs_elf_loaded_ever(void);
 
-/* Whether an object whose file name starts with this prefix, e.g. "libcuda.so", is loaded. */
-bool gs_elf_is_loaded(const char *file_name);
-
 /* Whether this address is in an object that was loaded after this library. */
 bool gs_elf_is_behind(const void *address);
 

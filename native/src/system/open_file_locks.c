@@ -51,11 +51,8 @@ enum gs_held_byte gs_byte_is_held(const char *path, int64_t byte)
 {
     GS_KEEP_ERRNO;
     struct gs_bytes found;
-    int file = open_region(path);
-    enum gs_held_byte held = file >= 0 ? gs_find_lock(file, (struct gs_bytes){byte, 1}, &found) : GS_BYTE_UNKNOWN;
-    if (file >= 0)
-        syscall(SYS_close, file);
-    return held;
+    int file GS_CLOSED = open_region(path);
+    return file >= 0 ? gs_find_lock(file, (struct gs_bytes){byte, 1}, &found) : GS_BYTE_UNKNOWN;
 }
 
 void *gs_hold_byte(const char *path, int64_t byte)

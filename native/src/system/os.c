@@ -16,11 +16,18 @@
 
 #include "system/at_fork.h"
 #include "system/elf.h"
+#include "system/text.h"
 
 enum { ADDR_NO_RANDOMIZE = 0x0040000 };                      /* from linux/personality.h */
 enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 }; /* from linux/futex.h; not every libc has these headers */
 
 static int open_file(const char *path, int flags) { return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, 0666); }
+
+void gs_close(const int *file)
+{
+    if (*file >= 0)
+        syscall(SYS_close, *file);
+}
 
 static long read_all(int file, char *buffer, size_t room)
 {
@@ -40,12 +47,10 @@ static long read_all(int file, char *buffer, size_t room)
 long gs_read_file(const char *path, char *buffer, size_t room)
 {
     GS_KEEP_ERRNO;
-    int file = open_file(path, O_RDONLY);
+    int file GS_CLOSED = open_file(path, O_RDONLY);
     if (file < 0)
         return errno == ENOENT || errno == ENOTDIR ? GS_NO_FILE : GS_FILE_ERROR;
-    long result = read_all(file, buffer, room);
-    syscall(SYS_close, file);
-    return result;
+    return read_all(file, buffer, room);
 }
 
 /* On our platforms libc's structure is the kernel's. glibc before 2.33 does not export fstat(). */
@@ -88,7 +93,7 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
     GS_KEEP_ERRNO;
     void *address = MAP_FAILED;
     struct stat found;
-    int file = open_or_make(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+    int file GS_CLOSED = open_or_make(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (file >= 0 && describe(file, &found) && is_plain(&found)) {
         if (found.st_size == 0)
             syscall(SYS_fchmod, file, 0666); /* the container's other users write here too, whatever our umask */
@@ -96,8 +101,6 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
             address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         *identity = (struct gs_file){found.st_dev, found.st_ino};
     }
-    if (file >= 0)
-        syscall(SYS_close, file);
     return address == MAP_FAILED ? NULL : address;
 }
 
@@ -116,11 +119,9 @@ void gs_file_grow(const char *path, size_t bytes)
 {
     GS_KEEP_ERRNO;
     struct stat found;
-    int file = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
+    int file GS_CLOSED = open_file(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK);
     if (file >= 0 && describe(file, &found) && is_plain(&found))
         reaches(file, &found, bytes);
-    if (file >= 0)
-        syscall(SYS_close, file);
 }
 
 void *gs_map_private(size_t bytes)
@@ -180,8 +181,8 @@ static int64_t shift_of(const char *text, const char *clock)
         while (*at == ' ')
             at++;
         int64_t sign = *at == '-' ? -1 : 1;
-        for (at += *at == '-'; *at >= '0' && *at <= '9'; at++)
-            parts[i] = parts[i] * 10 + sign * (*at - '0');
+        at += *at == '-';
+        parts[i] = sign * (int64_t)gs_text_number(&at);
     }
     return parts[0] * 1000000000 + parts[1];
 }
@@ -262,10 +263,7 @@ static uint64_t field(const char *text, int n)
         while (*text == ' ')
             text++;
     }
-    uint64_t number = 0;
-    while (*text >= '0' && *text <= '9')
-        number = number * 10 + (uint64_t)(*text++ - '0');
-    return number;
+    return gs_text_number(&text);
 }
 
 static bool exists(uint32_t pid)
@@ -323,7 +321,7 @@ bool gs_stack_is_random(void)
 uint64_t gs_pid_namespace(void)
 {
     static _Atomic uint64_t known GS_PER_PROCESS;
-    char target[64];
+    char target[64]; /* pid:[4026531836] */
     GS_KEEP_ERRNO;
     if (known)
         return known;
@@ -331,11 +329,8 @@ uint64_t gs_pid_namespace(void)
     if (length <= 5)
         return 0;
     target[length] = 0;
-    uint64_t inode = 0;
-    for (const char *at = target; *at; at++)
-        if (*at >= '0' && *at <= '9')
-            inode = inode * 10 + (uint64_t)(*at - '0');
-    return known = inode;
+    const char *inode = target + 5;
+    return known = gs_text_number(&inode);
 }
 
 static void futex(_Atomic uint32_t *word, int operation, uint32_t value)

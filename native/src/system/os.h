@@ -14,6 +14,10 @@
 #define GS_KEEP_ERRNO const int kept_errno __attribute__((cleanup(gs_restore_errno), unused)) = errno
 static inline void gs_restore_errno(const int *kept) { errno = *kept; }
 
+/* A descriptor, or a negative number, that is closed when the block is left. */
+#define GS_CLOSED __attribute__((cleanup(gs_close)))
+void gs_close(const int *file);
+
 #define GS_NO_FILE (-1L)
 #define GS_FILE_ERROR (-2L)
 

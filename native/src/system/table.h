@@ -30,6 +30,7 @@ struct gs_table {
 /* Empty in a forked child: the linker gathers these tables in a section. */
 #define GS_TABLE_PER_PROCESS __attribute__((section("gs_tables")))
 
+static inline uint64_t gs_key(const void *of) { return (uint64_t)(uintptr_t)of; }
 /* False if there is no memory for the entry. An entry with the same key is replaced. */
 bool gs_table_put(struct gs_table *table, const struct gs_entry *entry);
 bool gs_table_get(struct gs_table *table, uint64_t key, struct gs_entry *entry);

@@ -42,6 +42,15 @@ static inline bool gs_text_join(char *joined, size_t room, const char *one, cons
     return length < room;
 }
 
+/* A decimal number, behind which `*at` is then. */
+static inline uint64_t gs_text_number(const char **at)
+{
+    uint64_t number = 0;
+    for (; **at >= '0' && **at <= '9'; ++*at)
+        number = number * 10 + (uint64_t)(**at - '0');
+    return number;
+}
+
 /* FNV-1a, never 0. */
 static inline uint64_t gs_hash(const void *bytes, size_t count)
 {
