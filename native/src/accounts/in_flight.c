@@ -70,6 +70,14 @@ void gs_rest_ends(struct gs_accounts *accounts, uint32_t card)
         ;
 }
 
+/* Checked after the call was published: either the resting thread sees the call, or we see the rest. */
+static __attribute__((cold, noinline)) void let_rest(struct gs_holding *holding, _Atomic uint64_t *flights, uint64_t word)
+{
+    atomic_fetch_sub(flights, word);
+    (void)AWAIT(is_none(&holding->rests), LONGEST_REST_NS);
+    atomic_fetch_add(flights, word);
+}
+
 void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_flight flight, uint64_t bytes)
 {
     if (card >= GPUSLICE_CARDS)
@@ -79,13 +87,10 @@ void gs_flight_begins(struct gs_accounts *accounts, uint32_t card, enum gs_fligh
     if (!flights_here)
         era_here = atomic_load(&accounts->era) % GS_ERAS;
     _Atomic uint64_t *flights = &holding->in_flight[era_here][flight];
-    atomic_fetch_add(flights, word_of(bytes));
-    if (!is_none(&holding->rests) &&
-        !flights_here) { /* checked after the call was published: either the resting thread sees the call, or we see the rest */
-        atomic_fetch_sub(flights, word_of(bytes));
-        (void)AWAIT(is_none(&holding->rests), LONGEST_REST_NS);
-        atomic_fetch_add(flights, word_of(bytes));
-    }
+    uint64_t word = word_of(bytes);
+    atomic_fetch_add(flights, word);
+    if (!is_none(&holding->rests) && !flights_here)
+        let_rest(holding, flights, word);
     flights_here++;
     if (at) /* tells others not to compare our slot with the driver's figure */
         atomic_fetch_add(&at->slot->in_flight[card], 1);

@@ -12,6 +12,26 @@
 
 static bool reserve_by_figures(struct gs_card *card, uint64_t bytes);
 
+bool gs_reserve(struct gs_card *card, uint64_t bytes)
+{
+    gs_measure_sometimes(card);
+    bool reserved = gs_reserve_quietly(card, bytes);
+    if (!reserved)
+        gs_refuse(card);
+    return reserved;
+}
+
+bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
+{
+    if (gs_take_room(card, bytes, card->limit_bytes))
+        return true;
+    /* As the driver does before it gives up: reclaim memory that pools keep and nobody uses. */
+    bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
+    return ((settled || trimmed) && gs_take_room(card, bytes, card->limit_bytes)) || reserve_by_figures(card, bytes);
+}
+
+/* ---- the steps ---- */
+
 void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
 
 static bool in_flight_if(bool taken, struct gs_card *card, uint64_t bytes)
@@ -31,24 +51,6 @@ bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes)
 {
     gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
     return in_flight_if(gs_accounts_reserve_at_once(&gs_accounts, card->index, bytes, card->limit_bytes), card, bytes);
-}
-
-bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
-{
-    if (gs_take_room(card, bytes, card->limit_bytes))
-        return true;
-    /* As the driver does before it gives up: reclaim memory that pools keep and nobody uses. */
-    bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
-    return ((settled || trimmed) && gs_take_room(card, bytes, card->limit_bytes)) || reserve_by_figures(card, bytes);
-}
-
-bool gs_reserve(struct gs_card *card, uint64_t bytes)
-{
-    gs_measure_sometimes(card);
-    bool reserved = gs_reserve_quietly(card, bytes);
-    if (!reserved)
-        gs_refuse(card);
-    return reserved;
 }
 
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
