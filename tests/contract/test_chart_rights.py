@@ -18,7 +18,7 @@ BEGIN, END = "<!-- rights -->\n", "<!-- end of rights -->\n"
 VALUES = (
     "webhook.enabled=true", "exporter.enabled=true", "console.enabled=true", "dra.enabled=true",
     "installers.enabled=true", "scheduler.enabled=true", "wholeCards.daemonSet=nvidia/plugin",
-    "extender.autoscaling=buffers",
+    "extender.autoscaling=buffers", "extender.cardFit=true",
 )  # fmt: skip
 OPERATIONS = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
 AGENT = "gpushare-device-plugin"

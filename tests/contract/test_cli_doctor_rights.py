@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from gpuslice.adapters.kube.objects import Pod
+from gpuslice.core.contract import CARD_FIT
 from gpuslice.diagnosis.claims import Claims
 from gpuslice.diagnosis.doctor.facts import Facts, Level
+from gpuslice.diagnosis.doctor.queues import card_fit
 from gpuslice.diagnosis.doctor.rights import EXCESS_RIGHTS
 from gpuslice.diagnosis.doctor.trust import excess, in_the_clear, policies
 from tests.chart import render
@@ -57,6 +59,17 @@ def test_rights_beyond_the_charts_are_named() -> None:
 def pod(component: str, *arguments: str) -> dict[str, Any]:
     metadata = {"namespace": "kube-system", "name": "p", "labels": {"component": component}}
     return {"metadata": metadata, "spec": {"containers": [{"name": "c", "args": list(arguments)}]}}
+
+
+def test_an_extender_that_answers_kueue_is_asked_by_a_check_or_that_is_said() -> None:
+    answers = [pod("gpushare-schd-extender", "extender", "--card-fit")]
+    other = {"metadata": {"name": "other"}, "spec": {"controllerName": "kueue.x-k8s.io/multikueue"}}
+    (found,) = card_fit(Facts(own_pods=answers, admission_checks=[other]))
+    assert (found.level, found.where) == (Level.WARNING, "AdmissionCheck")
+    own = {"metadata": {"name": "own"}, "spec": {"controllerName": CARD_FIT}}
+    assert not list(card_fit(Facts(own_pods=answers, admission_checks=[other, own])))
+    assert not list(card_fit(Facts(own_pods=answers, unreadable=["admissionchecks"])))
+    assert not list(card_fit(Facts(own_pods=[pod("gpushare-schd-extender", "extender")])))
 
 
 def test_tokens_without_tls_are_told_once_a_deployment() -> None:

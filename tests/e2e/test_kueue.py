@@ -35,7 +35,7 @@ QUEUES = EXAMPLES / "queues"
 def test_a_queue_is_charged_the_cards_memory_that_its_pods_ask_for(tmp_path: Path) -> None:
     with ExitStack() as stack:
         plane = stack.enter_context(control_plane.api_server(tmp_path, without=("TaintNodesByCondition",)))
-        _extender(stack, plane)
+        extender(stack, plane)
         stack.enter_context(control_plane.controller_manager(plane, *kueue.CONTROLLERS))
         kubectl = stack.enter_context(kueue.kueue(plane, {}))
         made = api_node("n1", 64, 4, labels={"cgpu": "true"})
@@ -44,7 +44,7 @@ def test_a_queue_is_charged_the_cards_memory_that_its_pods_ask_for(tmp_path: Pat
         kueue.play(kubectl, QUEUES / "kueue.yaml", "research", GPU_MEM, ("16", "32"))
 
 
-def _extender(stack: ExitStack, plane: ControlPlane) -> None:
+def extender(stack: ExitStack, plane: ControlPlane, *flags: str) -> None:
     """Ours, and the cluster's own scheduler that calls it."""
     port = free_port()
     command = [
@@ -53,6 +53,7 @@ def _extender(stack: ExitStack, plane: ControlPlane) -> None:
         f"--port={port}",
         "--host=127.0.0.1",
         f"--kubeconfig={plane.kubeconfig}",
+        *flags,
     ]
     service = node.Service("extender", plane.folder, command)
     stack.callback(service.stop)

@@ -69,6 +69,7 @@ LABEL_PLACEMENT = "ack.node.gpu.placement"  # binpack (default) or spread
 LABEL_MIN_TIER = "gpuslice.io/min-tier"  # of a pod: the weakest tier that it runs under
 LABEL_GROUP_NAME = "pod-group.scheduling.sigs.k8s.io/name"  # of pods that start together or not at all
 LABEL_GROUP_MIN = "pod-group.scheduling.sigs.k8s.io/min-available"  # so many of them
+CARD_FIT = "gpuslice.io/card-fit"  # controller of the admission checks of Kueue that the extender answers
 GATE_POD_GROUP = "gpuslice.io/pod-group"  # scheduling gate: until cards are held for the pod's whole group
 LABEL_PLACEHOLDER = "gpuslice.io/placeholder"  # "true": what asks an autoscaler for a node, by the extender
 PLACEHOLDER_SCHEDULER = "gpuslice.io/nobody"  # of placeholders that are pods: they never run

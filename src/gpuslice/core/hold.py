@@ -34,6 +34,7 @@ class HoldKind(StrEnum):
     NOMINATED = "nominated"  # before kube-scheduler asks: no promise, the first to come takes the cards
     PROMISED = "promised"  # filter has answered, and the bind has not come yet
     GROUP = "group"  # for a member of a pod group, until the others have theirs too
+    ADMITTED = "admitted"  # for a pod that a queue has admitted, also before it exists
     RESERVED = "reserved"  # for a pod for which others were evicted, or whose status names the node
 
     @property
@@ -44,7 +45,7 @@ class HoldKind(StrEnum):
     @property
     def is_tentative(self) -> bool:
         """Whether the cards are the pod's only until kube-scheduler decides otherwise."""
-        return self in (HoldKind.NOMINATED, HoldKind.PROMISED, HoldKind.GROUP)
+        return self in (HoldKind.NOMINATED, HoldKind.PROMISED, HoldKind.GROUP, HoldKind.ADMITTED)
 
 
 @dataclass(frozen=True, slots=True)

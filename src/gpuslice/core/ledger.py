@@ -172,17 +172,17 @@ class Ledger:
 
     def nominate(self, pod: Pod, placement: Placement, until_s: float = inf) -> Refusal | None:
         """Hold `placement` for a waiting pod that holds nothing, until a pod comes that has no other room."""
-        return self._hold_tentatively(Hold(pod, placement, HoldKind.NOMINATED, pod.priority, until_s))
+        return self.hold_tentatively(Hold(pod, placement, HoldKind.NOMINATED, pod.priority, until_s))
 
     def promise(self, pod: Pod, placement: Placement) -> Refusal | None:
         """The same for a pod that filter lets pass: for a moment, until its bind comes; equals must wait."""
-        return self._hold_tentatively(
+        return self.hold_tentatively(
             Hold(pod, placement, HoldKind.PROMISED, pod.priority + 1, self.kubelets.now_s() + PROMISED_FOR_S)
         )
 
     def hold_for_group(self, pod: Pod, placement: Placement, until_s: float = inf) -> Refusal | None:
         """For a member of a group; it gives way to nobody: one member without cards breaks up its group."""
-        return self._hold_tentatively(Hold(pod, placement, HoldKind.GROUP, NOBODY, until_s))
+        return self.hold_tentatively(Hold(pod, placement, HoldKind.GROUP, NOBODY, until_s))
 
     def release_nominated(self, request: Request, priority: int, only_on: str = "") -> bool:
         """End what is nominated or promised and gives way to a pod of `priority`, where `request` then fits.
@@ -334,7 +334,7 @@ class Ledger:
         if held and self.listener is not None and pod.request is not None:
             self.listener.departed(shape_of(pod.request))
 
-    def _hold_tentatively(self, hold: Hold) -> Refusal | None:
+    def hold_tentatively(self, hold: Hold) -> Refusal | None:
         if hold.pod.uid in self.gone or self.holds.of(hold.pod.uid) is not None:
             return Refusal("The pod is gone, or has its cards already")
         return self._replace(None, hold)
@@ -405,7 +405,7 @@ class Ledger:
             if before is not None:
                 self._hold(before)
             return refusal
-        if pod.uid not in self.pods:
+        if pod.uid not in self.pods and after.kind is not HoldKind.ADMITTED:  # those may not exist
             self._remember(pod)
         self._hold(after)
         return None

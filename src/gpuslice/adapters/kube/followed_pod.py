@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpuslice.adapters.kube.kueue import POD_SET_OF_POD, WORKLOAD_OF_POD
 from gpuslice.adapters.kube.objects import Metadata
 from gpuslice.adapters.kube.rejected_pod import refusal_in
 from gpuslice.adapters.kube.slim import SlimMetadata, SlimOwner, SlimPod
@@ -40,6 +41,7 @@ class PodNews(NamedTuple):
     succeeded: bool
     refusal: KubeletRefusal | None = None
     has_only_terms: bool = False
+    workload: tuple[str, str] = ("", "")  # Kueue's, and the pod's part of it
 
     @property
     def owner(self) -> str:
@@ -78,7 +80,13 @@ def pod_news(pod: SlimPod) -> PodNews:
         pod.status.phase == "Succeeded",
         refusal,
         waits and view.group is None and has_only_terms(pod),
+        _workload_of(pod.metadata),
     )
+
+
+def _workload_of(metadata: SlimMetadata) -> tuple[str, str]:
+    name = (metadata.annotations or {}).get(WORKLOAD_OF_POD, "")
+    return (name, (metadata.labels or {}).get(POD_SET_OF_POD, "")) if name else ("", "")
 
 
 def followed_pod(pod: SlimPod) -> FollowedPod:

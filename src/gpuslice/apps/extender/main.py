@@ -53,6 +53,7 @@ from gpuslice.apps.extender.binder import MOST_AT_ONCE, Binder, BindResolver
 from gpuslice.apps.extender.cluster_watch import ClusterWatch
 from gpuslice.apps.extender.gated_groups import GatedGroups
 from gpuslice.apps.extender.kubelet_rejections import KubeletRejections
+from gpuslice.apps.extender.kueue.card_fit import CardFit
 from gpuslice.apps.extender.leadership import BindFence, LeaderLabel, Leadership, LeadersTransport, OwnPod
 from gpuslice.apps.extender.metrics import Metrics, api_times
 from gpuslice.apps.extender.placer import Placer
@@ -149,6 +150,7 @@ class Extender:
         if with_speedups:
             self._speed_up(leaders, nomination_limits)
         self._tell_autoscalers(leaders)
+        self._answer_kueue(leaders)
         self.binder = Binder(
             leaders, placer, self.shortcuts, fence, BindResolver(client, ledger, now_ns=now_ns),
             traces=traces, timeout_s=settings.bind_timeout_s, now_ns=now_ns,
@@ -181,6 +183,13 @@ class Extender:
             up = ScaleUp(ledger, groups, kind(leaders, self.settings.lease_namespace), policy)
             self.subscribers += [groups, up]
             self._optional["scale up"] = up.run
+
+    def _answer_kueue(self, leaders: KubeClient) -> None:
+        if not self.settings.card_fit:
+            return
+        card_fit = CardFit(self._client, leaders, self.placer, self.ledger.kubelets.now_s)
+        self.subscribers.append(card_fit)
+        self._optional["card fit"] = card_fit.run
 
     def not_ready(self) -> str:
         """Why nothing may be decided yet, or "" if it may."""

@@ -16,11 +16,12 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuslice.adapters.kube.kueue import POD_SET_OF_POD
 from gpuslice.adapters.wire.extender import BindingArgs, ExtenderArgs, FilterResult, MetaVictims, NodeList
 from gpuslice.adapters.wire.extender import Pod as WirePod
 from gpuslice.adapters.wire.names import UNKNOWN, Json, Pieces
@@ -44,8 +45,8 @@ from gpuslice.core.views import pod_requests
 POD_MISSING = "arg or pod is nil"
 NAMES_MISSING = "cannot get node names"
 MOST_REFUSALS = 64  # shapes
-LOOK_AGAIN_S, MOST_LOOKS = 0.02, 40  # while kube-scheduler waits for news of a node
-NOT_SHOWN = "the API server has not shown this pod yet, whose group gets its cards together; ask again"
+LOOK_AGAIN_S, MOST_LOOKS = 0.02, 40  # while kube-scheduler waits for news
+NOT_SHOWN = "the API server has not shown this pod yet, for which cards may be held; ask again"
 
 _EMPTY_LIST = b"[]"
 _EMPTY_OBJECT: Pieces = (b"{}",)
@@ -103,24 +104,21 @@ class SchedulingCycle:
         self._refused_before: OrderedDict[tuple[Shape, int, bool], _Refusal] = OrderedDict()
 
     def awaits_news(self, args: ExtenderArgs) -> Awaitable[None] | None:
-        """What filter should wait for: whether kubelet takes the pods that went to the only nodes with room.
+        """What filter should wait for: whether kubelet takes the pods that went to the only nodes with room,
+        or that a pod is shown for which cards may be held.
 
         None as a rule. The longest is less than a second. Raises `MalformedError` as filter does.
         """
         uid, raw = args.pod.metadata.uid if args.pod is not None else "", args.names_json()
         pod = self.ledger.pods.get(uid)
+        if pod is None and args.pod is not None and self._may_have_cards(args.pod):
+            return _until(lambda: uid in self.ledger.pods)
         if raw is None or pod is None or pod.request is None or self.ledger.holds.of(uid) is not None:
             return None
         request, rows = pod.request, self._names.query(raw).rows
         if pod.group is not None or not self._placer.is_uncertain(rows, pod, request):
             return None
-
-        async def until_certain() -> None:
-            for _ in range(MOST_LOOKS):
-                if self._placer.is_uncertain(rows, pod, request):
-                    await asyncio.sleep(LOOK_AGAIN_S)
-
-        return until_certain()
+        return _until(lambda: not self._placer.is_uncertain(rows, pod, request))
 
     def filter(self, args: ExtenderArgs, not_ready: str = "") -> FilterResult:
         """Which nodes in the question can hold the pod, and why the others cannot; `not_ready` bars all.
@@ -138,6 +136,8 @@ class SchedulingCycle:
             answer = _refused_everywhere(query, pod.problem, pod.problem)
         elif pod.request is None:  # none of our business
             answer = _Answer(query.everyone, query.all_names())
+        elif not is_known and self._may_have_cards(asking):
+            answer = _Answer(query.everyone[:0], error=NOT_SHOWN)
         elif pod.group is not None or asking.spec.pod_group:
             answer = self._member(asking, query, pod, pod.request, is_known=is_known)
         else:
@@ -164,6 +164,11 @@ class SchedulingCycle:
             result.nodes = NodeList(items=[nodes[position] for position in answer.passing.tolist()])
         return result
 
+    def _may_have_cards(self, asking: WirePod) -> bool:
+        """Whether it may be one for which a queue had cards held, which would be in its own way."""
+        queued = POD_SET_OF_POD in (asking.metadata.labels or {})
+        return queued and bool(self.ledger.holds.of_kind(HoldKind.ADMITTED))
+
     def _member(
         self, asking: WirePod, query: NodeQuery, pod: Pod, request: Request, *, is_known: bool
     ) -> _Answer:
@@ -185,7 +190,8 @@ class SchedulingCycle:
         held = self.ledger.holds.tentative(pod.uid) if len(query.rows) == 1 else None
         if held is not None and self.ledger.fleet.row_of.get(held.node) == query.rows[0]:
             return _Answer(query.everyone, query.all_names())
-        if (before := self.ledger.holds.of(pod.uid)) is not None and before.kind is HoldKind.PROMISED:
+        before = self.ledger.holds.of(pod.uid)
+        if before is not None and before.kind in (HoldKind.PROMISED, HoldKind.ADMITTED):
             self.ledger.forget(pod.uid)  # chosen again
         if (refused := self._as_before(query, pod, request, is_known=is_known)) is not None:
             return refused
@@ -312,6 +318,13 @@ class SchedulingCycle:
             group = pod_group(meta.labels)
         pod = Pod(meta.uid, meta.namespace, meta.name, priority=LOWEST, group=group)
         return replace(pod, request=asked.request, problem=asked.problem), False
+
+
+async def _until(settled: Callable[[], bool]) -> None:
+    for _ in range(MOST_LOOKS):
+        if settled():
+            return
+        await asyncio.sleep(LOOK_AGAIN_S)
 
 
 def _refused_everywhere(query: NodeQuery, reason: str, why_not: str = "") -> _Answer:

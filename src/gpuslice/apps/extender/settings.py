@@ -76,6 +76,13 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
             "by pods that never run, and keep nodes whose pods fit on no other cards."
         ),
     ] = "off"
+    card_fit: Annotated[
+        bool,
+        about(
+            "Answer Kueue's admission checks of gpuslice.io/card-fit: a workload goes once cards for all of "
+            "its pods are held. Needs Kueue 0.19 or later."
+        ),
+    ] = False
     bind_errors_as_500: Annotated[
         bool,
         about(

@@ -7,6 +7,7 @@ from gpuslice.diagnosis.doctor import (
     nodes,
     plugins,
     pods,
+    queues,
     quotas,
     rejections,
     release,
@@ -59,6 +60,7 @@ CHECKS = (
     scheduler.scheduler_configuration,
     scheduler.second_scheduler,
     quotas.quotas,
+    queues.card_fit,
 )
 
 

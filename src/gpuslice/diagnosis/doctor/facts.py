@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.kueue import ADMISSION_CHECKS
 from gpuslice.adapters.kube.objects import Node, Pod
 from gpuslice.adapters.kube.resources import (
     ACCESS_REVIEWS,
@@ -83,6 +84,7 @@ class Facts(Cluster):
     """Of all accounts of ours."""
     policies: Sequence[Object] | None = ()  # for admission, and their bindings; None: it knows no such thing
     own_pods: Sequence[Object] = ()  # of console and extender
+    admission_checks: Sequence[Object] = ()  # Kueue's, read where an extender answers them
     schedulers: Sequence[Object] = ()  # pods of the cluster's own kube-scheduler
     services: Sequence[Object] = ()  # the extender's
     slices: Sequence[Object] = ()  # endpoint slices of our services
@@ -179,6 +181,10 @@ def option_of(pod: Object, name: str) -> str:
     return next((str(each).removeprefix(option) for each in arguments if each.startswith(option)), "")
 
 
+def answers_kueue(pod: Object) -> bool:
+    return any("--card-fit" in (container.get("args") or ()) for container in pod["spec"]["containers"])
+
+
 async def read_facts(
     client: KubeClient,
     *,
@@ -267,11 +273,15 @@ async def _about_rights(reader: Reader, cluster: Cluster, plugins: Sequence[Pod]
         for kind, listed in zip(POLICIES, found, strict=True)
         for each in listed or ()
     ]
+    own_pods = await reader.list(PODS.as_dict(), labels=TOKENS_SHOWN)
     return {
         "missing_rights": await reader.asked(reviews, missing_rights(client, plugins, claiming), {}),
         "excess_rights": await reader.asked(reviews, excess_rights(client, cluster.pods), {}),
         "policies": None if None in found else policies,
-        "own_pods": await reader.list(PODS.as_dict(), labels=TOKENS_SHOWN),
+        "own_pods": own_pods,
+        "admission_checks": await reader.list(ADMISSION_CHECKS.as_dict())
+        if any(map(answers_kueue, own_pods))
+        else (),
     }
 
 

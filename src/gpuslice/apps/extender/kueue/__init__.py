@@ -1,0 +1,1 @@
+"""Kueue, the queue of jobs: which of its workloads cards can hold."""
