@@ -9,7 +9,9 @@ SLICE_OBJECTS := $(SLICE_SOURCES:%=$(BUILD)/obj/src/%.o)
 NO_OUTLINE := $(shell $(CC) -Werror -mno-outline-atomics -E -x c /dev/null > /dev/null 2>&1 && echo -mno-outline-atomics)
 # We run on our host's stacks, which may be of 64 KiB, with the driver above us. A sanitizer's frames are larger.
 FRAMES := $(if $(findstring -fsanitize,$(CFLAGS)),,-Wframe-larger-than=4608)
-SLICE_CFLAGS := -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude -Isrc $(NO_OUTLINE) $(FRAMES)
+# What some distributions' compilers add by themselves needs functions that not every libc has.
+PLAIN := -fno-stack-protector -U_FORTIFY_SOURCE
+SLICE_CFLAGS := $(PLAIN) -fPIC -fvisibility=hidden -fno-plt -fno-strict-aliasing -Iinclude -Isrc $(NO_OUTLINE) $(FRAMES)
 # Nothing names what is called at a fork but its section: no linker is to take it for unused.
 SLICE_LDFLAGS := -shared -Wl,--no-gc-sections -Wl,--version-script=src/exports.map -Wl,-soname,libgpuslice.so -Wl,-z,now -Wl,-z,relro -Wl,--no-undefined -Wl,-Bsymbolic
 

@@ -93,7 +93,7 @@ def test_a_block_whose_stream_got_to_the_free_is_everybodys_unless_forbidden(
     streams: Streams, allowed: int
 ) -> None:
     streams.set(OPPORTUNISTIC, allowed)
-    freed = streams.give(streams.one, work_ns=SHORT_NS)
+    freed = streams.give(streams.one, work_ns=300 * SHORT_NS)  # it must still work when the free is queued
     event = streams.event(streams.one)
     while not streams.is_reached(event):
         pass
