@@ -35,7 +35,7 @@ from gpuslice.apps.console.settings import ConsoleSettings
 from gpuslice.apps.exporter.collectors import CollectorHealth
 from gpuslice.apps.exporter.device_grants import NVIDIA_DRIVER, DeviceSlices
 from gpuslice.apps.exporter.node_pods import NodePods, follow_api
-from gpuslice.apps.extender.autoscaling.placeholders import CapacityBuffers, PlaceholderPods
+from gpuslice.apps.extender.autoscaling.placeholders import CapacityBuffers, NewNodes, PlaceholderPods
 from gpuslice.core.contract import (
     ANN_ASSIGNED,
     ANN_INDEX,
@@ -134,7 +134,7 @@ async def test_the_extender_uses_all_its_rights_and_needs_no_other(grants: Grant
         group, node = NodeGroup((("karpenter.sh/nodepool", "a"),)), FleetNode("n", (16,), (16,))
         for count in (1, 2, 0):
             buffers = CapacityBuffers(client, RELEASE_NAMESPACE)  # as another replica wrote them
-            await buffers.show({group: (node, count)} if count else {})
+            await buffers.show({group: NewNodes(count, node)} if count else {})
         for _ in range(2):
             await recorder.create_event(pod_reference("default", "huge", ""), "InsufficientGPU", "as before")
     judge(cluster, EXTENDER, grants[EXTENDER])
@@ -148,7 +148,7 @@ async def test_placeholder_pods_need_no_other_right_than_the_chart_gives_for_the
     async with client_of(EXTENDER, cluster) as client:
         for count in (1, 2, 0):
             pods = PlaceholderPods(client, RELEASE_NAMESPACE)
-            await pods.show({group: (node, count)} if count else {})
+            await pods.show({group: NewNodes(count, node)} if count else {})
     assert cluster.refused[EXTENDER] == set()
     added = grants[EXTENDER] - grants_of(rendered(*values[1:]))[EXTENDER]
     assert added == cluster.used[EXTENDER] - {Grant("", "pods", "list")}

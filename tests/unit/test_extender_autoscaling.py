@@ -177,6 +177,20 @@ async def test_a_placeholder_is_as_large_as_a_node_and_only_its_group_holds_it(s
         assert pod_view(seen).request is not None
 
 
+async def test_a_placeholder_tolerates_the_taints_of_its_group_alone() -> None:
+    """With those of a node that is leaving, an autoscaler would take that for room."""
+    stage = Stage()
+    passing = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+    stage.node("n0", 16, 16, taints=[NO_SCHEDULE, passing])
+    stage.hold("a", "n0", 0, 12)
+    stage.hold("b", "n0", 1, 12)
+    stage.wait("w", 6, tolerations=[{"key": "dedicated", "operator": "Exists"}])
+    assert await stage.asked_for() == {"pair": 1}
+    (made,) = stage.all(PODS)
+    own = [each for each in made["spec"]["tolerations"] if each.get("effect") != "NoExecute"]
+    assert own == [{**NO_SCHEDULE, "operator": "Equal"}]
+
+
 async def test_nothing_is_asked_once_a_node_has_come_even_before_its_cards(stage: Stage) -> None:
     stage.wait("w", 6)
     assert await stage.asked_for() == {"pair": 1}

@@ -24,15 +24,15 @@ REMEMBERED = 10_000  # answers
 class NodeGroups(Subscriber):
     """Learns from each node with shared cards. A group is remembered when its last node is gone.
 
-    `of`: the group of each node that shares its cards, or is about to; `nodes`: a new node of each group;
-    `leaving`: nodes without room for anybody.
+    `of`: the group of each node that shares its cards, or is about to; `nodes`, `places`: a new node of each
+    group, by its cards and as kube-scheduler's filters see it; `leaving`: nodes without room for anybody.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.of: dict[str, NodeGroup] = {}
         self.nodes: dict[NodeGroup, FleetNode] = {}
+        self.places: dict[NodeGroup, Place] = {}
         self.leaving: set[str] = set()
-        self._places: dict[NodeGroup, Place] = {}
         self._open: dict[tuple[NodeGroup, Terms], bool] = {}
         self._ledger = ledger
 
@@ -48,8 +48,8 @@ class NodeGroups(Subscriber):
             self.of[name] = group
             self.nodes[group] = empty(holds.row(self._ledger.host_used(name)))  # type: ignore[union-attr]
             place = Place(group.name, labels=labels, taints=lasting(taints))
-            if self._places.get(group) != place:
-                self._places[group] = place
+            if self.places.get(group) != place:
+                self.places[group] = place
                 self._open.clear()
         elif group in self.nodes and wants_agent(labels, LABEL_SHARED):
             self.of[name] = group
@@ -75,7 +75,7 @@ class NodeGroups(Subscriber):
                 ),
                 affinity={"nodeAffinity": {REQUIRED: required}} if required else None,
             )
-            place = self._places[group]
+            place = self.places[group]
             if len(self._open) >= REMEMBERED:
                 self._open.clear()
             known = self._open[group, terms] = not NodeFilters([place], wish).obstacle(place)

@@ -11,12 +11,14 @@ import re
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpuslice.adapters.kube.client import KubeClient
 from gpuslice.adapters.kube.errors import AlreadyExistsError, NotFoundError
 from gpuslice.adapters.kube.resources import DICT, PODS, Resource
 from gpuslice.core.contract import LABEL_PLACEHOLDER, NAME_SETS, PLACEHOLDER_SCHEDULER, VENDOR_NAMES
+from gpuslice.core.node_filters import Taint
 from gpuslice.core.node_group import NodeGroup
 from gpuslice.core.policy.fleet import FleetNode
 
@@ -25,8 +27,17 @@ POD_TEMPLATES = Resource("v1", "podtemplates", "PodTemplate", DICT)
 IMAGE = "registry.k8s.io/pause:3.10"  # never pulled
 LONGEST_NAME = 40
 
-Wanted = Mapping[NodeGroup, tuple[FleetNode, int]]
-"""How many nodes of each group, and how such a node is."""
+
+@dataclass(frozen=True, slots=True)
+class NewNodes:
+    """How many nodes of a group are asked for, and how such a node is."""
+
+    count: int
+    node: FleetNode
+    taints: tuple[Taint, ...] = ()
+
+
+Wanted = Mapping[NodeGroup, NewNodes]
 
 
 class Placeholders(Protocol):
@@ -65,19 +76,19 @@ class CapacityBuffers:
         if self._shown is None:
             found = await self._client.all(self._buffers, self._namespace, labels=LABEL_PLACEHOLDER)
             self._shown = {each["metadata"]["name"]: each["spec"].get("replicas", 0) for each in found}
-        named = {name_of(group): (group, *amount) for group, amount in wanted.items()}
+        named = {name_of(group): (group, new) for group, new in wanted.items()}
         for name in [each for each in self._shown if each not in named]:
             for kind in (self._buffers, POD_TEMPLATES):
                 with suppress(NotFoundError):
                     await self._client.delete(kind, name, self._namespace)
             del self._shown[name]
-        for name, (group, node, count) in named.items():
-            if self._shown.get(name) == count:
+        for name, (group, new) in named.items():
+            if self._shown.get(name) == new.count:
                 continue
-            await self._put(POD_TEMPLATES, name, {"template": _template(group, node)})
-            spec = {"podTemplateRef": {"name": name}, "replicas": count}
+            await self._put(POD_TEMPLATES, name, {"template": _template(group, new)})
+            spec = {"podTemplateRef": {"name": name}, "replicas": new.count}
             await self._put(self._buffers, name, {"spec": spec})
-            self._shown[name] = count
+            self._shown[name] = new.count
 
     async def _put(self, kind: Resource[dict[str, Any]], name: str, document: dict[str, Any]) -> None:
         metadata = {"name": name, "labels": {LABEL_PLACEHOLDER: "true"}}
@@ -102,9 +113,9 @@ class PlaceholderPods:
             found = await self._client.all(PODS, self._namespace, labels=LABEL_PLACEHOLDER)
             self._shown = {each.metadata.name for each in found}
         named = {
-            f"{name_of(group)}-{number}": (group, node)
-            for group, (node, count) in wanted.items()
-            for number in range(count)
+            f"{name_of(group)}-{number}": (group, new)
+            for group, new in wanted.items()
+            for number in range(new.count)
         }
         for name in self._shown - named.keys():
             with suppress(NotFoundError):
@@ -132,8 +143,12 @@ def name_of(group: NodeGroup) -> str:
     return f"gpuslice-node-{readable}-{zlib.crc32(repr(group.selector).encode()):08x}"
 
 
-def _template(group: NodeGroup, node: FleetNode) -> dict[str, Any]:
-    """A pod as large as all cards of a node: it fits on no node on which another pod has a part of one."""
+def _template(group: NodeGroup, new: NewNodes) -> dict[str, Any]:
+    """A pod as large as all cards of a node: it fits on no node on which another pod has a part of one.
+
+    It tolerates the taints of its group alone, not those of a node that is leaving.
+    """
+    node = new.node
     names = next((each for each in NAME_SETS.values() if each.memory == node.names), VENDOR_NAMES)
     cards, units = sum(size > 0 for size in node.size), sum(node.size)
     amounts = {names.memory: str(units)}
@@ -142,7 +157,10 @@ def _template(group: NodeGroup, node: FleetNode) -> dict[str, Any]:
         "spec": {
             "schedulerName": PLACEHOLDER_SCHEDULER,
             "nodeSelector": dict(group.selector),
-            "tolerations": [{"operator": "Exists"}],
+            "tolerations": [
+                {"key": each.key, "operator": "Equal", "value": each.value, "effect": each.effect}
+                for each in new.taints
+            ],
             "containers": [{"name": "node", "image": IMAGE, "resources": {"limits": amounts}}],
         },
     }

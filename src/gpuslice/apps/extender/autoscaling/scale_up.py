@@ -26,7 +26,7 @@ from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.slim import SlimNode
 from gpuslice.adapters.kube.terms import Terms
 from gpuslice.apps.extender.autoscaling.node_groups import NodeGroups
-from gpuslice.apps.extender.autoscaling.placeholders import Placeholders
+from gpuslice.apps.extender.autoscaling.placeholders import NewNodes, Placeholders
 from gpuslice.apps.extender.subscriber import FilterVerdict, Subscriber
 from gpuslice.core.hold import Hold
 from gpuslice.core.ledger import Ledger, shape_of
@@ -155,7 +155,10 @@ class ScaleUp(Subscriber):
         if hidden != self.asked_for:
             _log.info("nodes asked for", extra={"groups": {each.name: n for each, n in hidden.items()}})
         self.asked_for = hidden
-        await self._placeholders.show({group: (self._groups.nodes[group], n) for group, n in hidden.items()})
+        nodes, places = self._groups.nodes, self._groups.places
+        await self._placeholders.show(
+            {group: NewNodes(n, nodes[group], places[group].taints) for group, n in hidden.items()}
+        )
 
     def _demand(self) -> Demand | None:
         now, waiting = self._clock(), list[Waiting]()
