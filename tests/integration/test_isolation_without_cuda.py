@@ -33,6 +33,7 @@ int weak(void)
     return printf("%d %d", listed(&at, 64 << 20), cuMemAlloc_v2(&at, 1900ul << 20));
 }
 """
+RUNS = "__attribute__((constructor)) static void run(void) { weak(); }"
 CALLS = "int weak(void); int main(void) { return weak() && 0; }"
 OPENS = r"""
 #define _GNU_SOURCE
@@ -96,15 +97,20 @@ def library(path: Path, source: str, *flags: str) -> Path:
 
 
 @pytest.mark.parametrize("build", [("-pie", "-fPIE"), ("-fPIC", "-pie", "-fno-plt", "-Wl,-z,now")])
-@pytest.mark.parametrize("where", ["program", "library"])
+@pytest.mark.parametrize("where", ["program", "library", "library that exports nothing"])
 def test_weak_references_are_null_where_no_driver_is_linked(
     tmp_path: Path, where: str, build: tuple[str, ...]
 ) -> None:
     if where == "program":
         program = compiled(tmp_path / "program", WEAK + CALLS, *build)
-    else:
+    elif where == "library":
         needed = library(tmp_path / "libweak.so", WEAK)
         program = compiled(tmp_path / "program", CALLS, *build, str(needed))
+    else:
+        needed = library(tmp_path / "libweak.so", WEAK + RUNS, "-fvisibility=hidden")
+        program = compiled(
+            tmp_path / "program", "int main(void) { return 0; }", *build, "-Wl,--no-as-needed", str(needed)
+        )
     with container(tmp_path / "box") as box:
         assert box.run(str(program)).stdout == box.run(str(program), LD_PRELOAD="").stdout == "00000 "
 

@@ -143,20 +143,34 @@ static void bind_one(const struct object *object, const ElfW(Rela) * entry, cons
         bind_deep(object, place, name, ours, handle);
 }
 
-static void bind_table(const struct object *object, const struct gs_elf_symbols *symbols, int64_t start, int64_t size,
-                       void *handle)
+struct relocations {
+    const ElfW(Rela) * next, *end;
+};
+
+/* Without those at the beginning that refer to no symbol, as many as the linker has counted. */
+static struct relocations relocations_of(uintptr_t base, const ElfW(Dyn) * dynamic, int64_t start, int64_t size,
+                                         int64_t relative)
 {
-    const ElfW(Rela) *entries = NULL;
-    size_t bytes = 0;
-    for (const ElfW(Dyn) *entry = object->dynamic; entry->d_tag != DT_NULL; entry++) {
-        if (entry->d_tag == start)
-            entries = gs_elf_pointer(object->base, entry);
-        else if (entry->d_tag == size)
-            bytes = entry->d_un.d_val;
+    const ElfW(Rela) *first = NULL;
+    size_t count = 0, passed_over = 0;
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+        if (dynamic->d_tag == start)
+            first = gs_elf_pointer(base, dynamic);
+        else if (dynamic->d_tag == size)
+            count = dynamic->d_un.d_val / sizeof *first;
+        else if (dynamic->d_tag == relative)
+            passed_over = dynamic->d_un.d_val;
     }
-    for (size_t i = 0; entries && i < bytes / sizeof *entries; i++) {
-        const ElfW(Sym) *symbol = &symbols->table[ELF64_R_SYM(entries[i].r_info)];
-        bind_one(object, &entries[i], symbol, symbols->names + symbol->st_name, handle);
+    if (!first || passed_over > count)
+        return (struct relocations){NULL, NULL};
+    return (struct relocations){&first[passed_over], &first[count]};
+}
+
+static void bind_table(const struct object *object, const struct gs_elf_symbols *symbols, struct relocations left, void *handle)
+{
+    for (; left.next < left.end; left.next++) {
+        const ElfW(Sym) *symbol = &symbols->table[ELF64_R_SYM(left.next->r_info)];
+        bind_one(object, left.next, symbol, symbols->names + symbol->st_name, handle);
     }
 }
 
@@ -165,9 +179,9 @@ static void bind_object(const struct object *object, void *handle)
     struct gs_elf_symbols symbols;
     if (!gs_elf_symbols(object->base, object->dynamic, &symbols))
         return;
-    bind_table(object, &symbols, DT_RELA, DT_RELASZ, handle);
+    bind_table(object, &symbols, relocations_of(object->base, object->dynamic, DT_RELA, DT_RELASZ, DT_RELACOUNT), handle);
     if (object->is_deep)
-        bind_table(object, &symbols, DT_JMPREL, DT_PLTRELSZ, handle);
+        bind_table(object, &symbols, relocations_of(object->base, object->dynamic, DT_JMPREL, DT_PLTRELSZ, DT_NULL), handle);
 }
 
 /* Our own failed lookups must not appear as the program's errors. */
@@ -200,17 +214,20 @@ static bool has_variables(const struct dl_phdr_info *info)
     return gs_elf_symbols(info->dlpi_addr, gs_elf_dynamic(info), &symbols) && gs_hook_is_variable_in(&symbols);
 }
 
-/* What an object lacks comes first in its table, before what can be found in it. */
+/* Found by what is to be bound: an object that defines nothing has a hash table of its symbols that does not count the others. */
 static bool has_weak(const struct dl_phdr_info *info)
 {
     struct gs_elf_symbols symbols;
-    if (!gs_elf_symbols(info->dlpi_addr, gs_elf_dynamic(info), &symbols))
+    const ElfW(Dyn) *dynamic = gs_elf_dynamic(info);
+    if (!gs_elf_symbols(info->dlpi_addr, dynamic, &symbols))
         return false;
-    uint32_t count = symbols.gnu_hash ? symbols.gnu_hash[1] : symbols.sysv_hash ? symbols.sysv_hash[1] : 0;
-    for (const ElfW(Sym) *symbol = symbols.table; symbol < symbols.table + count; symbol++)
+    struct relocations left = relocations_of(info->dlpi_addr, dynamic, DT_RELA, DT_RELASZ, DT_RELACOUNT);
+    for (; left.next < left.end; left.next++) {
+        const ElfW(Sym) *symbol = &symbols.table[ELF64_R_SYM(left.next->r_info)];
         if (symbol->st_shndx == SHN_UNDEF && ELF64_ST_BIND(symbol->st_info) == STB_WEAK &&
             gs_is_driver_name(symbols.names + symbol->st_name))
             return true;
+    }
     return false;
 }
 
