@@ -42,7 +42,7 @@ def cluster_flags(command: F) -> F:
     )
     command = everywhere(command)
     for names, metavar, words in (
-        (("--namespace", "-n"), "NAME", "Namespace, for explain, top, waste, advise and migrate."),
+        (("--namespace", "-n"), "NAME", "Namespace, for explain, top, waste, bill, advise and migrate."),
         (("--context",), "NAME", "Context of the kubeconfig to use."),
         (("--kubeconfig",), "FILE", "Kubeconfig file; without it $KUBECONFIG, then ~/.kube/config."),
     ):
