@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 HELD_FOR_S = 60.0
 PATIENCE_S = 5.0  # what becomes free meanwhile is used at once, and the quota stays with the workload
 FIRST_REST_S, LONGEST_REST_S = 1, 8  # after Retry; then Kueue reserves quota again, where there is some
-CHECK_EVERY_S = 0.25
+CHECK_EVERY_S = 0.05  # a quota that waits for the answer is idle
 HELD = "cards for all pods are held"
 MOST_TERMS = 64  # that pods say about nodes
 
