@@ -163,4 +163,6 @@ async def test_a_version_that_cannot_be_read_for_long_is_told_of_once(
     waker = Waker(KubeClient(transport), sleep=time.sleep)
     await waker.learn_version()
     assert waker.kubernetes == 36
-    assert [record.message for record in caplog.records] == ["version of the cluster not read, will retry"]
+    assert [record.message for record in caplog.records] == [
+        "version of the cluster not read, will try again"
+    ]

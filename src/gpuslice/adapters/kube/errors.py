@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -169,6 +170,28 @@ def error_of_status(
         )
     kind = _BY_REASON.get(status.reason) or _BY_CODE.get(code, InvalidError)
     return kind(message, status)
+
+
+class ToldOnce:
+    """A ``with`` around what is tried again and again: the API server's refusals end here, and each is logged
+    once, for as long as the next is the same.
+    """
+
+    def __init__(self, log: logging.Logger, sentence: str) -> None:
+        self._log, self._sentence = log, sentence
+        self._problem = ""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is not None and not isinstance(error, KubeError):
+            return False
+        problem = "" if error is None else str(error)
+        if problem and problem != self._problem:
+            self._log.warning(self._sentence, extra={"error": problem})
+        self._problem = problem
+        return True
 
 
 def no_answer(body: bytes, what: str) -> UnavailableError:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError, ToldOnce
 from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.http import ApiRequest, ApiResponse
 from gpuslice.adapters.kube.lease import LeaseElector
@@ -160,21 +160,18 @@ class LeaderLabel:
         The leader checks now and then: a late request of the previous leader may remove its label.
         """
         shown: bool | None = None  # a restarted container may find the label that its previous process left
-        problem, look_again_s = "", 0.0
+        told_once, look_again_s = ToldOnce(_log, "leader's label not written, will try again"), 0.0
         now = asyncio.get_running_loop().time
         while True:
             leads = self._leads()
             if leads != shown or (leads and now() >= look_again_s):
-                try:
+                shown = None
+                with told_once:
                     if leads:
                         await self._show_alone()
                     else:
                         await self._label(self._pod.name, None)
-                    shown, problem, look_again_s = leads, "", now() + LOOK_AGAIN_S
-                except KubeError as error:
-                    if str(error) != problem:
-                        _log.warning("leader's label not written, will retry", extra={"error": str(error)})
-                    shown, problem = None, str(error)
+                    shown, look_again_s = leads, now() + LOOK_AGAIN_S
             await asyncio.sleep(RETRY_S if shown is None else POLL_EVERY_S)
 
     async def _show_alone(self) -> None:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from gpuslice.adapters.clock import loop_time
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.errors import KubeError, NotFoundError, ToldOnce
 from gpuslice.adapters.kube.slim import SLIM_NODES, SlimNode
 from gpuslice.apps.extender.placer import Placer
 from gpuslice.apps.extender.subscriber import FilterVerdict, Subscriber
@@ -81,15 +81,10 @@ class Waker(Subscriber):
 
     async def learn_version(self) -> None:
         """Read the cluster's version as soon as it is available."""
-        problem = ""
+        told_once = ToldOnce(_log, "version of the cluster not read, will try again")
         while not self.kubernetes:
-            try:
+            with told_once:
                 self.kubernetes = await self._client.minor_version()
-            except KubeError as error:
-                if str(error) != problem:
-                    problem = str(error)
-                    _log.warning("version of the cluster not read, will retry", extra={"error": problem})
-            else:
                 return
             await self._sleep(RETRY_EVERY_S)
 
@@ -120,17 +115,12 @@ class Waker(Subscriber):
 
     async def run(self) -> None:
         """Keep the nodes' annotations up to date, for ever. The ConfigMaps and nodes must have been read."""
-        problem = ""
+        told_once = ToldOnce(_log, "cards out of use not shown on the node, will try again")
         while True:
             self._changed.clear()
-            if self.leads:
-                try:
+            with told_once:
+                if self.leads:
                     await self._write()
-                    problem = ""
-                except KubeError as error:
-                    if str(error) != problem:
-                        _log.warning("cards out of use not shown on the node", extra={"error": str(error)})
-                    problem = str(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_EVERY_S):
                     await self._changed.wait()

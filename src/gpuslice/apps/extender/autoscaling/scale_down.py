@@ -16,7 +16,7 @@ from math import inf
 
 from gpuslice.adapters.clock import loop_time
 from gpuslice.adapters.kube.client import KubeClient
-from gpuslice.adapters.kube.errors import KubeError, NotFoundError
+from gpuslice.adapters.kube.errors import NotFoundError, ToldOnce
 from gpuslice.adapters.kube.slim import SLIM_NODES, SlimNode
 from gpuslice.apps.extender.autoscaling.node_groups import NodeGroups
 from gpuslice.apps.extender.subscriber import Subscriber
@@ -75,17 +75,12 @@ class ScaleDown(Subscriber):
 
     async def run(self) -> None:
         """For ever."""
-        problem = ""
+        told_once = ToldOnce(_log, "nodes not marked, will try again")
         while True:
             await self._sleep(LOOK_EVERY_S)
-            try:
+            with told_once:
                 if self.leads:
                     await self.check()
-                problem = ""
-            except KubeError as error:
-                if str(error) != problem:
-                    _log.warning("nodes not marked, will try again", extra={"error": str(error)})
-                problem = str(error)
 
     async def check(self) -> None:
         """Mark the nodes that must stay, and take the mark off those that need not have it for a while."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpuslice.adapters.clock import loop_time
-from gpuslice.adapters.kube.errors import KubeError
+from gpuslice.adapters.kube.errors import ToldOnce
 from gpuslice.adapters.kube.followed_pod import PodNews
 from gpuslice.adapters.kube.slim import SlimNode
 from gpuslice.adapters.kube.terms import Terms
@@ -118,17 +118,12 @@ class ScaleUp(Subscriber):
 
     async def run(self) -> None:
         """For ever. A node that comes, or a pod that needs none any more, is answered at once."""
-        problem = ""
+        told_once = ToldOnce(_log, "nodes not asked for, will try again")
         while True:
             self._changed.clear()
-            try:
+            with told_once:
                 if self.leads:
                     await self.check()
-                problem = ""
-            except KubeError as error:
-                if str(error) != problem:
-                    _log.warning("nodes not asked for, will try again", extra={"error": str(error)})
-                problem = str(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._changed.wait()
