@@ -46,7 +46,7 @@ class ExtenderSettings(Settings, frozen=True, kw_only=True):
             "Nominate only from this many nodes on: for fewer, the write per pod costs more than it saves.",
             ge=1,
         ),
-    ] = 250
+    ] = 700
     filter_best: Annotated[
         int,
         about(
