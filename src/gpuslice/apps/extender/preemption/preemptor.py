@@ -39,8 +39,8 @@ from gpuslice.core.preemption import LOWEST, Budget, Eviction, eviction
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 0.5  # after the refusal: kube-scheduler asks whom to evict within milliseconds, if it finds any
-TICK_S = 0.25
+PATIENCE_S = 1.0  # after the refusal: a busy kube-scheduler takes so long to ask whom to evict, if it finds any
+TICK_S = 0.1
 WAITING = 100  # refused pods remembered with their nodes; beyond that the least important are dropped
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # until a pod for which no eviction helps is examined again
 REST = 4.0  # times the duration of a search, before the next one: requests come first
