@@ -39,7 +39,7 @@ from gpuslice.core.preemption import LOWEST, Budget, Eviction, eviction
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S = 1.0  # after the refusal: a busy kube-scheduler takes so long to ask whom to evict, if it finds any
+PATIENCE_S = 1.0  # after the refusal: a busy kube-scheduler needs some time to ask whom to evict, if it asks
 TICK_S = 0.1
 WAITING = 100  # refused pods remembered with their nodes; beyond that the least important are dropped
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0  # until a pod for which no eviction helps is examined again
