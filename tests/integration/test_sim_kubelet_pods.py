@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpuslice.adapters.kube.resources import NODES, PODS
+from gpuslice.adapters.kubelet.proto import deviceplugin_pb2 as dp
 from gpuslice.adapters.kubelet.rpc import PodResourcesClient, unix_channel
 from simcluster.kubelet import checkpoint
 from simcluster.kubelet.backoff import BackOff, shown
@@ -68,6 +70,43 @@ async def test_a_granted_pod_gets_the_plugins_environment_and_the_pod_wins(
     pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Succeeded")
     assert state_of(pod) == "Completed"
     assert await node.log("one") == "plugin pod n1/$(UNKNOWN)/$(X)\n"
+
+
+async def test_hooks_of_cdi_devices_run_before_the_program_and_keep_it_from_starting_if_they_fail(
+    node: Node, plugin: Plugin, tmp_path: Path
+) -> None:
+    hook, said = tmp_path / "hook", tmp_path / "said"
+    hook.write_text(f'#!/bin/sh\ncat >> {said}\necho "$1 is full" >&2\n[ "$1" != bad ]\n')
+    hook.chmod(0o755)
+    devices = [
+        {
+            "name": name,
+            "containerEdits": {
+                "env": [f"FROM={name}"],
+                "hooks": [{"hookName": "createRuntime", "path": str(hook), "args": ["hook", name]}],
+            },
+        }
+        for name in ("good", "bad")
+    ]
+    node.settings.cdi_folder.mkdir(parents=True)
+    (node.settings.cdi_folder / "x.json").write_text(json.dumps({"kind": "x.io/card", "devices": devices}))
+    plugin.answer.cdi_devices.append(dp.CDIDevice(name="x.io/card=good"))
+    await node.create(make_pod("one", 1, command=f"echo $FROM; cat {said}", restartPolicy="Never"))
+    pod = await node.wait_pod("one", lambda it: it["status"].get("phase") == "Succeeded")
+    first, state = (await node.log("one")).splitlines()
+    assert (first, json.loads(state)["status"]) == ("good", "creating")
+    plugin.answer.cdi_devices[0].name = "x.io/card=bad"
+    await node.create(make_pod("two", 1, command="echo started", restartPolicy="Never"))
+    pod = await node.wait_pod("two", lambda it: it["status"].get("phase") == "Failed")
+    assert state_of(pod) == "StartError"
+    ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (
+        "error running createRuntime hook #0: exit status 1, stdout: , stderr: bad is full"
+        in ended["message"]
+    )
+    plugin.answer.cdi_devices[0].name = "x.io/card=none"
+    await node.create(make_pod("three", 1))
+    pod = await node.wait_pod("three", lambda it: state_of(it) == "CreateContainerConfigError")
 
 
 async def test_a_refused_allocation_fails_the_pod_with_kubelets_words(node: Node, plugin: Plugin) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections import defaultdict
@@ -29,10 +28,8 @@ from simcluster.cluster.amounts import Object
 from simcluster.controllers.claims import names
 from simcluster.kubelet import claim_checkpoint
 from simcluster.kubelet.claim_checkpoint import PreparedClaim
-from simcluster.kubelet.environment import ConfigError
-from simcluster.kubelet.node_services import DeviceOptions
+from simcluster.kubelet.node_services import DeviceOptions, cdi_options
 from simcluster.kubelet.plugins import error_text
-from simcluster.kubelet.rootfs import Mount
 from simcluster.kubelet.rpc import DraClient, DriverRegistrationClient
 from simcluster.kubelet.settings import KubeletSettings
 
@@ -269,18 +266,7 @@ class ClaimManager:
     def options(self, pod: Object, container: Object) -> DeviceOptions:
         """What the CDI devices of its claims add to a container. Raises ConfigError."""
         ids = [each for _, device in self._devices(pod, container) for each in device.cdi_device_ids]
-        environ: dict[str, str] = {}
-        mounts: list[Mount] = []
-        edits = self._cdi_devices() if ids else {}
-        for each in ids:
-            if each not in edits:
-                raise ConfigError(f"failed to inject CDI devices: unresolvable CDI devices {each}")
-            environ |= dict(pair.split("=", 1) for pair in edits[each].get("env") or ())
-            mounts += [
-                Mount(mount["containerPath"], Path(mount["hostPath"]))
-                for mount in edits[each].get("mounts") or ()
-            ]
-        return DeviceOptions(environ, tuple(mounts), {})
+        return cdi_options(self._settings.cdi_folder, ids)
 
     def dynamic_resources(self, pod: Object, container: Object) -> list[pr.DynamicResource]:
         """As the pod-resources socket reports them."""
@@ -350,15 +336,6 @@ class ClaimManager:
                     requests = {name.partition("/")[0] for name in device.request_names}
                     if "" in uses or not requests.isdisjoint(uses):
                         yield driver, device
-
-    def _cdi_devices(self) -> dict[str, dict[str, Any]]:
-        """Every CDI device of the node, by its full name."""
-        found = {}
-        for path in sorted(self._settings.cdi_folder.glob("*.json")):
-            document = json.loads(path.read_bytes())
-            for each in document["devices"]:
-                found[f"{document['kind']}={each['name']}"] = each["containerEdits"]
-        return found
 
 
 def _health_of(news: dra.DeviceHealth) -> tuple[tuple[str, str], Health]:

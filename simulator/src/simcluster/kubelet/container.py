@@ -95,7 +95,8 @@ class ContainerLife:
                     await self._facts.allocate(name)
                 for one in device_manager.assignments_of(self._facts.uid, name):
                     await self._node.endpoints.pre_start(one.resource, sorted(one.ids))
-                options = device_options(node.device_manager.assignments_of(facts.uid, self.record.name))
+                assigned = node.device_manager.assignments_of(facts.uid, self.record.name)
+                options = device_options(assigned, node.settings.cdi_folder)
                 options |= node.claims.options(facts.pod, self._spec)
                 read = await references.fetch(node.client, facts.pod)
                 spec = specify(

@@ -112,6 +112,7 @@ class Kubelet:
                 self._tasks.create_task(self._claims.run(), name="drivers of claims")
                 if self.settings.gpu_state is not None:
                     table = ProcessTable(self.settings.proc, self._runtime)
+                    self._runtime.on_created = table.refresh
                     self._tasks.create_task(table.run(), name="process table")
                     whole = exclusive.run_while_installed(
                         self.settings.manifests, self.settings.plugin_folder, self.settings.gpu_state

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,10 @@ from simcluster.kubelet.rootfs import Rootfs
 NOT_FOUND_EXIT = 127
 NOT_EXECUTABLE_EXIT = 126
 _PR_SET_PDEATHSIG = 1
+_FAILED = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+    "runc create failed: "
+)
 KILL_AGAIN_S = 1.0  # what is stuck ends once it is not any more
 _DRAIN_ROUNDS, _DRAIN_ROUND_S = 10, 0.05  # how long to wait for the output of a dead container's orphans
 
@@ -33,6 +38,15 @@ class StartError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A createRuntime hook of the OCI: a program of the host. Its first argument is its name."""
+
+    path: str
+    args: tuple[str, ...] = ()
+    timeout_s: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,7 @@ class ContainerSpec:
     working_dir: str = ""
     driver: Path | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
+    hooks: tuple[Hook, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +101,7 @@ class Runtime:
     def __init__(self) -> None:
         self._containers: dict[tuple[str, str], Container] = {}
         self._waits: set[asyncio.Task[None]] = set()
+        self.on_created: Callable[[], None] = lambda: None  # its cgroup is there, its program is not started
 
     def find(self, pod_uid: str, name: str) -> Container | None:
         return self._containers.get((pod_uid, name))
@@ -99,16 +115,33 @@ class Runtime:
     async def start(self, spec: ContainerSpec) -> Container:
         """Start it; its output goes to `spec.log`. Raises StartError."""
         log = LogWriter(spec.log)
+        opens, gate = os.pipe() if spec.hooks else (None, None)
         try:
-            process = await spawn(spec, spec.argv, stdout=asyncio.subprocess.PIPE)
+            process = await spawn(spec, spec.argv, stdout=asyncio.subprocess.PIPE, gate=opens)
         except BaseException:  # also if a kubelet is killed in the meantime
             log.close()
             raise
+        finally:
+            if opens is not None:
+                os.close(opens)
         container = Container(spec, uuid.uuid4().hex * 2, datetime.now(UTC), process)
         self._containers[spec.pod_uid, spec.name] = container
         task = asyncio.create_task(self._wait(container, log), name=f"container {spec.name}")
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)
+        if gate is not None:
+            self.on_created()
+            try:
+                for number, hook in enumerate(spec.hooks):
+                    await _run_hook(hook, number, container)
+                with contextlib.suppress(BrokenPipeError):  # it was killed meanwhile
+                    os.write(gate, b"\n")
+            except StartError:
+                container.signal(signal.SIGKILL)
+                await container.exited.wait()
+                raise
+            finally:
+                os.close(gate)
         return container
 
     async def stop(self, container: Container, grace_s: float) -> None:
@@ -157,6 +190,23 @@ class Runtime:
         container.exited.set()
 
 
+async def _run_hook(hook: Hook, number: int, container: Container) -> None:
+    """As runc does: the container's state on stdin, and no container if it fails. Raises StartError."""
+    state = {"ociVersion": "1.2.0", "id": container.id, "status": "creating", "pid": container.process.pid}
+    pipe = asyncio.subprocess.PIPE
+    said, result = b"", "timeout"
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(hook.timeout_s or None):
+            process = await asyncio.create_subprocess_exec(
+                hook.path, *hook.args[1:], stdin=pipe, stdout=pipe, stderr=pipe, env={}
+            )
+            _, said = await process.communicate(json.dumps(state | {"bundle": "/"}).encode())
+            result = f"exit status {process.returncode}" if process.returncode else ""
+    if result:
+        why = f"error running createRuntime hook #{number}: {result}, stdout: , stderr: {said.decode()}"
+        raise StartError(f"{_FAILED}error during container init: {why}", NOT_EXECUTABLE_EXIT)
+
+
 async def spawn(
     spec: ContainerSpec,
     argv: tuple[str, ...],
@@ -164,8 +214,12 @@ async def spawn(
     stdin: int = asyncio.subprocess.DEVNULL,
     stdout: int = asyncio.subprocess.PIPE,
     terminal: bool = False,
+    gate: int | None = None,
 ) -> asyncio.subprocess.Process:
-    """A process in the container's environment; with `terminal`, stdin becomes its controlling terminal."""
+    """A process in the container's environment; with `terminal`, stdin becomes its controlling terminal.
+
+    With `gate`, its program starts once a line can be read there.
+    """
     environ = {**spec.environ, **spec.rootfs.environment(spec.driver)}
     program = _program(argv, environ["PATH"], spec.rootfs)
     folder = spec.rootfs.inside(spec.working_dir or "/")
@@ -178,12 +232,14 @@ async def spawn(
             if terminal:
                 os.close(os.open(os.ttyname(0), os.O_RDWR))  # opening it makes it the controlling terminal
 
+        wait = ("/bin/sh", "-c", 'read _ && exec "$0" "$@" </dev/null') if gate is not None else ()
         return await asyncio.create_subprocess_exec(
+            *wait,
             program,
             *(spec.rootfs.translate(one) for one in argv[1:]),
             env=environ,
             cwd=folder if folder.is_dir() else spec.rootfs.path,
-            stdin=stdin,
+            stdin=stdin if gate is None else gate,
             stdout=stdout,
             stderr=stdout,
             start_new_session=True,
@@ -212,8 +268,4 @@ def _words(program: str, why: str) -> str:
     """As runc says it."""
     where = "stat" if "/" in program else "exec:"
     shown = program if "/" in program else f'"{program}"'
-    return (
-        "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
-        "runc create failed: unable to start container process: error during container init: "
-        f"{where} {shown}: {why}"
-    )
+    return f"{_FAILED}unable to start container process: error during container init: {where} {shown}: {why}"

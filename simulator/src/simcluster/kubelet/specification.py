@@ -78,6 +78,7 @@ def specify(
         working_dir=spec.get("workingDir") or image.working_dir,
         driver=settings.driver if _sees_cards(own) else None,
         annotations=options.annotations,
+        hooks=options.hooks,
     )
 
 
