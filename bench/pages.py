@@ -52,6 +52,7 @@ COMMANDS: dict[str, list[str]] = {
     "exporter-25000": ["exporter.py", "--series", "25000"],
     **{f"decisions-{nodes}": ["decisions.py", "--nodes", str(nodes)] for nodes in (500, 5000, 20000)},
     **{f"full-{nodes}": ["full_cluster.py", "--nodes", str(nodes), "--seconds", "20"] for nodes in (60, 300)},
+    "borrowing": ["borrowing.py", "--seeds", "42-61"],
     **{f"fill-{trace}": [*REPLAY, trace, "--policy", "all", "--seeds", "42-51"] for trace in TRACES},
     **{
         f"churn-{trace}-{load}": [*REPLAY, trace, *LEARNED, "--seeds", "42-44", "--churn", load]
@@ -246,6 +247,18 @@ def _published(mean: float, published: float | None) -> str:
     return f"{mean:.2f}" if published is None else f"{mean:.2f} ({published:.2f})"
 
 
+def borrowing() -> Rows:
+    yield ["request", "cards for at most 0.3 %", "busy samples without room on 50 cards", "held out"]
+    for row in printed("borrowing"):
+        least, most, lacking = row["cards"], row["most_cards"], row["lacking_pct"]
+        yield [
+            "peak" if row["factor"] == 1 else f"peak / {row['factor']:g}",
+            f"{least:.1f}, at most {most}",
+            "do not fit" if lacking is None else f"{lacking:.2f} %, at most {row['most_lacking_pct']:.2f} %",
+            "" if lacking is None else f"{row['held_out_lacking_pct']:.2f} %",
+        ]
+
+
 def churn() -> Rows:
     yield [
         "trace",
@@ -284,6 +297,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "full": full,
     "filling": filling,
     "churn": churn,
+    "borrowing": borrowing,
 }
 
 if __name__ == "__main__":

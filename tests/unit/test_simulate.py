@@ -235,7 +235,7 @@ def test_axes_are_divided_by_round_numbers(most: float, step: float) -> None:
         (["--policy", "worst"], '--policy names "worst", must be one or more of binpack'),
         (["--add", "four"], '--add is "four", must be NODESxCARDS'),
         (["--drop", "*"], "there are no nodes with shared cards"),
-        (["--from-cluster"], "either --from-cluster or --trace FILE must be given"),
+        (["--from-cluster"], "one of --from-cluster, --trace FILE and --usage FOLDER must be given"),
         (["--drop", "nodes-*"], '--drop is "nodes-*", must be the name of a node'),
         (["--add", "0x8"], '--add is "0x8", must be NODESxCARDS'),
         (["--add", "1x2000"], '--add is "1x2000": 1024 cards of a node are the most'),

@@ -68,6 +68,22 @@ def read_nodes(lines: Iterable[str], name: str) -> list[FleetNode]:
     return nodes
 
 
+def read_samples(lines: Iterable[str], name: str) -> dict[tuple[str, float], float]:
+    """Values by pod and time; ContractError names the line that cannot be read."""
+    found = {}
+    for where, row in _rows(lines, name):
+        try:
+            at_s, value = float(row["timestamp_anon"]), float(row["value"])
+            found[row["container_ip"], at_s] = value
+        except (KeyError, TypeError, ValueError):
+            raise ContractError(
+                where, ",".join(map(str, row.values())), "container_ip,timestamp_anon,value"
+            ) from None
+        if not (math.isfinite(at_s) and 0 <= value < MOST * CARD_MILLI):
+            raise ContractError(f"{where} value", value, "a time, and a number that is not negative")
+    return found
+
+
 def fleet_of(nodes: Sequence[FleetNode]) -> Fleet:
     """A fleet of these nodes, rows in their order."""
     fleet = Fleet()

@@ -17,8 +17,9 @@ from gpuslice.core.host_resources import HostResources
 from gpuslice.core.ledger import Ledger, shape_of
 from gpuslice.core.model import Pod
 from gpuslice.core.policy import FleetNode, Shape
+from gpuslice.core.simulation.borrowing import Sample, Usage
 from gpuslice.core.simulation.capacity import Outcome, outcome_of
-from gpuslice.core.simulation.trace import Trace, read_nodes, read_pods
+from gpuslice.core.simulation.trace import Trace, read_nodes, read_pods, read_samples
 from gpuslice.diagnosis.claims import Claims
 from gpuslice.diagnosis.cluster import Cluster
 
@@ -124,6 +125,24 @@ def load_nodes(path: Path) -> list[FleetNode]:
     """Read a list of nodes."""
     with _opened(path) as lines:
         return read_nodes(lines, path.name)
+
+
+def load_usage(folder: Path) -> Usage:
+    """What pods held and whether they computed, from two tables of GenTD26 (alibaba/clusterdata): memory in
+    bytes and duty cycle in percent, columns ``container_ip,timestamp_anon,value``, joined.
+    """
+    tables = []
+    for kind in ("memory_used_bytes", "gpu_duty_cycle"):
+        path = next(iter(sorted(folder.glob(f"*{kind}*.csv"))), folder / f"pod_{kind}.csv")
+        with _opened(path) as lines:
+            tables.append(read_samples(lines, path.name))
+    held, duty = tables
+    found: dict[str, list[Sample]] = {}
+    for pod, at_s in sorted(held.keys() & duty.keys(), key=lambda each: each[1]):
+        found.setdefault(pod, []).append(Sample(at_s, duty[pod, at_s] > 0, held[pod, at_s]))
+    if not any(each.held_bytes for samples in found.values() for each in samples):
+        raise ValueError(f"{folder}: no pod has samples of memory and of its duty cycle at the same time")
+    return found
 
 
 @contextmanager

@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from math import log2
+from math import ceil, log2
+
+from msgspec.structs import replace
 
 from gpuslice.core.policy import DEFAULT_POLICY, POLICIES, FleetNode, Shape
 from gpuslice.core.simulation.capacity import (
@@ -40,6 +42,7 @@ class Wish:
     policies: Sequence[str]
     seed: int
     needed: bool
+    borrow: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Plan:
     policies: Sequence[str]
     needed: bool
     now: Outcome | None
+    borrow: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,12 @@ def plan(start: Start, wish: Wish) -> Plan:
         pods = filling_arrivals(start.pods, units, wish.seed, wish.growth)
     if not pods:
         raise ValueError(f"--growth {wish.growth:g} leaves no pods")
-    return Plan(start.name, nodes, pods, wish.policies, wish.needed, start.now)
+    whole = max(max(node.size, default=0) for node in nodes)
+    pods = [
+        replace(shape, units=ceil(shape.units / wish.borrow)) if shape.units < whole else shape
+        for shape in pods
+    ]
+    return Plan(start.name, nodes, pods, wish.policies, wish.needed, start.now, wish.borrow)
 
 
 def _added(text: str, others: Sequence[FleetNode]) -> list[FleetNode]:

@@ -17,6 +17,7 @@ from collections import Counter
 from typing import Any
 
 from gpuslice.core.policy import Shape
+from gpuslice.core.simulation.borrowing import Lacking
 from gpuslice.core.simulation.capacity import Outcome
 from gpuslice.core.words import counted
 from gpuslice.diagnosis.simulate.rule import Simulation
@@ -101,10 +102,49 @@ def table(simulation: Simulation) -> str:
 def question(simulation: Simulation) -> str:
     """What is requested, and from how much."""
     chosen = simulation.plan
+    borrow = (
+        f", parts of cards divided by {chosen.borrow:g}: the rest is borrowed" if chosen.borrow > 1 else ""
+    )
     return (
         f"{counted(len(chosen.pods), 'pod')} for {_cards(simulation, simulation.asked_units)} cards, "
         f"{asked_percent(simulation):.1f} % of the {simulation.cards} "
-        f"on {counted(sum(any(node.size) for node in chosen.nodes), 'node')}"
+        f"on {counted(sum(any(node.size) for node in chosen.nodes), 'node')}{borrow}"
+    )
+
+
+def borrowing(
+    pods: int, factor: float, card_gib: float, own: Lacking | None, lent: Lacking | None
+) -> dict[str, Any]:
+    """For programs: what pods need that request their peaks, or less and borrow the rest."""
+
+    def needs(found: Lacking | None) -> dict[str, Any] | None:
+        return (
+            None
+            if found is None
+            else {"cards": found.cards, "busySamples": found.busy, "lackingSamples": found.lacking}
+        )
+
+    return {
+        "pods": pods,
+        "factor": factor,
+        "cardGiB": card_gib,
+        "requested": needs(own),
+        "borrowed": needs(lent),
+    }
+
+
+def borrowing_table(found: dict[str, Any]) -> str:
+    """For people."""
+    text = row("REQUEST", "CARDS NEEDED", "BUSY SAMPLES WITHOUT ROOM")
+    for name, each in (("peak", found["requested"]), (f"peak / {found['factor']:g}", found["borrowed"])):
+        cells = ("not found", "")
+        if each is not None:
+            share = 100 * each["lackingSamples"] / max(each["busySamples"], 1)
+            cells = (each["cards"], f"{each['lackingSamples']} of {each['busySamples']} ({share:.2f} %)")
+        text += row(name, *cells)
+    pods = counted(found["pods"], "pod")
+    return f"{pods} on cards of {found['cardGiB']:g} GiB; what is not requested is borrowed.\n\n" + aligned(
+        text
     )
 
 
