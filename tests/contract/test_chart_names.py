@@ -14,7 +14,13 @@ from gpuslice.core.contract import AGENT, NODE_ANNOTATION_WRITERS, POD_ANNOTATIO
 from tests.chart import CHART
 
 FILE = CHART / "templates" / "_contract.tpl"
-OF_AUTHORS = {contract.ANN_LATENCY_CLASS, contract.ANN_REQUEST, contract.ANN_LIMIT}
+OF_AUTHORS = {
+    contract.ANN_LATENCY_CLASS,
+    contract.ANN_REQUEST,
+    contract.ANN_LIMIT,
+    contract.ANN_SHOWN_MEMORY,
+    contract.ANN_ADVICE,
+}
 """Annotations that who makes a pod writes."""
 SLASH = r"/+(\./+)*"  # as in a path that nobody has cleaned
 OF_OTHER_OBJECTS = {contract.ANN_MIGRATION}

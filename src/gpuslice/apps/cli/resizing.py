@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
@@ -47,7 +48,23 @@ async def _resize(
     found = await named_pods(client, namespace, name)
     if not found:
         raise NotResizedError(f"{name} has no pods")
-    ledger = (await read_cluster(client)).ledger
+    await resize_pods(client, (await read_cluster(client)).ledger, found, amount, container, wait_s=wait_s)
+
+
+async def resize_pods(
+    client: KubeClient,
+    ledger: Ledger,
+    found: Sequence[objects.Pod],
+    amount: str,
+    container: str = "",
+    *,
+    wait_s: float = 0.0,
+    dry_run: bool = False,
+) -> None:
+    """Change each of the pods, or none if one of them cannot be, or none at all in a dry run.
+
+    Raises NotResizedError.
+    """
     wishes = [(pod, _wish(pod_view(pod), pod, ledger, amount, container)) for pod in found]
     refusals = [] if wait_s else await _refusals(client, ledger, [pod for _, (pod, _) in wishes])
     if refusals:
@@ -55,7 +72,8 @@ async def _resize(
     for pod, (then, text) in wishes:
         meta, now = pod.metadata, pod_view(pod).request
         patch = {"metadata": {"annotations": {ANN_REQUEST: text}}}
-        await client.merge_patch(PODS, meta.name, patch, meta.namespace)
+        if not dry_run:
+            await client.merge_patch(PODS, meta.name, patch, meta.namespace)
         assert now is not None
         assert then.wanted is not None
         click.echo(f"pod/{meta.name} {counted(now.units, 'unit')} -> {then.wanted.units}")
