@@ -11,6 +11,7 @@ from monitoring.rules import (
     ASKED,
     ASKED_IN_VAIN,
     BARE_POD,
+    BORROWERS_ENDED,
     CARD_HEALTHY,
     CERTIFICATE_EXPIRY,
     EXTENDER_READY,
@@ -180,6 +181,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuGrantsRefused": (
         {REFUSALS + _NO_ROOM: "0+1x180"},
         {REFUSALS + _NO_ROOM: "0x175 1x5"},
+    ),
+    "GpuBorrowersEnded": (
+        {BORROWERS_ENDED + _AT_NODE: "0+1x180"},
+        {BORROWERS_ENDED + _AT_NODE: "0x180"},
     ),
     "GpuExtenderSilent": (
         _always(EXTENDER_READY + '{pod="a"}', "0") | _always(EXTENDER_READY + '{pod="b"}', "0"),

@@ -18,6 +18,7 @@ REGISTERED = "gpuslice_agent_registered"
 BARE_POD = "gpuslice_agent_pod_without_devices"
 FORGOTTEN = "gpuslice_agent_container_forgotten"
 REFUSALS = "gpuslice_agent_refusals_total"
+BORROWERS_ENDED = "gpuslice_agent_borrowers_ended_total"
 EXTENDER_READY = "gpuslice_extender_ready"
 SAMPLED = "gpuslice_extender_sampled_pods_total"
 REJECTIONS = "gpuslice_extender_rejections_total"
@@ -32,7 +33,7 @@ CARD_HEALTHY = "gpuslice_agent_card_healthy"
 CERTIFICATE_EXPIRY = "gpuslice_process_certificate_expiry_timestamp_seconds"
 TOKENS_IN_CLEAR = "gpuslice_process_tokens_in_clear"
 WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
-_OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, AGENT_SILENT, CARD_HEALTHY}
+_OF_AGENT = {REGISTERED, BARE_POD, FORGOTTEN, REFUSALS, BORROWERS_ENDED, AGENT_SILENT, CARD_HEALTHY}
 OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, REJECTIONS, CERTIFICATE_EXPIRY, TOKENS_IN_CLEAR})
 """Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
 
@@ -313,6 +314,13 @@ ALERTS = (
         "{{ $labels.reason }}.",
         "Each is a pod that failed. gpuslice doctor says where kubelet and the annotations disagree; the "
         f"agent's log has each refusal: {_on_node('gpushare-device-plugin')}.",
+    ),
+    Alert(
+        "GpuBorrowersEnded",
+        f"max by (cluster, node) (increase({BORROWERS_ENDED}[15m])) > 0",
+        "info",
+        '{{ printf "%.0f" $value }} containers of {{ $labels.node }} lost programs that kept what was lent.',
+        "Others requested it: the event GPUMemoryCalledBack on both pods says who. Request it, or free it.",
     ),
     Alert(
         "GpuExtenderSilent",

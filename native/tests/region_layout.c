@@ -18,6 +18,7 @@ int main(void)
     FIELD(gpuslice_card, throttled_ns);
     FIELD(gpuslice_card, orphaned_bytes);
     FIELD(gpuslice_card, context_bytes);
+    FIELD(gpuslice_card, wanted_bytes);
     FIELD(gpuslice_card, asked_at_ns);
     FIELD(gpuslice_card, sampled_us);
     FIELD(gpuslice_card, unsettled_ns);

@@ -99,8 +99,12 @@ async def test_who_gives_nothing_back_is_ended_and_the_container_starts_after_th
             holds(node, (small, 1000))
             await starts
             assert small.poll() is None
-            (message,) = await warnings(node)
-            assert "what it borrowed beyond its request is called back for who requested it" in message
+            messages = await warnings(node, "GPUMemoryCalledBack")
+            assert any("called back for default/b, who requested it" in each for each in messages)
+            assert any(
+                "waits for memory of card" in each and "default/a borrowed" in each for each in messages
+            )
+            assert not await warnings(node)
 
 
 async def test_a_new_agent_knows_what_was_lent(tmp_path: Path) -> None:
@@ -128,3 +132,53 @@ async def test_a_pod_that_was_never_given_a_limit_is_never_touched(tmp_path: Pat
             await node.kubelet.start_container(new)
             assert program.poll() is None
             assert limit_mib(node, plain.pod) == OF[4]
+
+
+async def test_programs_are_asked_before_they_are_ended_and_are_told_how_much(tmp_path: Path) -> None:
+    async with Bench(tmp_path, settings=ENDS).running() as node:
+        one = await borrower(node, "a")
+        await has(node, one.pod, 16130 - RESERVE_MIB)
+        with one.process() as program:
+            holds(node, (program, 9000))
+            place = one.pod["metadata"]["uid"], "main", uuid(0)
+            await eventually(lambda: node.agent.lender.live.reported.get(place) == 9000 * MIB)
+            new = await node.place("b", 10, 0)
+            await node.kubelet.admit(new)
+            starts = asyncio.create_task(node.kubelet.start_container(new))
+            limit = OF[4] + 16130 - 15054 - RESERVE_MIB
+            asked = f"{uuid(0)} release={(9000 - limit) * MIB}\n"
+            await eventually(lambda: pressure(node, one.pod) == asked, "it is asked")
+            holds(node, (program, limit))
+            await starts
+            assert program.poll() is None
+            assert pressure(node, one.pod) == ""
+            assert not await warnings(node, "GPUMemoryCalledBack")
+
+
+def pressure(node: Bench, pod: Pod) -> str | None:
+    path = (
+        node.agent.folders.region(node.agent.folders.current(node.kubelet.ids(pod))).parents[1]
+        / "etc/pressure"
+    )
+    return path.read_text() if path.exists() else None
+
+
+async def test_what_a_pod_borrowed_before_its_limit_was_taken_away_is_called_back_as_well(
+    tmp_path: Path,
+) -> None:
+    async with Bench(tmp_path, settings=ENDS).running() as node:
+        one = await borrower(node, "a")
+        await has(node, one.pod, 16130 - RESERVE_MIB)
+        with one.process() as program:
+            holds(node, (program, 9000))
+            place = one.pod["metadata"]["uid"], "main", uuid(0)
+            await eventually(lambda: node.agent.lender.live.reported.get(place) == 9000 * MIB)
+            await annotate_limit(node, "a", None)
+            await has(node, one.pod, OF[4])
+            new = await node.place("b", 10, 0)
+            await node.kubelet.admit(new)
+            starts = asyncio.create_task(node.kubelet.start_container(new))
+            await eventually(lambda: program.poll() is not None, "what holds the excess has ended")
+            assert not starts.done()
+            holds(node)
+            await starts

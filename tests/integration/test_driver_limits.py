@@ -94,7 +94,7 @@ async def test_a_limit_that_somebody_changes_is_set_again_and_told(
         tenant = await node.tenant("t")
         await tenant.start()
         await tenant.held()
-        await eventually(lambda: node.bench.agent.limits._known, "it was checked")
+        await eventually(lambda: node.bench.agent.state.by_driver.applied, "it was checked")
         assert node.host.set(tenant.cgroup, 0, 100000) == 0
         (said,) = await eventually(lambda: node.warnings("GPUDriverLimitChanged"), "an event")
         assert "it was 100000 MiB" in said
@@ -108,7 +108,7 @@ async def test_a_limit_that_the_agent_changes_is_the_drivers_within_a_second(
         await node.says("driver")
         tenant = await node.tenant("t")
         await tenant.start()
-        await eventually(lambda: node.bench.agent.limits._known, "it was checked")
+        await eventually(lambda: node.bench.agent.state.by_driver.applied, "it was checked")
         folders = node.bench.agent.folders
         name = folders.current(node.bench.kubelet.ids(tenant.pod))
         folders.change_limits(name, [LimitsEntry(uuid(0), 9000 * MIB)])

@@ -100,3 +100,36 @@ def test_a_child_follows_as_well(tmp_path: Path) -> None:
             child.ok("start 0")
             assert told(child) == 2048
         soon(lambda: told(parent) == 2048)
+
+
+def test_once_the_accounts_fit_a_smaller_limit_no_process_exceeds_it_any_more(tmp_path: Path) -> None:
+    """Whoever lowers a limit reads the accounts once, and need not wait for the processes to notice."""
+    small, large, fitted = 500, 1400, 0
+    with container(tmp_path, memory_mib=large) as box, box.worker() as one, box.worker() as two:
+        for worker in (one, two):
+            worker.ok("start 0")
+            worker.say(f"threads 6 100000000 {90 * MIB}")
+        soon(lambda: box.machine.used() > small * MIB)
+        for _ in range(300):
+            change(box, small)
+            if fits := box.card().used_bytes <= small * MIB:
+                fitted += 1
+            for _ in range(20):
+                assert not fits or box.machine.used() <= small * MIB
+            change(box, large)
+            soon(lambda: box.machine.used() > small * MIB)
+        one.kill()
+        two.kill()
+    assert fitted
+
+
+def test_programs_that_size_themselves_once_are_shown_what_is_their_own(tmp_path: Path) -> None:
+    with container(tmp_path, memory_mib=1024) as box, box.worker() as worker:
+        worker.ok("start 0")
+        box.limits[0] = replace(box.limits[0], request_bytes=512 * MIB, shows_request=True)
+        change(box, 2048)
+        soon(lambda: told(worker) == 512)
+        assert worker.ok("total 0") == [512 * MIB]
+        assert "512MiB" in box.run(str(SIM / "nvidia-smi")).stdout
+        worker.ok(f"alloc 0 plain {1000 * MIB}")
+        assert worker.ok("info") == [0, 512 * MIB]

@@ -10,18 +10,20 @@ import os
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from gpuslice.adapters.region.limits import read_limits
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.lender import Lender
 from gpuslice.apps.agent.limit_entries import entries
-from gpuslice.apps.agent.live_limits import LOOKED_S
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.core.contract import device_id
 from gpuslice.core.device_assignment import DeviceAssignment
 from gpuslice.core.grant import grant_to
-from gpuslice.core.model import ContainerRequest, Request
+from gpuslice.core.model import ContainerRequest, Request, Tier
 from gpuslice.core.units import MIB, limit_bytes
 from tests.builders import make_card, make_node, make_placement, make_pod
 
@@ -89,14 +91,15 @@ class Node:
         request = Request(units, containers=(ContainerRequest("main", 0, units, limit=limit),))
         view = make_pod(f"p{self.made}", units, node="n1", priority=self.dice.randint(0, 2))
         view = replace(view, request=request, placement=make_placement("n1", units, 0), assigned=True)
-        pod = NodePod(view, came=self.made, running=frozenset({"main"}))
+        # interactive: what it requested is never lent (the other case: tests/integration/test_lending_live)
+        pod = NodePod(view, came=self.made, running=frozenset({"main"}), interactive=True)
         self.containers.append(Container(pod, frozenset(free[:units])))
         self.state.pod_changed(pod)
 
     def start(self, each: Container) -> None:
         """As PreStartContainer: not before what it requested is lent to nobody."""
         self.lender.check()
-        if self.lender.is_settled({CARD.uuid}):
+        if self.lender.is_settled({CARD.uuid}, each.pod.view):
             (container,) = each.pod.view.request.containers if each.pod.view.request else ()
             grant = grant_to(container, each.ids, self.state.node)
             self.folders.start(each.ids, entries(grant.limits), self.state.owner(each.ids))
@@ -116,7 +119,7 @@ class Node:
                 each.used_bytes = self.limit_bytes(each)
 
     def step(self) -> None:
-        self.now_s += self.dice.choice((0.1, 0.2, LOOKED_S))
+        self.now_s += self.dice.choice((0.1, 0.2, 1.5))
         each = self.dice.choice(self.containers) if self.containers else None
         match self.dice.randrange(8):
             case 0 | 1:
@@ -156,3 +159,66 @@ def all_have_what_they_requested(node: Node) -> int:
         if not container.borrowable:  # it is never touched
             assert node.limit_bytes(each) == each.own_bytes
     return sum(each.used_bytes > each.own_bytes for each in running)
+
+
+def grown_beside(
+    folder: Path, *, by_driver: bool = False, **beside: Any
+) -> tuple[Node, Container, Container]:
+    """A container that uses all that it may have, and an idle one that may borrow, too; `beside`: of that."""
+    node = Node(folder, 1)
+    for number, (units, more) in enumerate(((4, {}), (8, beside))):
+        request = Request(units, containers=(ContainerRequest("main", 0, units, limit=UNITS),))
+        placement = make_placement("n1", units, 0)
+        view = replace(make_pod(f"p{number}", units, node="n1"), request=request, placement=placement)
+        ids = frozenset(device_id(CARD.uuid, 5 * number + unit) for unit in range(units))
+        pod = NodePod(view, came=number + 1, running=frozenset({"main"}), **more)
+        node.containers.append(Container(pod, ids))
+        node.state.pod_changed(pod)
+    if by_driver:
+        node.state.by_driver.cards = frozenset({CARD.uuid})
+    greedy, idle = node.containers
+    for _ in range(6):
+        node.now_s += 0.2
+        node.tell()
+        for each in (each for each in node.containers if not each.started):
+            node.start(each)
+        node.lender.check()
+        greedy.used_bytes = node.limit_bytes(greedy) if greedy.started else 0
+    return node, greedy, idle
+
+
+def test_what_is_requested_and_not_used_is_lent_and_comes_back_when_it_is_used(tmp_path: Path) -> None:
+    node, greedy, idle = grown_beside(tmp_path)
+    assert node.limit_bytes(idle) < idle.own_bytes
+    assert node.limit_bytes(idle) + node.limit_bytes(greedy) <= TOTAL
+    again = Lender(node.state, node.folders, enabled=True, clock=lambda: node.now_s)  # a new agent's
+    again.live.reported = node.lender.live.reported
+    again.check()
+    assert again.lease_bytes(idle.uid, "main", CARD.uuid) < 0
+    idle.used_bytes = node.limit_bytes(idle)
+    for _ in range(3):
+        node.tell()
+        node.lender.check()
+        assert node.limit_bytes(idle) < idle.own_bytes  # as long as the other one uses it
+    node.call_back()
+    node.tell()
+    node.lender.check()
+    assert node.limit_bytes(idle) >= idle.own_bytes
+    assert node.ended == 1
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"interactive": True},
+        {"unlimited": frozenset({"main"})},
+        {"tiers": {"main": Tier.WATCHDOG}},
+        {"by_driver": True},
+    ],
+    ids=["interactive", "exempt", "without the library", "by the driver"],
+)
+def test_it_is_lent_only_where_the_library_is_in_every_program_on_the_card(
+    tmp_path: Path, beside: dict[str, Any]
+) -> None:
+    node, _, idle = grown_beside(tmp_path, **beside)
+    assert node.limit_bytes(idle) >= idle.own_bytes

@@ -97,6 +97,21 @@ def test_what_is_on_the_page_is_in_the_catalogue_with_its_labels() -> None:
             assert tuple(one.labels) == catalogue[one.name].labels, one.name
 
 
+def test_what_is_borrowed_is_told_of_who_may_borrow_and_who_lends_keeps_its_limit() -> None:
+    borrows = LimitsEntry(UUID, 4301 * MIB, request_bytes=2000 * MIB)
+    lends = LimitsEntry(UUID, 1000 * MIB, request_bytes=2000 * MIB)
+    isolation = Isolation(
+        {A: ContainerIsolation({UUID: borrows}, {}), B: ContainerIsolation({UUID: lends}, {})}
+    )
+    processes = ProcessReading(7, UUID, 3193 * MIB, 0.2), ProcessReading(8, UUID, 500 * MIB, 0.2)
+    found = read(build_card(sample(*processes), known({7: A, 8: B}, isolation=isolation)))
+    values = {
+        name: [one.value // MIB for one in found.find(f"gpuslice_container_memory_{name}_bytes")]
+        for name in ("borrowed", "limit")
+    }
+    assert values == {"borrowed": [1193, 0], "limit": [4301, 2000]}
+
+
 def test_without_a_process_list_the_interposers_count_stands_in_and_the_rest_is_absent() -> None:
     card = build_card(sample(listed=False), known(isolation=limited()))
     found = read(card)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,18 @@ from gpuslice.adapters.region.limits import (
 
 PARTS = Path(__file__).resolve().parents[2] / "native/build/tests/libparts.so"
 UUID = "GPU-5f3a0c1e-77aa-4b1c-9d5e-0f6f2f1f9a01"
-GOOD = f"gpuslice 1\n{UUID} memory=4509925376 share=30\nMIG-GPU-5f3a/3/0 memory=- share=-\nend 2\n"
+GOOD = (
+    f"gpuslice 1\n{UUID} memory=4509925376 share=30 request=1073741824 shown=request\n"
+    "MIG-GPU-5f3a/3/0 memory=- share=-\nend 2\n"
+)
 
 
 class Limit(ctypes.Structure):
     _fields_ = (
         ("uuid", ctypes.c_char * layout.UUID_BYTES),
         ("memory_bytes", ctypes.c_uint64),
+        ("request_bytes", ctypes.c_uint64),
+        ("shown_bytes", ctypes.c_uint64),
         ("compute_percent", ctypes.c_uint32),
         ("cap_percent", ctypes.c_uint32),
         ("interactive", ctypes.c_bool),
@@ -61,6 +67,8 @@ def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[LimitsEntry, ...] | None:
             card.compute_percent or None,
             card.cap_percent if card.cap_percent != card.compute_percent else None,
             card.interactive,
+            None if card.request_bytes == card.memory_bytes else card.request_bytes,
+            card.shown_bytes == card.request_bytes < card.memory_bytes,
         )
         for card in limits.cards[: limits.count]
     )
@@ -68,9 +76,23 @@ def by_c(parts: ctypes.CDLL, text: bytes) -> tuple[LimitsEntry, ...] | None:
 
 def by_python(text: bytes) -> tuple[LimitsEntry, ...] | None:
     try:
-        return parse_limits(text.decode("latin-1"))
+        return tuple(map(effective, parse_limits(text.decode("latin-1"))))
     except LimitsError:
         return None
+
+
+def effective(limit: LimitsEntry) -> LimitsEntry:
+    """A request that is the whole limit is none, and there is nothing less to show."""
+    own, most = limit.request_bytes, limit.memory_bytes
+    if own is None or most is None or own == most:
+        return replace(limit, request_bytes=None, shows_request=False)
+    return replace(limit, shows_request=limit.shows_request and own < most)
+
+
+def lent(limit: LimitsEntry, own: int | None, shown: bool) -> LimitsEntry:
+    if limit.memory_bytes is None or own is None:
+        return limit
+    return effective(replace(limit, request_bytes=own, shows_request=shown))
 
 
 UUIDS = st.builds("{}-{}".format, st.sampled_from(["GPU", "MIG"]), st.uuids().map(str))
@@ -80,7 +102,8 @@ LENDING = st.integers(1, 99).flatmap(
         LimitsEntry, UUIDS, MEMORY, st.just(share), st.none() | st.integers(share + 1, 100), st.booleans()
     )
 )
-CARDS = st.builds(LimitsEntry, UUIDS, MEMORY, st.none() | st.integers(1, 100)) | LENDING
+PLAIN = st.builds(LimitsEntry, UUIDS, MEMORY, st.none() | st.integers(1, 100))
+CARDS = st.builds(lent, PLAIN | LENDING, MEMORY, st.booleans())
 LISTS = st.lists(CARDS, max_size=layout.CARDS, unique_by=lambda card: card.uuid)
 
 
@@ -92,7 +115,7 @@ def test_what_is_written_is_read_back_by_both(parts: ctypes.CDLL, limits: list[L
 
 PIECES = st.sampled_from(
     b"0 00 - +1 \n \r\n end~1\n end~2\n gpuslice~1\n GPU- \0 101 9223372036854775807 9223372036854775808"
-    b" 99999999999999999999999 memory= \xff / _ ~".replace(b"\n", b"|").split()
+    b" 99999999999999999999999 memory= request= shown=request \xff / _ ~".replace(b"\n", b"|").split()
 ).map(lambda piece: piece.replace(b"~", b" ").replace(b"|", b"\n"))
 
 
@@ -142,7 +165,7 @@ def test_the_file_is_put_in_place_whole_and_everybody_can_read_it(tmp_path: Path
     write_limits(tmp_path / "limits", limits)
     assert read_limits(tmp_path / "limits") == tuple(limits)
     assert stat.S_IMODE((tmp_path / "limits").stat().st_mode) == 0o644
-    assert [path.name for path in tmp_path.iterdir()] == ["limits"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generation", "limits"]
 
 
 def test_everybody_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
@@ -158,7 +181,7 @@ def test_a_file_that_cannot_be_put_in_place_leaves_nothing_beside_it(tmp_path: P
     (tmp_path / "limits").mkdir()
     with pytest.raises(IsADirectoryError):
         write_limits(tmp_path / "limits", [LimitsEntry(UUID, 1 << 30)])
-    assert [path.name for path in tmp_path.iterdir()] == ["limits"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["generation", "limits"]
 
 
 def test_no_file_means_no_limits(tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def test_figures_are_whole_in_any_terminal(width: int) -> None:
         assert any(figure in line for line in lines), (figure, lines)
 
 
+def test_what_is_borrowed_is_shown_beside_what_is_used() -> None:
+    borrower = replace(container(0), used_bytes=6 * GIB, limit_bytes=8 * GIB, borrowed_bytes=2 * GIB)
+    lines = shown(ClusterUsage((card(0),), (borrower,)), 120)
+    assert any("6.0G/8.0G +2.0G" in line for line in lines), lines
+    assert borrower.wasted_bytes == 0
+
+
 def test_a_terminal_of_80_columns_still_tells_the_namespace() -> None:
     assert any(line.startswith("default") and "app-0" in line for line in shown(ONE, 80))
 

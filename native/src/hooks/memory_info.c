@@ -27,11 +27,12 @@ struct share {
 /* The total is at most the card's, and the free memory at most what is free on the card. */
 static struct share share_of(struct gs_card *card, uint64_t card_total, uint64_t card_free)
 {
-    uint64_t limit_bytes = card->limit_bytes;
-    struct share share = {.total = limit_bytes < card_total ? limit_bytes : card_total};
+    uint64_t shown_bytes = card->shown_bytes;
+    struct share share = {.total = shown_bytes < card_total ? shown_bytes : card_total};
     share.used = gs_used_by_figures(card);
     share.free = share.used < share.total ? share.total - share.used : 0;
-    share.free = share.free < card_free ? share.free : card_free;
+    bool is_lent = card->limit_bytes < card->request_bytes; /* then others have what is free for us */
+    share.free = share.free < card_free || is_lent ? share.free : card_free;
     return share;
 }
 
@@ -40,6 +41,7 @@ static uint32_t narrow(uint64_t bytes) { return bytes < UINT32_MAX ? (uint32_t)b
 static struct gs_card *limited(struct gs_card *card)
 {
     gs_cards_look(gs_coarse_ns());
+    gs_cards_look_now();
     return card && card->limit_bytes != GS_NO_LIMIT ? card : NULL;
 }
 
@@ -54,6 +56,8 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     uint64_t now = gs_measure_sometimes(card); /* and looks whether the limits have changed */
     if (card->limit_bytes == GS_NO_LIMIT)
         return result;
+    if (gs_unlikely(gs_used(card) > card->limit_bytes))
+        gs_pools_trim(); /* what was lent is called back */
     sweep_sometimes(now);
     struct share share = share_of(card, total_bytes ? *total_bytes : UINT64_MAX, free_bytes ? *free_bytes : UINT64_MAX);
     if (free_bytes)
@@ -81,8 +85,8 @@ int cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
     {                                                                                                                          \
         int result = DRIVER(symbol)(bytes, device);                                                                            \
         struct gs_card *card = result == CUDA_SUCCESS ? limited(gs_card_of_device(device)) : NULL;                             \
-        if (card && bytes && *bytes > shown(card->limit_bytes))                                                                \
-            *bytes = shown(card->limit_bytes);                                                                                 \
+        if (card && bytes && *bytes > shown(card->shown_bytes))                                                                \
+            *bytes = shown(card->shown_bytes);                                                                                 \
         return result;                                                                                                         \
     }
 TOTAL(cuDeviceTotalMem_v2, size_t, )

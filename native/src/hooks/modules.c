@@ -52,7 +52,7 @@ static bool again(struct load *load, uint64_t key)
         load->most = returned < load->grown ? (returned > 0 ? returned : 0) : load->grown;
         load->before = after;
         fits = !load->repeated && load->most < load->grown &&
-               gs_used(load->card) + (uint64_t)load->most <= load->card->limit_bytes;
+               gs_used(load->card) + (uint64_t)load->most <= gs_own_limit(load->card);
     }
     load->repeated = true;
     if (!fits)
@@ -105,8 +105,8 @@ static bool can_fit(struct gs_card *card, int limit, uint64_t before, uint64_t v
     bool sized = limit == PRINTF_BUFFER || limit == MALLOC_HEAP;
     if (!sized || value <= before || !card || card->index >= GPUSLICE_CARDS)
         return true;
-    uint64_t used = gs_used(card), more = value - before;
-    if (used <= card->limit_bytes && more <= card->limit_bytes - used)
+    uint64_t used = gs_used(card), more = value - before, most = gs_own_limit(card);
+    if (used <= most && more <= most - used)
         return true;
     gs_refuse(card);
     return false;

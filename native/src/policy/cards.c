@@ -18,11 +18,14 @@ static struct gs_card foreign_card = {.index = GPUSLICE_CARDS};
 static uint32_t card_count;
 static struct gs_card *device_cards[GS_DEVICES];
 
+/* `generation` changes with the file, and is odd while the file is replaced. */
+static const _Atomic uint64_t no_generation;
 static struct {
     char path[GS_PATH_ROOM]; /* "" before the start */
     struct gs_limits limits;
-    _Atomic uint64_t looked_ns;
-} followed;
+    _Atomic uint64_t looked_ns, seen;
+    const _Atomic uint64_t *generation;
+} followed = {.generation = &no_generation};
 static struct gs_lock following GS_PER_PROCESS;
 
 static void forget(void) { gs_accounts_forget(&gs_accounts); }
@@ -35,6 +38,8 @@ void gs_cards_make(const struct gs_limits *limits)
         struct gs_card *card = &cards[card_count];
         *card = (struct gs_card){.index = gs_accounts_card(&gs_accounts, limit->uuid),
                                  .limit_bytes = limit->memory_bytes,
+                                 .request_bytes = limit->request_bytes,
+                                 .shown_bytes = limit->shown_bytes,
                                  .share = {limit->compute_percent, limit->cap_percent, limit->interactive}};
         memcpy(card->uuid, limit->uuid, sizeof card->uuid);
         gs_accounts_show_limit(&gs_accounts, card->index, limit->memory_bytes, limit->compute_percent);
@@ -44,6 +49,12 @@ void gs_cards_make(const struct gs_limits *limits)
 void gs_cards_follow(const char *prefix)
 {
     atomic_store(&followed.looked_ns, gs_coarse_ns());
+    gs_text_join(followed.path, sizeof followed.path, prefix, "/etc/gpuslice/generation", "");
+    const void *generation = gs_map_to_read(followed.path, sizeof *followed.generation);
+    if (generation) {
+        atomic_store(&followed.seen, UINT64_MAX); /* it may have changed since the limits were read */
+        followed.generation = generation;
+    }
     gs_text_join(followed.path, sizeof followed.path, prefix, "/etc/gpuslice/limits", "");
 }
 
@@ -54,7 +65,11 @@ static void read_again(void)
     for (uint32_t i = 0; i < followed.limits.count; i++) {
         const struct gs_limit *limit = &followed.limits.cards[i];
         struct gs_card *card = gs_card_of_uuid(limit->uuid);
-        if (card == &foreign_card || card->limit_bytes == limit->memory_bytes)
+        if (card == &foreign_card)
+            continue;
+        card->request_bytes = limit->request_bytes;
+        card->shown_bytes = limit->shown_bytes;
+        if (card->limit_bytes == limit->memory_bytes)
             continue;
         card->limit_bytes = limit->memory_bytes;
         gs_accounts_show_limit(&gs_accounts, card->index, limit->memory_bytes, limit->compute_percent);
@@ -69,6 +84,16 @@ void gs_cards_look(uint64_t now)
         return;
     GS_GUARD(&following);
     read_again();
+}
+
+void gs_cards_look_now(void)
+{
+    uint64_t now = atomic_load(followed.generation);
+    if (gs_likely(now == atomic_load_explicit(&followed.seen, memory_order_acquire) && !(now & 1)))
+        return;
+    GS_GUARD(&following);
+    read_again();
+    atomic_store(&followed.seen, now);
 }
 
 /* The 16 bytes that a uuid spells, whatever its prefix. */

@@ -14,9 +14,10 @@
 #define GS_PAGE_BYTES (UINT64_C(2) << 20) /* the driver allocates physical memory in these */
 
 struct gs_card {
-    uint32_t index;               /* in the region; GPUSLICE_CARDS for a card that is not ours */
-    _Atomic uint64_t limit_bytes; /* GS_NO_LIMIT for none; 0 for a card that is not ours; changes while we run */
-    struct gs_share share;        /* of compute; weight 0: not limited */
+    uint32_t index;                              /* in the region; GPUSLICE_CARDS for a card that is not ours */
+    _Atomic uint64_t limit_bytes;                /* GS_NO_LIMIT for none; 0 for a card that is not ours; changes while we run */
+    _Atomic uint64_t request_bytes, shown_bytes; /* likewise: what is its own, and what programs see */
+    struct gs_share share;                       /* of compute; weight 0: not limited */
     char uuid[GPUSLICE_UUID_BYTES];
 };
 
@@ -27,10 +28,16 @@ static inline struct gpuslice_card *gs_region_card(const struct gs_card *card)
     struct gpuslice_region *region = gs_accounts_at(&gs_accounts).region;
     return region && card->index < GPUSLICE_CARDS ? &region->cards[card->index] : NULL;
 }
+/* For what the driver itself takes in a process, which cannot wait until it is given back: less is lent than is unused. */
+static inline uint64_t gs_own_limit(const struct gs_card *card)
+{
+    return card->request_bytes > card->limit_bytes ? card->request_bytes : card->limit_bytes;
+}
 void gs_cards_make(const struct gs_limits *limits);
-/* From the file below that prefix, later: its memory limits are in force a moment after they have changed there. */
+/* From the file below that prefix, later: its memory limits are in force as soon as they have changed there. */
 void gs_cards_follow(const char *prefix);
 void gs_cards_look(uint64_t now); /* cheap enough for each allocation; `now` by the coarse clock */
+void gs_cards_look_now(void);     /* at a change of the agent's alone, which this sees at once: a few ns */
 
 /* NULL if the driver does not identify the card: then let the driver answer the call. */
 struct gs_card *gs_card_of_device(CUdevice device);

@@ -81,13 +81,26 @@ static bool take_lending(struct cursor *cursor, struct gs_limit *limit)
     return !limit->interactive || limit->compute_percent;
 }
 
+/* Both may be absent: then all of the memory is the container's own. */
+static bool take_request(struct cursor *cursor, struct gs_limit *limit)
+{
+    uint64_t own = limit->memory_bytes;
+    bool given = take_text(cursor, " request=");
+    if (given && (own == GS_NO_LIMIT || !take_number(cursor, (uint64_t)INT64_MAX, &own)))
+        return false;
+    limit->request_bytes = own;
+    bool alone = given && take_text(cursor, " shown=request");
+    limit->shown_bytes = alone || own > limit->memory_bytes ? own : limit->memory_bytes;
+    return true;
+}
+
 static bool take_card(struct cursor *cursor, struct gs_limits *limits)
 {
     if (limits->count == GPUSLICE_CARDS)
         return false;
     struct gs_limit *limit = &limits->cards[limits->count];
     if (!take_uuid(cursor, limit->uuid) || !take_memory(cursor, limit) || !take_share(cursor, limit) ||
-        !take_lending(cursor, limit) || !take_text(cursor, "\n"))
+        !take_lending(cursor, limit) || !take_request(cursor, limit) || !take_text(cursor, "\n"))
         return false;
     for (uint32_t i = 0; i < limits->count; i++)
         if (strcmp(limits->cards[i].uuid, limit->uuid) == 0)

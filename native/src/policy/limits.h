@@ -5,8 +5,10 @@
  *     end 1
  *
  * One line per card: its uuid as NVML spells it, the bytes of device memory ("-" for no limit) and the percentage of
- * compute ("-" for no limit). Two fields are optional: cap=, the most compute that the container may use while others
- * leave it some, a percentage not below the share, which is the default; and class=interactive, if it goes before others.
+ * compute ("-" for no limit). The other fields are optional: cap=, the most compute that the container may use while others
+ * leave it some, a percentage not below the share, which is the default; class=interactive, if it goes before others;
+ * request=, the bytes that are its own, where it borrows the rest or others borrow from it; and shown=request, if programs
+ * are to see no more than that.
  * The last line counts the cards, so that a truncated file is recognised. Anything else makes the whole file corrupt.
  */
 #ifndef GPUSLICE_LIMITS_H
@@ -24,6 +26,8 @@
 struct gs_limit {
     char uuid[GPUSLICE_UUID_BYTES];
     uint64_t memory_bytes;    /* GS_NO_LIMIT for none */
+    uint64_t request_bytes;   /* of them, or more, its own */
+    uint64_t shown_bytes;     /* what programs see as the size of the card */
     uint32_t compute_percent; /* 0 for none */
     uint32_t cap_percent;     /* equal to compute_percent if the file has no cap */
     bool interactive;

@@ -279,6 +279,7 @@ uint64_t gs_measure_sometimes(struct gs_card *card)
 {
     uint64_t now = gs_accounts_look(&gs_accounts);
     gs_cards_look(now);
+    gs_cards_look_now();
     measure_if_due(card, now);
     for (uint32_t i = 0; i < gs_card_count(); i++)
         if (gs_card_at(i) != card)

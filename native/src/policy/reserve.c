@@ -9,6 +9,8 @@
 
 #define LATEST_NS UINT64_C(3000000000) /* time for two figures, and some patience with a busy agent */
 #define NAP_NS UINT64_C(10000000)
+#define LENT_BACK_NS UINT64_C(10000000000) /* the agent gets it back within a second; longer if the host is busy */
+#define LENT_NAP_NS UINT64_C(1000000)
 
 static bool reserve_by_figures(struct gs_card *card, uint64_t bytes);
 
@@ -21,36 +23,68 @@ bool gs_reserve(struct gs_card *card, uint64_t bytes)
     return reserved;
 }
 
+/* What is our own and was not used may be lent to others: the agent sees that we want it, and raises the limit again. */
+static bool reserve_what_is_lent(struct gs_card *card, uint64_t bytes)
+{
+    struct gpuslice_card *entry = gs_region_card(card);
+    bool reserved = false;
+    for (uint64_t until = gs_monotonic_ns() + LENT_BACK_NS; entry && !reserved && gs_monotonic_ns() < until;) {
+        bool is_lent = card->limit_bytes < card->request_bytes; /* before the attempt, which may find that it no longer is */
+        uint64_t wanted = gs_used(card) + bytes;
+        reserved = gs_take_room(card, bytes, 0);
+        if (reserved || !is_lent || wanted > card->request_bytes)
+            break;
+        gs_raise_to(&entry->wanted_bytes, wanted);
+        gs_sleep_ns(LENT_NAP_NS);
+    }
+    if (reserved)
+        atomic_store(&entry->wanted_bytes, 0); /* whoever else waits writes it again */
+    return reserved;
+}
+
 bool gs_reserve_quietly(struct gs_card *card, uint64_t bytes)
 {
-    if (gs_take_room(card, bytes, card->limit_bytes))
+    if (gs_take_room(card, bytes, 0))
         return true;
     /* As the driver does before it gives up: reclaim memory that pools keep and nobody uses. */
     bool settled = gs_descriptors_settle(), trimmed = gs_pools_trim();
-    return ((settled || trimmed) && gs_take_room(card, bytes, card->limit_bytes)) || reserve_by_figures(card, bytes);
+    return ((settled || trimmed) && gs_take_room(card, bytes, 0)) || reserve_what_is_lent(card, bytes) ||
+           reserve_by_figures(card, bytes);
 }
 
 /* ---- the steps ---- */
 
 void gs_refuse(struct gs_card *card) { gs_accounts_count_refusal(&gs_accounts, card->index); }
 
-static bool in_flight_if(bool taken, struct gs_card *card, uint64_t bytes)
+typedef bool reserving(struct gs_accounts *, uint32_t card, uint64_t bytes, uint64_t limit);
+
+/* The agent writes a smaller limit and reads the accounts then; we write the accounts and look at the limit then. So one of the
+ * two sees the other, and the agent need not wait for us. */
+static bool take_room(struct gs_card *card, uint64_t bytes, uint64_t beyond, reserving *reserve)
 {
+    gs_cards_look_now();
+    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
+    uint64_t limit = card->limit_bytes + beyond;
+    bool taken = reserve(&gs_accounts, card->index, bytes, limit);
+    gs_cards_look_now();
+    uint64_t limit_now = card->limit_bytes + beyond; /* another thread may have read it */
+    if (taken && limit_now < limit && gs_used(card) > limit_now) {
+        gs_accounts_return(&gs_accounts, card->index, bytes);
+        taken = false;
+    }
     if (!taken)
         gs_flight_ends(&gs_accounts, card->index, GS_TAKING, bytes);
     return taken;
 }
 
-bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes)
+bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t beyond)
 {
-    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
-    return in_flight_if(gs_accounts_reserve(&gs_accounts, card->index, bytes, limit_bytes), card, bytes);
+    return take_room(card, bytes, beyond, gs_accounts_reserve);
 }
 
 bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes)
 {
-    gs_flight_begins(&gs_accounts, card->index, GS_TAKING, bytes);
-    return in_flight_if(gs_accounts_reserve_at_once(&gs_accounts, card->index, bytes, card->limit_bytes), card, bytes);
+    return take_room(card, bytes, 0, gs_accounts_reserve_at_once);
 }
 
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken)
@@ -113,7 +147,7 @@ uint64_t gs_used_by_figures(struct gs_card *card) { return gs_less(gs_used(card)
 
 static bool fits(const struct gs_card *card, uint64_t bytes, uint64_t used)
 {
-    return used <= card->limit_bytes && bytes <= card->limit_bytes - used;
+    return used <= gs_own_limit(card) && bytes <= gs_own_limit(card) - used;
 }
 
 /* Reserves these bytes if there is room according to the driver's figures. Waits for figures that may decide it. */
@@ -124,7 +158,7 @@ static bool reserve_by_figures(struct gs_card *card, uint64_t bytes)
     gs_settle_own(card);
     for (uint64_t until = 0; outlook.excess || outlook.open || gs_used(card) < before; outlook = outlook_of(card)) {
         gs_settle_own(card);
-        if (gs_take_room(card, bytes, card->limit_bytes + outlook.excess))
+        if (gs_take_room(card, bytes, outlook.excess))
             return true;
         uint64_t now = gs_monotonic_ns();
         until = until ? until : now + LATEST_NS;

@@ -20,8 +20,8 @@ bool gs_borrowed_too_much(struct gs_card *card);
 /* ---- the steps ---- */
 
 void gs_refuse(struct gs_card *card); /* counts it */
-/* Reserves these bytes under that limit, for a call that is in flight from then on, until it is settled. */
-bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t limit_bytes);
+/* Reserves these bytes under the limit and what is `beyond` it, for a call that is in flight from then on, until it is settled. */
+bool gs_take_room(struct gs_card *card, uint64_t bytes, uint64_t beyond);
 bool gs_take_room_at_once(struct gs_card *card, uint64_t bytes); /* under its own limit, without waiting */
 /* The call has returned: `reserved` bytes were reserved, and `taken` bytes, perhaps more, were taken. */
 void gs_settle(struct gs_card *card, uint64_t reserved, uint64_t taken);

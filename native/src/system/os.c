@@ -104,6 +104,19 @@ void *gs_map_shared(const char *path, size_t bytes, struct gs_file *identity)
     return address == MAP_FAILED ? NULL : address;
 }
 
+const void *gs_map_to_read(const char *path, size_t bytes)
+{
+    GS_KEEP_ERRNO;
+    void *address = MAP_FAILED;
+    struct stat found;
+    int file = open_file(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    if (file >= 0 && describe(file, &found) && is_plain(&found) && (uint64_t)found.st_size >= bytes)
+        address = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file, 0);
+    if (file >= 0)
+        syscall(SYS_close, file);
+    return address == MAP_FAILED ? NULL : address;
+}
+
 enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes)
 {
     GS_KEEP_ERRNO;

@@ -32,6 +32,7 @@ struct gs_file {
 /* A shared mapping of the file, which is created, and grown to `bytes`, if necessary. NULL if that fails, or if the path
  * is not a regular file without further hard links. */
 void *gs_map_shared(const char *path, size_t bytes, struct gs_file *file);
+const void *gs_map_to_read(const char *path, size_t bytes); /* NULL if it is no such file, or shorter */
 /* What the path refers to now. If that cannot be found out, the file is assumed to be the same. */
 enum gs_file_state { GS_FILE_SAME, GS_FILE_SHORT, GS_FILE_ANOTHER };
 enum gs_file_state gs_file_state(const char *path, const struct gs_file *file, size_t bytes);

@@ -53,6 +53,8 @@ class ContainerUsage:
     refused: float | None = None
     throttled_seconds: float | None = None
     idle_seconds: float | None = None
+    borrowed_bytes: float | None = None
+    """In use beyond its request; None if it may not borrow."""
     processes: float | None = None
 
     @property
@@ -62,10 +64,9 @@ class ContainerUsage:
 
     @property
     def wasted_bytes(self) -> float | None:
-        """Held and not used."""
-        if self.used_bytes is None or self.promised_bytes is None:
-            return None
-        return max(0.0, self.promised_bytes - self.used_bytes)
+        """Held and not used; what it might borrow is held by nobody."""
+        held = self.promised_bytes if self.borrowed_bytes is None else self.allocated_bytes
+        return None if self.used_bytes is None or held is None else max(0.0, held - self.used_bytes)
 
     @property
     def excess_bytes(self) -> float:
@@ -145,6 +146,7 @@ _CONTAINER = (
     "memory_refused_total",
     "throttled_seconds_total",
     "last_active_timestamp_seconds",
+    "memory_borrowed_bytes",
     "processes",
 )
 """Metrics without their prefix, in the order of the fields that they fill."""

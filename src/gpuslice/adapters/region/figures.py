@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .layout import UUID_BYTES, FigureEntry, FiguresHead
+from .plain import open_in_place
 
 MAGIC: Final = 0x4552554749460001
 MOST: Final = 256
@@ -43,14 +44,8 @@ def format_figures(figures: Sequence[Figure], at_ns: int) -> bytes:
 
 def write_figures(path: Path, figures: Sequence[Figure], at_ns: int) -> None:
     """Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    file = open_in_place(path)
     try:
-        file = os.open(path, flags, 0o644)
-    except BlockingIOError:  # the container has a lease on it (fcntl(2)): we would wait for 45 s
-        path.unlink()
-        file = os.open(path, flags, 0o644)
-    try:
-        os.fchmod(file, 0o644)
         os.pwrite(file, format_figures(figures, at_ns), 0)
     finally:
         os.close(file)

@@ -63,6 +63,8 @@ class CardUsage:
     processes: tuple[ProcessUsage, ...]
     charged_ns: int = 0
     """Total device time charged for work; falls where too much was charged, and at a restart."""
+    wanted_bytes: int = 0
+    """Of its own, while it waits for that because it was lent to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,7 @@ def _card_usage(uuid: str, card: layout.RegionCard, index: int, slots: list[layo
         throttled_ns=card.throttled_ns,
         processes=processes,
         charged_ns=card.charged_ns if card.charged_ns <= MOST_COUNTED else 0,
+        wanted_bytes=min(card.wanted_bytes, MOST_BYTES),
     )
 
 

@@ -201,7 +201,7 @@ class AllocationState:
         """(pod uid, container) of those with devices. kubelet may list a name that was an earlier pod's."""
         served = {(grant.uid, grant.container) for grant in self.tentative}
         for each in self.assignments or ():
-            named = self._pod_named(each.pod_key)
+            named = self.pod_named(each.pod_key)
             uid = self._owners.get(each.ids) or (named.view.uid if named else "")
             served.add((uid, each.container))
         return served
@@ -229,7 +229,7 @@ class AllocationState:
     def holder(self, ids: frozenset[str]) -> Holder | None:
         """The container that `ids` belong to, by kubelet's assignments, otherwise by what was granted."""
         if (match := holder_of(ids, self.assignments or ())) is not None:
-            pod, name = self._pod_named(match.assignment.pod_key), match.assignment.container
+            pod, name = self.pod_named(match.assignment.pod_key), match.assignment.container
         else:
             grant = next((each for each in reversed(self.tentative) if each.ids == ids), None)
             pod, name = (self._pods.get(grant.uid), grant.container) if grant else (None, "")
@@ -266,7 +266,7 @@ class AllocationState:
 
     def _pod_of(self, container: RunningContainer) -> Pod | None:
         """By its uid, otherwise by its name, if it is alive."""
-        named = None if container.uid else self._pod_named(container.assignment.pod_key)
+        named = None if container.uid else self.pod_named(container.assignment.pod_key)
         return self.living(named.view.uid if named else container.uid)
 
     def of_unknown_pods(self) -> list[RunningContainer]:
@@ -414,7 +414,7 @@ class AllocationState:
     def _assignments_of(self, pod: NodePod) -> list[DeviceAssignment]:
         return [each for each in self.assignments or () if each.pod_key == pod.view.key]
 
-    def _pod_named(self, key: str) -> NodePod | None:
+    def pod_named(self, key: str) -> NodePod | None:
         """If several pods have this name, the living one."""
         named = [pod for pod in self._pods.values() if pod.view.key == key]
         return max(named, key=lambda pod: (not pod.view.finished, not pod.view.terminating), default=None)

@@ -73,7 +73,6 @@ class DriverLimits:
         self._no_hook = False  # a container started whose hook the runtime did not run
         self._hook_ran = False
         self._told: dict[tuple[str, str], str] = {}  # by pod uid and container, why it is not held
-        self._known: dict[tuple[str, str], str] = {}  # likewise, the limits that were last checked
 
     @property
     def hook_ran(self) -> bool:
@@ -105,7 +104,10 @@ class DriverLimits:
             while True:
                 await self.prove()
                 await self.check()
-                await asyncio.sleep(EVERY_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S):
+                        await self._state.by_driver.limits_changed.wait()
+                self._state.by_driver.limits_changed.clear()
 
     async def prove(self) -> None:
         """Which cards' limits are left to the driver from now on."""
@@ -180,10 +182,11 @@ class DriverLimits:
                 _log.warning("not held by the driver", extra={"pod": pod.view.key, "reason": problem})
                 self._writer.pod_event(pod.view, NOT_HELD, f"container {owner.container}: {problem}")
             self._told[key] = problem
-            self._known[key] = owner.limits
+            self._state.by_driver.applied[key] = owner.limits
         living = {pod.view.uid for pod in self._state.pods()}
         self._told = {key: problem for key, problem in self._told.items() if key[0] in living}
-        self._known = {key: limits for key, limits in self._known.items() if key[0] in living}
+        applied = self._state.by_driver.applied
+        self._state.by_driver.applied = {key: limits for key, limits in applied.items() if key[0] in living}
         running = {(owner.uid, owner.container) for _, _, owner in containers}
         starting = {key for key in self._state.by_driver.containers - running if key[0] in living}
         self._state.by_driver.containers = frozenset(held | starting)
@@ -199,7 +202,8 @@ class DriverLimits:
 
     async def _checked(self, pod: NodePod, owner: Owner, cgroup: Path) -> str:
         """Why the container is not held by the driver; "" if it is now."""
-        changed, known = [], self._known.get((owner.uid, owner.container))  # other ones were changed by us
+        changed = []
+        known = self._state.by_driver.applied.get((owner.uid, owner.container))  # others were changed by us
         try:
             for entry in _entries(owner):
                 if entry.uuid not in self._state.by_driver.cards:
@@ -220,7 +224,7 @@ class DriverLimits:
 
     def _tell(self, pod: NodePod, owner: Owner, what: str) -> None:
         """The limits were not as they ought to be, and are again."""
-        if (owner.uid, owner.container) in self._known:
+        if (owner.uid, owner.container) in self._state.by_driver.applied:
             _log.warning("driver's limits changed by somebody", extra={"pod": pod.view.key, "what": what})
             text = f"somebody changed the driver's limit, which is set again: {what}"
             self._writer.pod_event(pod.view, CHANGED, f"container {owner.container}: {text}")

@@ -8,7 +8,8 @@ number appended (``-2`` …); the highest is the one that Allocate named last::
     <root>/lib/<version>/libgpuslice.so  the library, mounted read-only
     <root>/lib/gpuslice-limits-hook  what the container runtime starts where the driver enforces limits
     <root>/containers/<token>/ld.so.preload  one line that names it, mounted over /etc/ld.so.preload and Nix's
-    <root>/containers/<token>/etc/       limits, and the driver's figures for its processes; mounted read-only
+    <root>/containers/<token>/etc/       limits, the driver's figures for its processes, and what these
+                                         are asked to give back (pressure); mounted read-only
     <root>/containers/<token>/var/       region, empty at first: the only place where its processes write
     <root>/containers/<token>/owner.json whose it is, for the sweep and for the region's readers
     <root>/cards/<uuid>/<token>/claim    where it tells its neighbours on a card what it uses, if compute is
@@ -27,7 +28,7 @@ import contextlib
 import errno
 import secrets
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -246,12 +247,17 @@ class Folders:
         for uuid in cards:
             self.make_claim(uuid, name)
         self._write_limits(folder, limits)
+        (folder / "etc" / "pressure").unlink(missing_ok=True)
 
     def change_limits(self, name: str, limits: Sequence[limits_file.LimitsEntry]) -> None:
         """Of a container that runs: each of its processes follows within a second."""
         folder, text = self._folder(name), limits_file.format_limits(limits)
         self._own(folder, msgspec.structs.replace(self.owner(name), limits=text))
         self._write_limits(folder, limits)
+
+    def ask_back(self, name: str, excesses: Mapping[str, int]) -> None:
+        """Tell the container's programs how many bytes of each card they are to give back. Raises OSError."""
+        limits_file.write_pressure(self._folder(name) / "etc" / "pressure", excesses)
 
     def _write_limits(self, folder: Path, limits: Sequence[limits_file.LimitsEntry]) -> None:
         limits_file.write_limits(folder / "etc" / "limits", limits)

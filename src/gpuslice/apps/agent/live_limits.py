@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpuslice.adapters.region.limits import LimitsEntry, LimitsError, parse_limits
-from gpuslice.adapters.region.reader import RegionError, read_region
+from gpuslice.adapters.region.reader import CardUsage, RegionError, read_region
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.folders import Folders
 from gpuslice.apps.agent.owner import Owner
@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 Amounts = Mapping[str, int]
 """Bytes by card uuid."""
-LOOKED_S = 1.5
-"""After that a smaller limit is in force: each process has seen the file within 0.1 s of its next call
-(native/src/policy/cards.c), and the driver was told where it enforces limits (`driver_limits`)."""
 
 
 class LiveLimits:
     """`reported`: by pod uid, container and card uuid, the bytes that the driver last reported. `lent` tells
     for the same what it may have beyond its request.
+
+    A changed limit is in force in each of a container's processes at once: whoever allocates looks after it
+    has accounted for that (native/src/policy/cards.c). The driver, where it enforces limits, is told next.
 
     A container is left out whose folder is another's by now, or that has not started.
     """
@@ -53,36 +53,70 @@ class LiveLimits:
 
     def in_force(self, pod: NodePod, container: str) -> Amounts:
         """What its file says; nothing for cards without a limit."""
-        entries = self._entries(self._folder(pod, container))
+        entries = self.entries(pod, container)
         return {each.uuid: each.memory_bytes for each in entries if each.memory_bytes is not None}
 
-    def change(self, pod: NodePod, container: str, amounts: Amounts) -> bool:
+    def entries(self, pod: NodePod, container: str) -> list[LimitsEntry]:
+        """All that its file says."""
+        return self._entries(self._folder(pod, container))
+
+    def change(self, pod: NodePod, container: ContainerRequest, amounts: Amounts) -> bool:
         """Write other limits; whether they differ. Raises OSError."""
-        name = self._folder(pod, container)
+        name, uid = self._folder(pod, container.name), pod.view.uid
         before = self._entries(name)
-        after = [
-            replace(each, memory_bytes=amounts.get(each.uuid, each.memory_bytes))
-            if each.memory_bytes is not None
-            else each
-            for each in before
-        ]
+        after = []
+        for each in before:
+            most = amounts.get(each.uuid, each.memory_bytes)
+            lent = self._lent(uid, container.name, each.uuid)
+            if most is None or each.memory_bytes is None:
+                after.append(each)
+                continue
+            own = most - lent if lent or container.borrowable else None
+            shown = own is not None and pod.shows_request
+            after.append(replace(each, memory_bytes=most, request_bytes=own, shows_request=shown))
         if before == after:
             return False
         self._folders.change_limits(name, after)
-        _log.info("limits changed", extra={"pod": pod.view.key, "container": container})
+        self._state.by_driver.limits_changed.set()
+        _log.info("limits changed", extra={"pod": pod.view.key, "container": container.name})
         return True
+
+    def driver_knows(self, pod: NodePod, container: str) -> bool:
+        """Whether the driver, if it enforces the container's limits, has been told those of its file."""
+        name, by_driver = (pod.view.uid, container), self._state.by_driver
+        limits = self._folders.owner(self._folder(pod, container)).limits
+        return name not in by_driver.containers or by_driver.applied.get(name) == limits
+
+    def ask_back(self, pod: NodePod, container: str) -> Amounts:
+        """What its programs hold beyond their limits, by card; they are asked to give that back. Raises
+        OSError.
+        """
+        used, limits = self.used(pod, container), self.in_force(pod, container)
+        excesses = {card: max(0, used.get(card, 0) - limit_bytes) for card, limit_bytes in limits.items()}
+        if name := self._folder(pod, container):
+            self._folders.ask_back(name, excesses)
+        return excesses
 
     def used(self, pod: NodePod, container: str) -> Amounts:
         """What its programs account for or the driver reports, whichever is more."""
-        uid, cards = pod.view.uid, self.in_force(pod, container).keys()
-        if not cards:
-            return {}
-        found = {card: self.reported.get((uid, container, card), 0) for card in cards}
-        with contextlib.suppress(RegionError):
-            reading = read_region(self._folders.region(self._folder(pod, container)), cards)
-            for each in reading.cards if reading else ():
-                found[each.uuid] = max(found[each.uuid], each.used_bytes)
-        return found
+        accounts, uid = self.accounts(pod, container), pod.view.uid
+        return {
+            card: max(
+                self.reported.get((uid, container, card), 0),
+                accounts[card].used_bytes if card in accounts else 0,
+            )
+            for card in self.in_force(pod, container)
+        }
+
+    def accounts(self, pod: NodePod, container: str) -> Mapping[str, CardUsage]:
+        """What its programs account for, by card; nothing that cannot be read."""
+        cards = self.in_force(pod, container).keys()
+        with contextlib.suppress(RegionError, OSError):
+            reading = (
+                read_region(self._folders.region(self._folder(pod, container)), cards) if cards else None
+            )
+            return {each.uuid: each for each in (reading.cards if reading else ())}
+        return {}
 
     def _folder(self, pod: NodePod, container: str) -> str:
         """The folder of the container's device ids, "" if it is another's or nobody's."""

@@ -234,7 +234,9 @@ class GpuMemoryPlugin(DevicePluginService):
             if holder and (reason := self._unheld(ids, holder)):
                 self._counters.refused["tier"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, reason)
-            if not await self._lender.make_room(units_per_card(ids)):
+            if not await self._lender.make_room(
+                units_per_card(ids), holder.pod.view if holder else None, container.name if container else ""
+            ):
                 raise GRPCError(Status.UNAVAILABLE, "what others borrowed of its card is being called back")
             identified = "no" if holder is None else "exactly" if holder.exact else "by its pod"
             self._counters.started[identified] += 1

@@ -17,6 +17,7 @@ from gpuslice.core.contract import (
     ANN_INDEX,
     ANN_LATENCY_CLASS,
     ANN_MEANT,
+    ANN_SHOWN_MEMORY,
     ANN_TRACEPARENT,
     ANN_VISIBLE,
     ENV_NO_ISOLATION,
@@ -64,10 +65,10 @@ class NodePod:
     limits, with what is wrong about it; `running` those that run; `completed` the init containers that ended
     well, which kubelet does not start again. `container_ids` are the runtime's, with the containers' names.
     `whole`: it asks for whole cards, which another plugin gave it. `interactive`: small work that somebody
-    waits for. `said` are its placement annotations as they are, since others read them without our care, and
-    `lost` the names of those that it had before.
-    `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded for
-    containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
+    waits for. `shows_request`: its programs see no more than its own as the size of a card. `said` are its
+    placement annotations as they are, since others read them without our care, and `lost` the names of those
+    that it had before. `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded
+    for containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
     continues.
     """
 
@@ -82,6 +83,7 @@ class NodePod:
     container_ids: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     interactive: bool = False
+    shows_request: bool = False
     said: Mapping[str, str] = field(default_factory=dict)
     lost: frozenset[str] = frozenset()
     meant_for: Placement | None = None
@@ -155,6 +157,7 @@ def node_pod(pod: AgentPod) -> NodePod:
         ),
         container_ids={each.container_id.rpartition("/")[2]: each.name for each in statuses},
         interactive=annotations.get(ANN_LATENCY_CLASS) == "interactive",
+        shows_request=annotations.get(ANN_SHOWN_MEMORY) == "request",
         whole=any(
             whole_number(((each.resources and each.resources.limits) or {}).get(EXCLUSIVE_GPU))
             for each in containers

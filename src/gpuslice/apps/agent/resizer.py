@@ -15,16 +15,20 @@ from collections.abc import Callable, Mapping
 from gpuslice.adapters.kube.errors import ConflictError, KubeError
 from gpuslice.apps.agent.allocation_state import AllocationState
 from gpuslice.apps.agent.lender import Lender
-from gpuslice.apps.agent.live_limits import LOOKED_S, Amounts
+from gpuslice.apps.agent.live_limits import Amounts
 from gpuslice.apps.agent.pods import NodePod
 from gpuslice.apps.agent.writer import Writer
-from gpuslice.core.model import ContainerKind, Request
+from gpuslice.core.model import ContainerKind, ContainerRequest, Request
 from gpuslice.core.resize import less
 from gpuslice.core.units import MIB
 
 _log = logging.getLogger(__name__)
 
 EVERY_S = 0.2
+
+
+def _named(request: Request, name: str) -> ContainerRequest:
+    return next(each for each in request.containers if each.name == name)
 
 
 class Resizer:
@@ -69,10 +73,10 @@ class Resizer:
         if any(each.added for each in request.containers) and not self._state.aside.is_in_force(pod):
             return "its card has no device left that kubelet could be kept from giving to others"
         cards = {card for amounts in self._limits(pod, request).values() for card in amounts}
-        if not self._lender.is_settled(cards):
+        if not self._lender.is_settled(cards, pod.view):
             return ""  # what others borrowed is being called back
         for each, limits in self._limits(pod, request).items():
-            if self._live.change(pod, each, limits):
+            if self._live.change(pod, _named(request, each), limits):
                 self._wake()  # so that the annotations say so
         return ""
 
@@ -82,13 +86,14 @@ class Resizer:
         if problem := self._too_much(pod, limits):
             return problem
         before = {each: self._live.in_force(pod, each) for each in limits}
-        lowered = [each for each, amounts in limits.items() if self._live.change(pod, each, amounts)]
-        if lowered:
-            await asyncio.sleep(LOOKED_S)
+        for each, amounts in limits.items():
+            self._live.change(pod, _named(smaller, each), amounts)
         if problem := self._too_much(pod, limits):
-            for each in lowered:
-                self._live.change(pod, each, before[each])
+            for each, amounts in before.items():
+                self._live.change(pod, _named(smaller, each), amounts)
             return problem
+        if not all(self._live.driver_knows(pod, each) for each in limits):
+            return ""  # the next round looks again
         try:
             await self._state_written(pod, smaller)
         except KubeError as error:

@@ -41,6 +41,7 @@ class Counters:
         self.repaired = Counter(dict.fromkeys(REPAIRS, 0))
         self.started = Counter(dict.fromkeys(IDENTIFIED, 0))
         self.past_limit = 0
+        self.borrowers_ended = 0
         self.ended = Counter(dict.fromkeys(SIGNALS, 0))
 
     def families(self) -> Iterator[Family]:
@@ -60,6 +61,8 @@ class Counters:
         yield counted("gpuslice_agent_starts_total", about, by("identified", self.started))
         past, ended = {"": float(self.past_limit)}, by("signal", self.ended)
         yield counted("gpuslice_agent_limit_excesses_total", "Containers found past their limit.", past)
+        about = "Containers some of whose processes were ended, since they kept what they had borrowed."
+        yield counted("gpuslice_agent_borrowers_ended_total", about, {"": float(self.borrowers_ended)})
         yield counted("gpuslice_agent_processes_ended_total", "Processes ended for being past it.", ended)
 
 

@@ -41,8 +41,14 @@ from gpuslice.core.units import MIB
 _log = logging.getLogger(__name__)
 
 EVERY_S = 0.5
+"""So long a container may be past its limit, and so long it is asked to give back what it borrowed."""
+HURRIED_S = 0.02
+"""While somebody waits for what was lent."""
 UNSEEN = 1.03
 """Drivers load a little that no library sees; the alert uses the same factor."""
+URGENT_S = 0.3
+"""Both, while a program waits for what is its own: for no longer than a second."""
+CALLED_BACK = "GPUMemoryCalledBack"
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
 TELL_S = 2.0
@@ -102,7 +108,7 @@ class Watchdog:
         self._proc = proc
         self.tiers = ContainerTiers(state, folders, writer, allow_cgpu_disable=settings.allow_cgpu_disable)
         self._excesses: dict[Holder, Excess] = {}
-        self._seen: frozenset[Holder] = frozenset()  # past their limit at the last check
+        self._seen: dict[Holder, float] = {}  # since when they are past their limit, by the last check
         self._problem = ""
 
     @property
@@ -131,13 +137,16 @@ class Watchdog:
                 elif self._problem and not problem:
                     _log.info("watchdog has figures again")
                 self._problem = problem
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(HURRIED_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(EVERY_S - HURRIED_S):
+                        await self._lender.is_waiting.wait()
         finally:
             for excess in self._excesses.values():
                 excess.close()
 
     async def check(self) -> None:
-        """One check. A container past its limit twice in a row is dealt with.
+        """One check. A container past its limit for as long as it may be is dealt with.
 
         Raises `GpuUnavailableError`, and OSError if the figures cannot be published.
         """
@@ -148,7 +157,7 @@ class Watchdog:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
         used_bytes = {each: sum(one.memory_bytes or 0 for one in readings) for each, readings in held.items()}
         self._lender.live.reported = {(*each,): used for each, used in used_bytes.items()}
-        excesses = {}
+        excesses, seen = {}, dict[Holder, float]()
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
             limit_bytes, limited = self._promised_bytes(holder)
@@ -158,11 +167,13 @@ class Watchdog:
             if limit_bytes is not None and used_bytes[holder] > limit_bytes * unseen:
                 excess = self._excesses.pop(holder) if holder in self._excesses else Excess(limited)
                 excesses[holder] = excess
-                if holder in self._seen:
+                seen[holder] = self._seen.get(holder, at_ns / 1e9)
+                asked_s = URGENT_S if self._lender.is_urgent(holder.card) else EVERY_S
+                if at_ns / 1e9 - seen[holder] >= asked_s - HURRIED_S:
                     self._act(holder, excess, readings, limit_bytes)
         for over in self._excesses.values():
             over.close()
-        self._excesses, self._seen = excesses, frozenset(excesses)
+        self._excesses, self._seen = excesses, seen
         figures: dict[ContainerName, list[Figure]] = defaultdict(list)
         for holder, readings in held.items():
             for reading in readings:  # each process by its pid inside its container
@@ -199,7 +210,7 @@ class Watchdog:
             return None, False
         exempt = pod is not None and self._allow_cgpu_disable and holder.container in pod.unlimited
         promised = limits[holder.card].memory_mib * MIB if holder.card in limits else 0
-        promised += self._lender.lease_bytes(*holder)
+        promised += max(0, self._lender.lease_bytes(*holder))
         return promised, self._state.rules.isolation and not exempt
 
     def _act(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
@@ -221,17 +232,28 @@ class Watchdog:
             _log.warning("past its request", extra={"pod": pod.view.key, "used_mib": used_mib})
             self._writer.pod_event(pod.view, "GPUMemoryPastRequest", what)
             return
-        self._counters.past_limit += 1
-        why = "a program in it is not held by libgpuslice"
-        if self._lender.calls_back(*holder):
-            why = "what it borrowed beyond its request is called back for who requested it"
         what = (
             f"container {holder.container} holds {used_mib} MiB of card {holder.card}, its limit is "
-            f"{limit_mib} MiB: {why}"
+            f"{limit_mib} MiB"
         )
         done = "the processes that hold the excess are ended" if self._stop else "delete the pod to stop it"
         _log.warning("past its limit", extra={"pod": pod.view.key, "used_mib": used_mib})
-        self._writer.pod_event(pod.view, "GPUMemoryPastLimit", f"{what}; {done}")
+        if not self._lender.calls_back(*holder):
+            self._counters.past_limit += 1
+            why = "a program in it is not held by libgpuslice"
+            self._writer.pod_event(pod.view, "GPUMemoryPastLimit", f"{what}: {why}; {done}")
+            return
+        self._counters.borrowers_ended += 1
+        winner = self._lender.wanted_by(holder.card)
+        whom = winner.key if winner else "others"
+        why = f"what it borrowed beyond its request is called back for {whom}, who requested it"
+        order = "the lowest priority loses first, then who has the most beyond its request, then the youngest"
+        self._writer.pod_event(
+            pod.view, CALLED_BACK, f"{what}: {why}, and was not given back; {done} ({order})"
+        )
+        if winner is not None:
+            text = f"waits for memory of card {holder.card} that {pod.view.key} borrowed: {done}"
+            self._writer.pod_event(winner, CALLED_BACK, text)
 
     def _end(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:
         """SIGTERM to the largest processes until the rest is within the limit; later SIGKILL."""
@@ -244,7 +266,7 @@ class Watchdog:
                 left_bytes -= each.memory_bytes or 0
                 with contextlib.suppress(ProcessLookupError):
                     excess.ending[each.pid] = os.pidfd_open(each.pid)
-            excess.kill_at_s = now_s + self.grace_s
+            excess.kill_at_s = now_s + (URGENT_S if self._lender.is_urgent(holder.card) else self.grace_s)
             self._signal(holder, excess, signal.SIGTERM)
         elif now_s >= excess.kill_at_s:
             self._signal(holder, excess, signal.SIGKILL)

@@ -44,7 +44,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--usage",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     help="Take pods from measured memory and duty cycles in a folder; with --borrow.",
 )
 @click.option("--card-gib", type=FiniteRange(1), default=80.0, show_default=True, help="Cards of --usage.")

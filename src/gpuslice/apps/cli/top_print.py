@@ -102,10 +102,11 @@ def card_cells(row: CardUsage, history: History) -> Cells:
 
 def container_cells(row: ContainerUsage, history: History) -> Cells:
     """Red: it uses more than it asked for, or was refused memory within the last readings. Yellow: nearly
-    all of its limit is used."""
+    all of its limit is used. After a +: what it borrowed beyond its request."""
     key, used = key_of(row), ratio(row.used_bytes, row.promised_bytes)
     style = "bold red" if row.excess_bytes else _warning((used or 0) >= NEARLY_FULL)
     new = history.newly_refused(key)
+    borrowed = f" +{gib(row.borrowed_bytes)}" if row.borrowed_bytes else ""
     refused = Text(f"{shown(row.refused, '')} (+{new})", "bold red") if new else Text(shown(row.refused, ""))
     return {
         "NAMESPACE": Text(row.namespace),
@@ -113,7 +114,7 @@ def container_cells(row: ContainerUsage, history: History) -> Cells:
         "CONTAINER": Text(row.container),
         "NODE": Text(row.node),
         "GPU": Text(row.gpu),
-        "MEMORY": Text(f"{gib(row.used_bytes)}/{gib(row.promised_bytes)}"),
+        "MEMORY": Text(f"{gib(row.used_bytes)}/{gib(row.promised_bytes)}{borrowed}"),
         "OF LIMIT": Text(percent(used), style),
         "SM": Text(percent(row.sm_ratio)),
         "IDLE": Text("-" if row.idle_seconds is None else lasting(row.idle_seconds)),

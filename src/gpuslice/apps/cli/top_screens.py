@@ -93,9 +93,10 @@ class PodScreen(Screen[None]):
         row, key = self._row, key_of(self._row)
         used, busy = self._history.seen.get(key, ()), self._history.busy.get(key, ())
         peak = f", {gib(row.peak_bytes)} at its peak" if row.peak_bytes is not None else ""
+        borrowed = f", {gib(row.borrowed_bytes)} of it borrowed" if row.borrowed_bytes else ""
         lines = [
             f"on         node {row.node}, card {row.gpu}",
-            f"memory     {gib(row.used_bytes)} of {gib(row.limit_bytes)}{peak}   {sparkline(used)}",
+            f"memory     {gib(row.used_bytes)} of {gib(row.limit_bytes)}{borrowed}{peak}   {sparkline(used)}",
             f"compute    {percent(row.sm_ratio)} of the card's SMs   {sparkline(busy)}",
             f"refused    {shown(row.refused, '')} requests for memory",
             f"waited     {shown(row.throttled_seconds, ' s')} for its share of compute",

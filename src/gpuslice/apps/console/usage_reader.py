@@ -150,6 +150,8 @@ class UsageReader:
             "limit": total(each.limit_bytes for each in containers),
             "peak": total(each.peak_bytes for each in containers),
         }
+        lent = [each.borrowed_bytes for each in containers if each.borrowed_bytes is not None]
+        sums["borrowed"] = sum(lent) if lent else None
         row: dict[str, Any] = {name: round(each / MIB) for name, each in sums.items() if each is not None}
         if sm is not None:
             row["sm"] = round(sm, 2)

@@ -37,6 +37,7 @@ class ContainerSnapshot(msgspec.Struct, frozen=True, gc=False):
     grant: DeviceGrant | None = None
     allocated_bytes: int | None = None
     limit_bytes: int | None = None
+    borrowed_bytes: int | None = None
     share_ratio: float | None = None
     peak_bytes: int | None = None
     refused: int | None = None
@@ -266,11 +267,12 @@ def _container(  # noqa: PLR0917 — one caller
         used = counted.used_bytes
     allocated = None if grant is None else grant.memory_bytes(sample, facts.memory_unit)
     if limit is not None:
-        limit_bytes: int | None = limit.memory_bytes
+        limit_bytes: int | None = limit.memory_bytes and max(limit.memory_bytes, limit.request_bytes or 0)
     elif grant is not None and grant.mode is not ShareMode.SHARE:
         limit_bytes = allocated  # a container that has it alone needs no enforced limit
     else:
         limit_bytes = None
+    own_bytes = limit.request_bytes if limit is not None else None
     peak_bytes = counted.peak_bytes if counted is not None else None
     if facts.isolation.uses_nothing(key, sample.uuid):
         peak_bytes = 0
@@ -281,6 +283,7 @@ def _container(  # noqa: PLR0917 — one caller
         grant=grant,
         allocated_bytes=allocated,
         limit_bytes=limit_bytes,
+        borrowed_bytes=max(0, used - own_bytes) if used is not None and own_bytes is not None else None,
         share_ratio=limit.compute_percent / 100 if limit is not None and limit.compute_percent else None,
         peak_bytes=peak_bytes,
         refused=counts.refused if counts is not None else None,

@@ -231,6 +231,12 @@ MEMORY_ALLOCATED = Metric(
     "Memory of the card that is allocated to the container.",
     "kubelet's pod-resources",
 )
+MEMORY_BORROWED = Metric(
+    "gpuslice_container_memory_borrowed_bytes",
+    _GAUGE,
+    CONTAINER,
+    "Memory in use beyond the request, lent.",
+)
 MEMORY_PEAK = Metric(
     "gpuslice_container_memory_peak_bytes",
     _GAUGE,
@@ -281,9 +287,7 @@ THROTTLED = Metric(
     "How long launches waited because the compute share was used up.",
     "the interposer's region",
 )
-PROCESSES = Metric(
-    "gpuslice_container_processes", _GAUGE, CONTAINER, "Processes of the container on the card.", "NVML"
-)
+PROCESSES = Metric("gpuslice_container_processes", _GAUGE, CONTAINER, "Its processes on the card.", "NVML")
 POD_LABELS = Metric(
     "gpuslice_pod_labels",
     _GAUGE,
@@ -322,9 +326,7 @@ UNAVAILABLE = Metric(
 )
 
 # -- the exporter ----------------------------------------------------------------------------------------
-BUILD_INFO = Metric(
-    "gpuslice_exporter_build_info", _GAUGE, ("version",), "Version of the exporter; always 1."
-)
+BUILD_INFO = Metric("gpuslice_exporter_build_info", _GAUGE, ("version",), "The exporter's version; always 1.")
 COLLECTOR_SUCCESS = Metric(
     "gpuslice_exporter_collector_success",
     _GAUGE,

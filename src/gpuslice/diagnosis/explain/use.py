@@ -28,6 +28,12 @@ def about_use(view: Pod, ledger: Ledger, usage: Sequence[ContainerUsage]) -> Ite
                 f"Container {each.container} uses {(each.used_bytes or 0) / MIB:.0f} MiB, "
                 f"{each.excess_bytes / MIB:.0f} more than it asked for: {why}, and its neighbours lack them."
             )
+        if each.borrowed_bytes:
+            yield (
+                f"Container {each.container} has borrowed {each.borrowed_bytes / MIB:.0f} MiB beyond its "
+                "request: programs that keep them are ended once others request them (event "
+                "GPUMemoryCalledBack)."
+            )
     own = pod_usage_of(view, ledger, usage)
     if own is not None and own.is_spare:
         yield f"It {own.sentence}: others may wait for that. gpuslice waste says who."

@@ -278,7 +278,7 @@ export class CardsView {
     return h("li", {},
       h("div.row.spread", {}, podLink(each.pod.namespace, each.pod.name), h("span.nowrap", {}, mib(unitsInMiB(each.units, card)))),
       usage?.used !== undefined ? bar(`${t("used")} ${mib(usage.used)}`, [[usage.used / limit, "full", `var(--hue${hueOf(each.pod.namespace)})`]]) : null,
-      usage?.used !== undefined ? h("span.muted.small", {}, t("unitsUsed", mib(usage.used)), usage.refused ? ` · ${t("refused")} ${count(usage.refused)} ×` : "", usage.throttled ? ` · ${t("throttled")} ${span(usage.throttled)}` : "", usage.idleSince ? ` · ${t("idleSince", span(now() - usage.idleSince))}` : "") : null);
+      usage?.used !== undefined ? h("span.muted.small", {}, t("unitsUsed", mib(usage.used)), usage.borrowed ? ` · ${t("borrowed")} ${mib(usage.borrowed)}` : "", usage.refused ? ` · ${t("refused")} ${count(usage.refused)} ×` : "", usage.throttled ? ` · ${t("throttled")} ${span(usage.throttled)}` : "", usage.idleSince ? ` · ${t("idleSince", span(now() - usage.idleSince))}` : "") : null);
   }
 
   table() {

@@ -93,6 +93,7 @@ export class PodView {
       fact(t("asks"), [asked(row, own), row?.compute ? `, ${t("compute", row.compute)}` : ""]),
       fact(t("node"), found.node), fact(t("card"), gpus),
       fact(t("used"), usage.used === undefined ? null : mib(usage.used)),
+      fact(t("borrowed"), usage.borrowed ? mib(usage.borrowed) : null),
       fact(t("limit"), usage.limit === undefined ? (usage.held === undefined ? null : t("noLimit")) : mib(usage.limit)),
       fact(t("excess"), usage.used > (usage.limit ?? usage.held) * 1.03 ? mib(usage.used - (usage.limit ?? usage.held)) : null),
       fact(t("peak"), usage.peak === undefined ? null : mib(usage.peak)),

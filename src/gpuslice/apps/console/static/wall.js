@@ -91,12 +91,17 @@ function ratioOf(usage, card) {
   return row && row[2] !== null && card[2] ? Math.min(1, row[2] / card[2]) : null;
 }
 
+/** What a pod may count on: what it may borrow is not its own. */
+function ownOf(usage) {
+  return usage?.borrowed === undefined ? usage?.limit ?? usage?.held : usage.held;
+}
+
 /** The part of a card that is held and not used, of those who are measured; null where nobody is. */
 export function wasteOf(card, slices) {
   let [waste, measured] = [0, false];
   for (const { key, units } of slices) {
     const usage = store.tables.podUsage.get(key);
-    const promised = usage?.limit ?? usage?.held;
+    const promised = ownOf(usage);
     if (!promised || usage.used === undefined) continue;
     measured = true;
     waste += (1 - Math.min(1, usage.used / promised)) * units;
@@ -276,7 +281,7 @@ function drawSlices(cell, slices, colours, alpha, put, labels) {
     if (labels) {
       const usage = store.tables.podUsage.get(each.key);
       const inner = Math.max(1, tall - 2);
-      const promised = usage?.limit ?? usage?.held;
+      const promised = ownOf(usage);
       const share = promised && usage.used !== undefined ? Math.min(1, usage.used / promised) : null;
       put(colour, alpha * (share === null ? 0.72 : 0.34), x, bottom + 1, width, inner);
       if (share !== null && share > 0) put(colour, alpha * 0.95, x, bottom + 1 + inner * (1 - share), width, Math.max(1.5, inner * share));
@@ -287,6 +292,12 @@ function drawSlices(cell, slices, colours, alpha, put, labels) {
   }
   const rest = card[3] - known;
   if (rest > 0) put(colours.others, alpha, x, bottom - (rest / total) * height, width, (rest / total) * height);
+  let top = y;
+  for (const each of card[2] ? slices : []) { // what is borrowed: narrow, from the top, where nobody requested it
+    const tall = Math.min(1, (store.tables.podUsage.get(each.key)?.borrowed ?? 0) / card[2]) * height;
+    if (tall > 0) put(colours.hues[hueOf(each.pod.namespace)], alpha * 0.95, x + width / 4, top, width / 2, tall);
+    top += tall;
+  }
 }
 
 /** As much of a name as there is room for: its beginning and its end, which tells replicas apart. */

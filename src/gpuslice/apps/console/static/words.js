@@ -14,7 +14,7 @@ const WORDS = {
     notPlaced: "Waits for a card", notStarted: "Has its card, but does not run", since: "For", asks: "Asks for", why: "Why",
     wouldHelp: "What would help", never: "never fits", pods: "{0} pods", places: "{0} places", onePod: "1 pod", showAll: "show all {0}", theSame: "The same in a terminal",
     way: "Progress", created: "created", decided: "decided", bound: "bound", allocatedStep: "allocated", started: "started", notYet: "not yet", done: "done",
-    limit: "limit", peak: "peak", refused: "refused", throttled: "throttled", sm: "SMs", neighbours: "Other pods on its card", nobody: "nobody",
+    limit: "limit", borrowed: "borrowed", peak: "peak", refused: "refused", throttled: "throttled", sm: "SMs", neighbours: "Other pods on its card", nobody: "nobody",
     toSay: "Details", events: "Events", noEvents: "No events: a cluster keeps them for an hour or so.", lastHour: "Memory in the last hour", noHistory: "Nothing measured yet.",
     fromMemory: "read from the exporters, since the console started", fromPrometheus: "from Prometheus",
     suggested: "Suggested size", suggestedMore: "at least {0}", noSuchPod: "There is no such pod", noSuchPodText: "It has ended, never shared a card, or you may not list it.",
@@ -32,7 +32,7 @@ const WORDS = {
     tokenHow: "A token of a service account", unknown: "unknown", wants: "{0} of one card", wantsMany: "{0} on each of {1} cards", idleSince: "idle for {0}", keys: "Arrow keys move, Enter opens, Escape goes back, / searches, 1 to 5 choose a view.",
     whatIfAll: "If all {0} pods were placed again, each would have a card: the free memory is there, but fragmented.", whatIfSome: "If all {1} pods were placed again, {0} would have a card; now {2} do.", whatIfMore: "{0} more nodes of the same kinds would hold everything that can fit.", whatIfNever: "{0} can never fit, whatever is added.", whatIfMany: "{0} pods are too many to place again here; use the command.",
     hours: "GiB-hours held", hoursUsed: "used", smHours: "SM-hours", hoursOf: "GiB-hours and SM-hours are of the last {0}.", busy: "SMs in the last hour", refusedMark: "memory was refused", alerts: "Alerts", pending: "pending", firing: "firing", noAlerts: "No Prometheus alert is firing.", critical: "critical", info: "info", cure: "What to do",
-    held2: "{0} of {1} held", cardLabel: "Card {0}", closePanel: "Close", unitsUsed: "{0} used", matches: "{0} match", more: "{0} more", compute: "{0} % of its compute", measured: "measured {0} ago", perf: "Use", waste: "Waste", throttledMark: "compute was throttled", ago: "{0} ago", soon: "at once", nothingFound: "Nothing matches “{0}”", again: "again {0} ×, last {1} ago", cardOf: "card {0}", command: "Command", notRead: "The cluster cannot be read", ownNamespace: "Where you may list the pods of one namespace alone:", whyHidden: "You may not list nodes, so why is not told here.", byPod: "by pod", ofHeld: "{0} of what is held", excess: "Used beyond the request", beyond: "+{0}", owner: "Owner", neverUsed: "nothing: never used", noLimit: "none: nothing limits it", whyThey: "why", filled: "full: used, pale: held", closed: "takes no pods",
+    held2: "{0} of {1} held", cardLabel: "Card {0}", closePanel: "Close", unitsUsed: "{0} used", matches: "{0} match", more: "{0} more", compute: "{0} % of its compute", measured: "measured {0} ago", perf: "Use", waste: "Waste", throttledMark: "compute was throttled", ago: "{0} ago", soon: "at once", nothingFound: "Nothing matches “{0}”", again: "again {0} ×, last {1} ago", cardOf: "card {0}", command: "Command", notRead: "The cluster cannot be read", ownNamespace: "Where you may list the pods of one namespace alone:", whyHidden: "You may not list nodes, so why is not told here.", byPod: "by pod", ofHeld: "{0} of what is held", excess: "Used beyond the request", beyond: "+{0}", owner: "Owner", neverUsed: "nothing: never used", noLimit: "none: nothing limits it", whyThey: "why", filled: "full: used, pale: held, narrow: borrowed", closed: "takes no pods",
   },
   zh: {
     cards: "显卡", waiting: "等待", teams: "团队", health: "健康", pod: "Pod",
@@ -48,7 +48,7 @@ const WORDS = {
     notPlaced: "等待显卡", notStarted: "已有显卡但未运行", since: "已等待", asks: "申请", why: "原因",
     wouldHelp: "怎样解决", never: "永远放不下", pods: "{0} 个 Pod", places: "{0} 处", onePod: "1 个 Pod", showAll: "显示全部 {0} 个", theSame: "终端中的同样内容",
     way: "经过", created: "创建", decided: "选卡", bound: "绑定", allocatedStep: "分配", started: "启动", notYet: "尚未", done: "完成",
-    limit: "上限", peak: "峰值", refused: "被拒", throttled: "限速", sm: "算力", neighbours: "同卡的 Pod", nobody: "没有",
+    limit: "上限", borrowed: "借用", peak: "峰值", refused: "被拒", throttled: "限速", sm: "算力", neighbours: "同卡的 Pod", nobody: "没有",
     toSay: "说明", events: "事件", noEvents: "没有事件：集群通常只保留一小时。", lastHour: "最近一小时显存", noHistory: "尚无测量。",
     fromMemory: "来自 Exporter，控制台启动后保存", fromPrometheus: "来自 Prometheus",
     suggested: "建议大小", suggestedMore: "至少 {0}", noSuchPod: "没有这个 Pod", noSuchPodText: "它已结束、从未共享显卡，或您无权查看。",
@@ -66,7 +66,7 @@ const WORDS = {
     tokenHow: "服务账号的 token", unknown: "未知", wants: "单卡 {0}", wantsMany: "{1} 张卡各 {0}", idleSince: "已闲置 {0}", keys: "方向键移动，Enter 打开，Esc 返回，/ 搜索，1 到 5 切换视图。",
     whatIfAll: "若重新放置全部 {0} 个 Pod，每个都能得到显卡：空闲显存足够，但是零散。", whatIfSome: "若重新放置全部 {1} 个 Pod，有 {0} 个能得到显卡；现在有 {2} 个。", whatIfMore: "再加 {0} 个同类节点，就能放下所有放得下的 Pod。", whatIfNever: "{0} 个无论如何都放不下。", whatIfMany: "{0} 个 Pod 太多，无法在此重新放置；请用命令。",
     hours: "占用 GiB 小时", hoursUsed: "已用", smHours: "SM 小时", hoursOf: "GiB 小时和 SM 小时统计最近 {0}。", busy: "最近一小时算力", refusedMark: "显存被拒", alerts: "告警", pending: "待定", firing: "触发", noAlerts: "Prometheus 没有告警。", critical: "严重", info: "信息", cure: "处理",
-    held2: "占用 {0}，共 {1}", cardLabel: "显卡 {0}", closePanel: "关闭", unitsUsed: "已用 {0}", matches: "{0} 个匹配", more: "还有 {0} 个", compute: "算力 {0} %", measured: "{0} 前测量", perf: "使用率", waste: "浪费", throttledMark: "算力被限速", ago: "{0} 前", soon: "立即", nothingFound: "没有匹配“{0}”的内容", again: "又启动 {0} 次，上次 {1} 前", cardOf: "显卡 {0}", command: "命令", notRead: "无法读取集群", ownNamespace: "如果您只能列出一个命名空间的 Pod：", whyHidden: "您无权列出节点，因此这里不说明原因。", byPod: "按 Pod", ofHeld: "占用的 {0}", excess: "超出申请的使用", beyond: "+{0}", owner: "所有者", neverUsed: "不需要：从未使用", noLimit: "无：没有任何限制", whyThey: "原因", filled: "实色：已使用，淡色：已占用", closed: "不接收 Pod",
+    held2: "占用 {0}，共 {1}", cardLabel: "显卡 {0}", closePanel: "关闭", unitsUsed: "已用 {0}", matches: "{0} 个匹配", more: "还有 {0} 个", compute: "算力 {0} %", measured: "{0} 前测量", perf: "使用率", waste: "浪费", throttledMark: "算力被限速", ago: "{0} 前", soon: "立即", nothingFound: "没有匹配“{0}”的内容", again: "又启动 {0} 次，上次 {1} 前", cardOf: "显卡 {0}", command: "命令", notRead: "无法读取集群", ownNamespace: "如果您只能列出一个命名空间的 Pod：", whyHidden: "您无权列出节点，因此这里不说明原因。", byPod: "按 Pod", ofHeld: "占用的 {0}", excess: "超出申请的使用", beyond: "+{0}", owner: "所有者", neverUsed: "不需要：从未使用", noLimit: "无：没有任何限制", whyThey: "原因", filled: "实色：已使用，淡色：已占用，窄条：借用", closed: "不接收 Pod",
   },
 };
 
