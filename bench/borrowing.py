@@ -23,7 +23,7 @@ from gpuslice.diagnosis.simulate.facts import load_usage
 CARD_BYTES = 80 << 30
 CARDS = 50
 MOST_RATIO = 0.003
-FACTORS = (1.0, 1.5, 2.0)
+FACTORS = (1.0, 1.25, 1.5, 2.0)
 
 
 def main() -> None:
