@@ -50,6 +50,7 @@ COMMANDS: dict[str, list[str]] = {
     "extender": ["extender.py", "--nodes", "500", "--nodes", "5000", "--nodes", "20000"],
     "exporter": ["exporter.py", "--gpus", "8", "--containers-per-gpu", "20"],
     "exporter-25000": ["exporter.py", "--series", "25000"],
+    "parking": ["parking.py"],
     **{f"decisions-{nodes}": ["decisions.py", "--nodes", str(nodes)] for nodes in (500, 5000, 20000)},
     **{f"full-{nodes}": ["full_cluster.py", "--nodes", str(nodes), "--seconds", "20"] for nodes in (60, 300)},
     "borrowing": ["borrowing.py", "--seeds", "42-61"],
@@ -224,6 +225,12 @@ def full() -> Rows:
 FULL = {"whole": "whole cards", "empty": "whole cards, empty extender", "gpuslice": "gpuslice"}
 
 
+def parking() -> Rows:
+    yield ["idle for, s", "of all GiB-hours held, % lent", "wakes a pod-hour"]
+    for found in printed("parking"):
+        yield [f"{found['idle_after_s']:g}", f"{found['lent_pct']:.1f}", f"{found['wakes_per_pod_hour']:.2f}"]
+
+
 def filling() -> Rows:
     policies = ["binpack", "bestfit", "fgd", "opportunity-cost"]
     yield ["trace", *policies, "over fgd at 130 %", "at 100 %"]
@@ -295,6 +302,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "exporter": exporter,
     "decisions": decisions,
     "full": full,
+    "parking": parking,
     "filling": filling,
     "churn": churn,
     "borrowing": borrowing,

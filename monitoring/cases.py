@@ -17,6 +17,7 @@ from monitoring.rules import (
     EXTENDER_READY,
     EXTENDER_SILENT,
     FORGOTTEN,
+    PARKED_WAITING,
     REFUSALS,
     REGISTERED,
     REJECTIONS,
@@ -177,6 +178,10 @@ CASES: dict[str, tuple[Series, Series]] = {
     "GpuContainerForgotten": (
         {FORGOTTEN + _AGENT_CONTAINER: "_x165 1x15"},
         {FORGOTTEN + _AGENT_CONTAINER: "_x175 1x5"},
+    ),
+    "GpuParkedMemoryWaits": (
+        {PARKED_WAITING + _AGENT: "0x160 1x20"},
+        {PARKED_WAITING + _AGENT: "0x175 1x5"},
     ),
     "GpuGrantsRefused": (
         {REFUSALS + _NO_ROOM: "0+1x180"},

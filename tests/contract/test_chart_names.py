@@ -20,6 +20,9 @@ OF_AUTHORS = {
     contract.ANN_LIMIT,
     contract.ANN_SHOWN_MEMORY,
     contract.ANN_ADVICE,
+    contract.ANN_WHEN_IDLE,
+    contract.ANN_IDLE_AFTER,
+    contract.ANN_PARK,
 }
 """Annotations that who makes a pod writes."""
 SLASH = r"/+(\./+)*"  # as in a path that nobody has cleaned

@@ -19,6 +19,7 @@ VALUES = (
     "webhook.enabled=true", "exporter.enabled=true", "console.enabled=true", "dra.enabled=true",
     "installers.enabled=true", "scheduler.enabled=true", "wholeCards.daemonSet=nvidia/plugin",
     "extender.autoscaling=buffers", "extender.cardFit=true",
+    "devicePlugin.parkingHostMemoryMiB=1",
 )  # fmt: skip
 OPERATIONS = {"create": "CREATE", "update": "UPDATE", "patch": "UPDATE", "delete": "DELETE"}
 AGENT = "gpushare-device-plugin"

@@ -73,6 +73,7 @@ CASES = (
     Case("many processes start at once", "probing_cases.starting_at_once", 120),
     Case("a forked child", "kept_cases.forked"),
     Case("limits that the driver enforces", "limit_cases.by_cgroup"),
+    Case("parked and woken", "park_cases.moved", 120),
     Case("functions of this driver", "memory_cases.known_functions"),
     Case("programs built by nvcc", "program_cases.nvcc_programs", 90),
     Case("PyTorch's allocators", "program_cases.torch_memory", 120),

@@ -295,6 +295,9 @@ class HangingSource:
     async def processes(self) -> tuple[ProcessReading, ...]:
         raise GpuUnavailableError("this driver tells of no processes")
 
+    async def free_bytes(self, uuid: str) -> int:
+        raise GpuUnavailableError("this driver tells of no memory")
+
     async def events(self) -> AsyncGenerator[XidEvent]:
         raise GpuUnavailableError("this driver reports nothing")
         yield XidEvent(0)

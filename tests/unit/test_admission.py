@@ -218,6 +218,24 @@ def test_a_denial_names_the_field(pod: Object, sentence: str) -> None:
     assert sentence in invalid(pod)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "must_be"),
+    [
+        ("gpuslice.io/when-idle", "swap", "must be keep or park"),
+        ("gpuslice.io/idle-after", "5", "such as 5m"),
+        ("gpuslice.io/park", "please", "must be park or wake"),
+    ],
+)
+def test_what_is_said_of_idle_pods_is_checked_when_they_are_new_and_when_it_changes(
+    name: str, text: str, must_be: str
+) -> None:
+    wrong = api_pod(annotations={name: text})
+    assert f'metadata.annotations["{name}"] is "{text}", ' in invalid(wrong)
+    assert must_be in invalid(wrong)
+    assert must_be in invalid(wrong, operation="UPDATE", old=api_pod())
+    assert not invalid(wrong, operation="UPDATE", old=wrong)
+
+
 def test_annotations_that_leave_no_room_for_ours_are_denied_after_all_mutation() -> None:
     large = api_pod(annotations={"theirs": "x" * 262_000})
     assert 'metadata.annotations: size in bytes is "262006", must be at most' in invalid(large)

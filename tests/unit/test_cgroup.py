@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuslice.adapters.cgroup.container import ContainerRef, parse_cgroup
+from gpuslice.adapters.cgroup.readings import headroom_bytes, pids_in, ran_us
 
 ID = "0f" * 32
 OTHER = "a1" * 32
@@ -96,3 +99,40 @@ def test_container_of_a_cgroup(name: str) -> None:
 def test_no_text_breaks_the_parser(text: str) -> None:
     found = parse_cgroup(text)
     assert found is None or len(found.container_id) == 64
+
+
+def cgroup(place: Path, most: str, current: int, inactive: int = 0) -> Path:
+    place.mkdir(exist_ok=True)
+    (place / "memory.max").write_text(f"{most}\n")
+    (place / "memory.current").write_text(f"{current}\n")
+    (place / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+    return place
+
+
+def test_the_tightest_limit_on_the_way_up_leaves_the_least_memory(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    root.mkdir()
+    pod = cgroup(root / "pod", "max", 500)
+    leaf = cgroup(pod / "leaf", "max", 300)
+    assert headroom_bytes(leaf, root) is None
+    cgroup(leaf, "1000", 300, inactive=50)
+    assert headroom_bytes(leaf, root) == 750
+    cgroup(pod, "600", 500)
+    assert headroom_bytes(leaf, root) == 100
+    (leaf / "memory.max").unlink()
+    with pytest.raises(OSError, match=r"memory\.max"):
+        headroom_bytes(leaf, root)
+
+
+def test_a_containers_processes_are_those_of_cgroups_below_it_too(tmp_path: Path) -> None:
+    (tmp_path / "below/deep").mkdir(parents=True)
+    (tmp_path / "cgroup.procs").write_text("7\n3\n")
+    (tmp_path / "below/deep/cgroup.procs").write_text("9\n")
+    assert pids_in(tmp_path) == [3, 7, 9]
+    assert pids_in(tmp_path / "gone") == []
+
+
+def test_how_long_processes_ran_is_not_told_everywhere(tmp_path: Path) -> None:
+    assert ran_us(tmp_path) == -1
+    (tmp_path / "cpu.stat").write_text("usage_usec 42\nuser_usec 40\n")
+    assert ran_us(tmp_path) == 42

@@ -4,6 +4,7 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
 */}}
 {{- define "gpuslice.agent" -}}
 {{- $plugin := .root.Values.devicePlugin -}}
+{{- $parks := gt (int $plugin.parkingHostMemoryMiB) 0 -}}
 {{- $byDriver := include "gpuslice.driverLimits" .root -}}
 - name: gpushare
   args:
@@ -21,6 +22,9 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
     - --node-label={{ .root.Values.nodeLabel }}
     {{- end }}
     - --watchdog={{ $plugin.watchdog }}
+    {{- if $parks }}
+    - --parking-host-mib={{ $plugin.parkingHostMemoryMiB }}
+    {{- end }}
     {{- if .root.Values.allowCgpuDisable }}
     - --allow-cgpu-disable
     {{- end }}
@@ -50,7 +54,7 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     - {name: NVIDIA_VISIBLE_DEVICES, value: all}
-    - {name: NVIDIA_DRIVER_CAPABILITIES, value: {{ ternary "'utility,compute'" "utility" (ne $byDriver "") }}}
+    - {name: NVIDIA_DRIVER_CAPABILITIES, value: {{ ternary "'utility,compute'" "utility" (or $parks (ne $byDriver "")) }}}
   # No ports are declared: on the host's network each would keep the next agent off the node.
   # Not ready: kubelet does not follow its list yet; /readyz says why. That is no reason to start it anew.
   {{- $ready := ternary "/healthz" "/readyz" (eq .serves "holders") }}
@@ -64,7 +68,7 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
     privileged: true
     {{- else }}
     allowPrivilegeEscalation: false
-    capabilities: {drop: [ALL], add: [DAC_OVERRIDE, FOWNER{{ if eq $plugin.watchdog "stop" }}, KILL{{ end }}]}
+    capabilities: {drop: [ALL], add: [DAC_OVERRIDE, FOWNER{{ if eq $plugin.watchdog "stop" }}, KILL{{ end }}{{ if $parks }}, SYS_PTRACE{{ end }}]}
     seccompProfile: {type: RuntimeDefault}
     {{- end }}
     readOnlyRootFilesystem: true
@@ -86,7 +90,7 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
     {{- if or .root.Values.dra.enabled $byDriver }}
     - {name: cdi, mountPath: /var/run/cdi}
     {{- end }}
-    {{- if $byDriver }}
+    {{- if or $parks $byDriver }}
     - {name: cgroups, mountPath: /sys/fs/cgroup}
     {{- end }}
     {{- if $plugin.fencingDir }}
@@ -114,7 +118,7 @@ nobody holds anything kubelet need not know it: it is ready once it runs.
 {{- if or .Values.dra.enabled (include "gpuslice.driverLimits" .) }}
 - {name: cdi, hostPath: {path: {{ .Values.dra.cdiDir }}, type: DirectoryOrCreate}}
 {{- end }}
-{{- if include "gpuslice.driverLimits" . }}
+{{- if or (include "gpuslice.driverLimits" .) (gt (int .Values.devicePlugin.parkingHostMemoryMiB) 0) }}
 - {name: cgroups, hostPath: {path: /sys/fs/cgroup}}
 {{- end }}
 {{- with .Values.devicePlugin.fencingDir }}

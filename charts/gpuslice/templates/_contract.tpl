@@ -1,10 +1,10 @@
 {{- /* Written by tests/contract/test_chart_names.py from core/contract.py: lists of CEL. */}}
 {{- define "gpuslice.podAnnotations" -}}
-['ALIYUN_COM_GPU_MEM_IDX', 'ALIYUN_COM_GPU_MEM_POD', 'ALIYUN_COM_GPU_MEM_DEV', 'ALIYUN_COM_GPU_MEM_ASSUME_TIME', 'ALIYUN_COM_GPU_MEM_ASSIGNED', 'scheduler.framework.gpushare.allocation', 'gpushare.alibabacloud.com/core-percentage', 'gpuslice.io/visible-devices', 'gpuslice.io/meant-for', 'gpuslice.io/memory-granted', 'gpuslice.io/tiers', 'gpuslice.io/traceparent']
+['ALIYUN_COM_GPU_MEM_IDX', 'ALIYUN_COM_GPU_MEM_POD', 'ALIYUN_COM_GPU_MEM_DEV', 'ALIYUN_COM_GPU_MEM_ASSUME_TIME', 'ALIYUN_COM_GPU_MEM_ASSIGNED', 'scheduler.framework.gpushare.allocation', 'gpushare.alibabacloud.com/core-percentage', 'gpuslice.io/visible-devices', 'gpuslice.io/meant-for', 'gpuslice.io/memory-granted', 'gpuslice.io/tiers', 'gpuslice.io/parked', 'gpuslice.io/traceparent']
 {{- end }}
 
 {{- define "gpuslice.podAnnotationsOfAgent" -}}
-['ALIYUN_COM_GPU_MEM_IDX', 'ALIYUN_COM_GPU_MEM_POD', 'ALIYUN_COM_GPU_MEM_DEV', 'ALIYUN_COM_GPU_MEM_ASSUME_TIME', 'ALIYUN_COM_GPU_MEM_ASSIGNED', 'scheduler.framework.gpushare.allocation', 'gpushare.alibabacloud.com/core-percentage', 'gpuslice.io/visible-devices', 'gpuslice.io/meant-for', 'gpuslice.io/memory-granted', 'gpuslice.io/tiers']
+['ALIYUN_COM_GPU_MEM_IDX', 'ALIYUN_COM_GPU_MEM_POD', 'ALIYUN_COM_GPU_MEM_DEV', 'ALIYUN_COM_GPU_MEM_ASSUME_TIME', 'ALIYUN_COM_GPU_MEM_ASSIGNED', 'scheduler.framework.gpushare.allocation', 'gpushare.alibabacloud.com/core-percentage', 'gpuslice.io/visible-devices', 'gpuslice.io/meant-for', 'gpuslice.io/memory-granted', 'gpuslice.io/tiers', 'gpuslice.io/parked']
 {{- end }}
 
 {{- define "gpuslice.nodeAnnotationsOfAgent" -}}

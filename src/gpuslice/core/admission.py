@@ -50,6 +50,7 @@ from gpuslice.core.contract import (
 from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.form import ContainerForm, PodForm, limit_field, without
 from gpuslice.core.model import Request
+from gpuslice.core.parking import PARKING_ANNOTATIONS, check_parking
 from gpuslice.core.pod_group import pod_group
 from gpuslice.core.quantity import whole_number
 from gpuslice.core.request import min_tier, names_in
@@ -177,6 +178,7 @@ def validate(pod: PodForm, rules: AdmissionRules, user: User = NOBODY) -> Verdic
             _check_environment(pod, rules)
             check_room(pod.annotations, pod.request)
             wanted(pod.annotations, with_limits(pod.annotations, pod.request))
+            check_parking(pod.annotations)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     for each in pod.containers:
@@ -207,6 +209,8 @@ def validate_update(old: PodForm, new: PodForm, user: User, rules: AdmissionRule
         )
         if resized and new.request is not None:
             wanted(new.annotations, with_limits(new.annotations, new.request))
+        if any(old.annotations.get(each) != new.annotations.get(each) for each in PARKING_ANNOTATIONS):
+            check_parking(new.annotations)
     except InvalidRequestError as error:
         return Verdict(denial=str(error))
     return Verdict(pod=new)

@@ -54,7 +54,13 @@ ANN_ADVICE = "gpuslice.io/advice"  # of a pod or a namespace: apply, what `gpusl
 ANN_TIERS = "gpuslice.io/tiers"  # of a pod, by the agent: {"<container>": tier} where it is not the node's
 ANN_TRACEPARENT = "gpuslice.io/traceparent"  # W3C trace context of the bind, where traces are collected
 ANN_GRANTED = "gpuslice.io/memory-granted"  # {"<container>": units}, where it is not what the spec says
+ANN_WHEN_IDLE = "gpuslice.io/when-idle"  # of a pod, by its author: keep (default) or park
+ANN_IDLE_AFTER = "gpuslice.io/idle-after"  # of a pod, by its author: how long before that, such as 5m
+ANN_PARK = "gpuslice.io/park"  # of a pod that runs: park or wake, which its node's agent does and takes away
+ANN_PARKED = "gpuslice.io/parked"  # {"<container>": {"<uuid>": bytes}}, by the agent: what it took off cards
 ANN_MEANT = "gpuslice.io/meant-for"  # "0,2" or "": what is kept for a pod that was taken off its card
+
+CONDITION_PARKED = "gpuslice.io/Parked"  # of a pod, by the agent
 
 # -- node annotations and labels ---------------------------------------------------------------------
 NODE_GPUS = "gpuslice.io/gpus"  # JSON list of cards, written by the agent: the true size of each
@@ -90,6 +96,7 @@ POD_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **dict.fromkeys((ANN_ASSIGNED, ANN_ALLOCATION, ANN_CORE, ANN_VISIBLE, ANN_MEANT), (EXTENDER, AGENT)),
         ANN_GRANTED: (EXTENDER, AGENT),
         ANN_TIERS: (AGENT,),
+        ANN_PARKED: (AGENT,),
         ANN_TRACEPARENT: (EXTENDER,),
     }
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from itertools import combinations
 from pathlib import Path
@@ -52,6 +53,9 @@ class NvmlSource:
 
     async def processes(self) -> tuple[ProcessReading, ...]:
         return await self._questions.call(_translated(self._driver.processes), self._timeout_s)
+
+    async def free_bytes(self, uuid: str) -> int:
+        return await self._questions.call(_translated(lambda: self._driver.free_bytes(uuid)), self._timeout_s)
 
     async def events(self) -> AsyncGenerator[XidEvent]:
         """Xid errors of all cards that can report them; none is lost between two calls."""
@@ -174,9 +178,12 @@ class _Driver:
                 uuid = text(pynvml.nvmlDeviceGetUUID(handle))
                 if uuid not in self._processes:
                     self._processes[uuid] = ProcessReader(handle, uuid)
-                memory = self._processes[uuid].memory()
-                found += [ProcessReading(pid, uuid, used) for pid, used in memory.items()]
+                found += self._processes[uuid].read(time.monotonic())
         return tuple(found)
+
+    def free_bytes(self, uuid: str) -> int:
+        self._nvml.open()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).free)
 
     def ask(self, question: Callable[[], T]) -> T:
         self._nvml.open()

@@ -52,6 +52,11 @@ class RecordedSource:
     async def processes(self) -> tuple[ProcessReading, ...]:
         return tuple(self._read().processes)
 
+    async def free_bytes(self, uuid: str) -> int:
+        recording = self._read()
+        total = sum(card.memory_mib << 20 for card in recording.cards if card.uuid == uuid)
+        return total - sum(each.memory_bytes or 0 for each in recording.processes if each.uuid == uuid)
+
     async def events(self) -> AsyncGenerator[XidEvent]:
         reported = 0
         while True:

@@ -74,7 +74,14 @@ class GpuSource(Protocol):
         ...
 
     async def processes(self) -> tuple[ProcessReading, ...]:
-        """The memory of each process on each card that answers. Raises `GpuUnavailableError`."""
+        """The memory and busy time of each process on each card that answers.
+
+        Raises `GpuUnavailableError`.
+        """
+        ...
+
+    async def free_bytes(self, uuid: str) -> int:
+        """What is free of a card. Raises `GpuUnavailableError`."""
         ...
 
     def events(self) -> AsyncGenerator[XidEvent]:

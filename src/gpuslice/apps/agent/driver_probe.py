@@ -73,7 +73,7 @@ class DriverProbe:
         self._tree = tree
         self._file = root / FILE
         self._boot = boot
-        self._environ = _environment(environ, library)
+        self._environ = cuda_environment(environ, library)
         self._tried_s: dict[str, float] = {}
 
     async def proved(self, cards: Iterable[Card], driver: str) -> frozenset[str]:
@@ -166,7 +166,7 @@ class DriverProbe:
         ]
 
 
-def _environment(ours: Mapping[str, str], library: str) -> dict[str, str]:
+def cuda_environment(ours: Mapping[str, str], library: str) -> dict[str, str]:
     """Of a program that finds CUDA beside NVML, and has no library of ours in between."""
     made = {name: value for name, value in ours.items() if name != "LD_PRELOAD"}
     if folder := os.path.dirname(library):

@@ -90,6 +90,8 @@ class Lender:
         self._wanted_s: dict[Name, float] = {}  # when it last wanted back what is its own
         self._refused: dict[tuple[Name, str], tuple[int, float]] = {}  # by card, how often, and when at last
         self.is_waiting = asyncio.Event()  # while anything is called back
+        self.parked_bytes: Callable[[str, str, str], int] = lambda *_: 0  # by pod uid, container, card
+        self.on_card: set[Name] = set()  # whose recorded memory is not lent: it is there, or on its way
 
     def lease_bytes(self, uid: str, container: str, card: str) -> int:
         """What a container may have of a card beyond its request."""
@@ -276,9 +278,33 @@ class Lender:
 
     def _free_bytes(self, card: Card) -> int:
         """What nobody requested, and nobody may be about to use."""
+        parked = sum(
+            self.parked_bytes(pod.view.uid, each, card.uuid)
+            for pod in self._state.pods()
+            for each in pod.parked
+        )
         units = Counter(units_per_card(self._state.ids_in_use()))[card.uuid]
         units += sum(cards.get(card.index, 0) for cards in added_by_card(self._state.pods()).values())
-        return card.memory_mib * MIB - limit_bytes(card.memory_mib, min(units, card.units), card.units)
+        return (
+            parked + card.memory_mib * MIB - limit_bytes(card.memory_mib, min(units, card.units), card.units)
+        )
+
+    def starts(self, ids: frozenset[str]) -> None:
+        """Another run of the container with these ids begins, of which nothing is parked."""
+        for pod in self._state.pods():
+            found = {each: self._state.listed_ids(pod.view.uid, each) for each in pod.parked}
+            mine = [each for each, listed in found.items() if listed and ids & listed]
+            self.on_card |= {(pod.view.uid, each) for each in mine}
+
+    def wants(self, card: Card, but: Name) -> bool:
+        """Whether a borrower of the card other than `but` has little left and may have more."""
+        for name, (pod, container, borrower) in self._borrowers(card).items():
+            limit = self.live.in_force(pod, container.name).get(card.uuid, 0)
+            left = limit - self.live.used(pod, container.name).get(card.uuid, 0)
+            may_have = self.lease_bytes(*name, card.uuid) < borrower.most_bytes
+            if name != but and may_have and left < max(LEAST_STEP, limit // 8):
+                return True
+        return False
 
     def is_settled(self, uuids: Collection[str], pod: Pod | None) -> bool:
         """Whether what is requested of these cards is lent to nobody; `pod`: who requested it."""

@@ -48,6 +48,7 @@ from gpuslice.apps.agent.lender import Lender
 from gpuslice.apps.agent.library import IsolationMissingError
 from gpuslice.apps.agent.node_reconciler import NodeReconciler
 from gpuslice.apps.agent.orphans import Orphans
+from gpuslice.apps.agent.parking.parker import Parker
 from gpuslice.apps.agent.plugin import GpuMemoryPlugin, plugin_options
 from gpuslice.apps.agent.pods import NODE_PODS, AgentPod, node_pod
 from gpuslice.apps.agent.reconciler import AssignmentSource, Reconciler
@@ -101,10 +102,8 @@ class Agent:
         self.folders = folders = _folders(settings, boot, now_ns)
         self._writer = writer = Writer(client, name, clock=clock, now_ns=now_ns)
         self.node = NodeReconciler(client, writer, state, settings, self._isolation_missing, clock=clock)
-        self.cards = CardMonitor(
-            source, state, self.devices, self.node, writer, client=client, lock=self.lock,
-            units=units, settings=settings, proc=proc, clock=clock,
-        )  # fmt: skip
+        self.cards = CardMonitor(source, state, self.devices, self.node, writer, client=client,
+            lock=self.lock, units=units, settings=settings, proc=proc, clock=clock)  # fmt: skip
         self.limits = DriverLimits(state, folders, self.cards, self.node, writer, limiter=limiter,
             settings=settings, proc=proc)  # fmt: skip
         kubelet = kubelet or PodResources(Path(settings.pod_resources_socket))
@@ -129,6 +128,8 @@ class Agent:
         self.files = FileUpkeep(root, folders, others, recover=self._recover, tell=writer.not_repaired)
         self.watchdog = Watchdog(source, state, folders, writer, lender=lender,
             counters=self.counters, settings=settings, proc=proc)  # fmt: skip
+        self.parker = Parker(source, state, lender, self.watchdog, writer, cards=self.cards,
+            counters=self.counters, settings=settings, proc=proc, clock=clock)  # fmt: skip
         self.resizer = Resizer(state, lender, writer, self.reconciler.wake)
         self.refused_memory = RefusedMemory(state, folders, writer)
         self.orphans = Orphans(state, self.reconciler, folders, self.node, writer, every_s=every_s, proc=proc)
@@ -206,6 +207,7 @@ class Agent:
             "shared files": self.folders.shared.run(),
             "files": _after(self.files.run, active),
             "lend": _after(self.lender.run, self._pods.synced, active),
+            "park": _after(self.parker.run, self._pods.synced, active),
             "resize": _after(self.resizer.run, self._pods.synced, active),
             "driver's limits": _after(self.limits.run, self._pods.synced, active),
             "refused memory": _after(self.refused_memory.run, active),

@@ -234,6 +234,7 @@ class GpuMemoryPlugin(DevicePluginService):
             if holder and (reason := self._unheld(ids, holder)):
                 self._counters.refused["tier"] += 1
                 raise GRPCError(Status.FAILED_PRECONDITION, reason)
+            self._lender.starts(ids)
             if not await self._lender.make_room(
                 units_per_card(ids), holder.pod.view if holder else None, container.name if container else ""
             ):

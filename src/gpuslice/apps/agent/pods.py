@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,9 +23,13 @@ from gpuslice.core.contract import (
     ENV_NO_ISOLATION,
     EXCLUSIVE_GPU,
 )
+from gpuslice.core.errors import InvalidRequestError
 from gpuslice.core.mode import Rules
 from gpuslice.core.model import ContainerRequest, Placement, Pod, Tier
+from gpuslice.core.parking import Amounts, Order, WhenIdle, order, parked, when_idle
 from gpuslice.core.quantity import whole_number
+
+T = TypeVar("T")
 
 
 class EnvVar(objects._Object):  # the base of all partial objects
@@ -69,7 +73,8 @@ class NodePod:
     placement annotations as they are, since others read them without our care, and `lost` the names of those
     that it had before. `meant_for`: the card kept for it after it was taken off its own. `tiers`: recorded
     for containers whose limits are enforced by something else than the node's. `traceparent`: where its trace
-    continues.
+    continues. `when_idle` is its author's wish, `order` what somebody asks the agent to do with it now, and
+    `parked` what the agent recorded to have taken off its cards.
     """
 
     view: Pod
@@ -89,6 +94,9 @@ class NodePod:
     meant_for: Placement | None = None
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     traceparent: str = ""
+    when_idle: WhenIdle = field(default_factory=WhenIdle)
+    order: Order | None = None
+    parked: Amounts = field(default_factory=dict)
 
     def tier(self, container: str, rules: Rules, *, allow_cgpu_disable: bool) -> Tier:
         """What enforces the container's limits, if the library is loaded into all of its programs."""
@@ -124,6 +132,14 @@ def hiding_in(container: AgentContainer) -> str:
     """What is wrong about its mounts: one hides what enforces its limits; "" if none does."""
     of = container
     return hiding_mount(of.name, of.volume_mounts, of.volume_devices, of.termination_message_path)
+
+
+def _read(what: Callable[[Mapping[str, str]], T], annotations: Mapping[str, str]) -> T | None:
+    """None for what admission would have refused."""
+    try:
+        return what(annotations)
+    except InvalidRequestError:
+        return None
 
 
 def node_pod(pod: AgentPod) -> NodePod:
@@ -166,4 +182,7 @@ def node_pod(pod: AgentPod) -> NodePod:
         meant_for=decode_meant(annotations, view.node, view.request) if view.request else None,
         tiers=decode_tiers(annotations),
         traceparent=annotations.get(ANN_TRACEPARENT, ""),
+        when_idle=_read(when_idle, annotations) or WhenIdle(),
+        order=_read(order, annotations),
+        parked=parked(annotations),
     )

@@ -185,6 +185,15 @@ class AgentSettings(Settings, frozen=True, kw_only=True):
             "there. Needs CAP_SYS_ADMIN and a root mounted with Bidirectional propagation."
         ),
     ] = False
+    parking_host_mib: Annotated[
+        int,
+        about(
+            "Host memory of this node that parked containers may take together; 0 parks nothing. Needs "
+            "watchdog=stop, cgroup v2, CAP_SYS_PTRACE, the host's PID namespace and libcuda.",
+            unit="MiB",
+            ge=0,
+        ),
+    ] = 0
     sweep_after_s: Annotated[
         float,
         about("How old a container's unused folder must be before it is removed.", unit="s", ge=1),

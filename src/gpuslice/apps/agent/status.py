@@ -17,7 +17,30 @@ from gpuslice.core.model import Pod, Tier
 REFUSALS = ("no room", "no match", "foreign device", "host", "crowded", "tier")
 REPAIRS = ("written", "gone", "failed")
 IDENTIFIED = ("exactly", "by its pod", "no")
+MOVES = ("parked", "refused", "woken")
 SIGNALS = ("SIGTERM", "SIGKILL")
+
+
+class ParkingCounters:
+    """What was taken off cards and put back."""
+
+    def __init__(self) -> None:
+        self.waiting = 0  # containers that wait for their own memory now
+        self.moves = Counter(dict.fromkeys(MOVES, 0))
+        self.seconds = Histogram(
+            "gpuslice_agent_parking_seconds",
+            "Time to take a container off its cards, to wait for its room, and to put it back with that.",
+            ("step",),
+        )
+
+    def parked(self, took_s: float) -> None:
+        self.moves["parked"] += 1
+        self.seconds.observe(took_s, "park")
+
+    def woken(self, waited_s: float, took_s: float) -> None:
+        self.moves["woken"] += 1
+        self.seconds.observe(waited_s, "room")
+        self.seconds.observe(took_s, "wake")
 
 
 class Counters:
@@ -42,6 +65,7 @@ class Counters:
         self.started = Counter(dict.fromkeys(IDENTIFIED, 0))
         self.past_limit = 0
         self.borrowers_ended = 0
+        self.parking = ParkingCounters()
         self.ended = Counter(dict.fromkeys(SIGNALS, 0))
 
     def families(self) -> Iterator[Family]:
@@ -57,6 +81,14 @@ class Counters:
         refused, repairs = by("reason", self.refused), by("result", self.repaired)
         yield counted("gpuslice_agent_refusals_total", "Requests of kubelet refused.", refused)
         yield counted("gpuslice_agent_repairs_total", "Pod annotations written.", repairs)
+        parking = self.parking
+        moves = by("result", parking.moves)
+        yield counted(
+            "gpuslice_agent_parking_moves_total", "Containers parked, not parked, and woken.", moves
+        )
+        yield parking.seconds.family()
+        about = "Parked containers that wait for their own memory, which others still hold."
+        yield Family("gpuslice_agent_parked_waiting", MetricKind.GAUGE, about, [("", float(parking.waiting))])
         about = "Container starts prepared, by how the container was identified."
         yield counted("gpuslice_agent_starts_total", about, by("identified", self.started))
         past, ended = {"": float(self.past_limit)}, by("signal", self.ended)

@@ -19,6 +19,7 @@ import os
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -110,6 +111,7 @@ class Watchdog:
         self._excesses: dict[Holder, Excess] = {}
         self._seen: dict[Holder, float] = {}  # since when they are past their limit, by the last check
         self._problem = ""
+        self.held: Mapping[Holder, Sequence[ProcessReading]] = {}  # at the last check
 
     @property
     def containers_past_limit(self) -> int:
@@ -157,6 +159,7 @@ class Watchdog:
                 held[Holder(found[0].view.uid, found[1], reading.uuid)].append(reading)
         used_bytes = {each: sum(one.memory_bytes or 0 for one in readings) for each, readings in held.items()}
         self._lender.live.reported = {(*each,): used for each, used in used_bytes.items()}
+        self.held = held
         excesses, seen = {}, dict[Holder, float]()
         by_claims = self._folders.claim_limits() if held else {}
         for holder, readings in held.items():
@@ -210,7 +213,7 @@ class Watchdog:
             return None, False
         exempt = pod is not None and self._allow_cgpu_disable and holder.container in pod.unlimited
         promised = limits[holder.card].memory_mib * MIB if holder.card in limits else 0
-        promised += max(0, self._lender.lease_bytes(*holder))
+        promised += max(0, self._lender.lease_bytes(*holder)) - self._lender.parked_bytes(*holder)
         return promised, self._state.rules.isolation and not exempt
 
     def _act(self, holder: Holder, excess: Excess, readings: list[ProcessReading], limit_bytes: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from gpuslice.adapters.kube.client import KubeClient
@@ -16,8 +17,17 @@ from gpuslice.apps.agent.pods import NODE_PODS, NodePod, node_pod
 from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.upkeep import REASON as NOT_REPAIRED
 from gpuslice.core.annotations import encode_tiers
-from gpuslice.core.contract import ANN_GRANTED, ANN_TIERS, SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX
+from gpuslice.core.contract import (
+    ANN_GRANTED,
+    ANN_PARK,
+    ANN_PARKED,
+    ANN_TIERS,
+    CONDITION_PARKED,
+    SYSTEM_NAMESPACE,
+    UNHEALTHY_CONFIGMAP_PREFIX,
+)
 from gpuslice.core.model import Pod, Request, Tier
+from gpuslice.core.parking import Amounts, encode_parked
 from gpuslice.core.resize import encode_granted
 
 _log = logging.getLogger(__name__)
@@ -39,6 +49,7 @@ class Writer:
     ) -> None:
         self._client = client
         self._node = node
+        self._now_ns = now_ns
         self.events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
 
     async def repair(self, repair: Repair) -> NodePod | None:
@@ -62,9 +73,7 @@ class Writer:
 
     async def tiers(self, pod: Pod, tiers: Mapping[str, Tier]) -> None:
         """Write what enforces the limits of a pod's containers, where that differs from the node's tier."""
-        patch = {"metadata": {"annotations": {ANN_TIERS: encode_tiers(tiers)}}}
-        with contextlib.suppress(NotFoundError):
-            await self._client.merge_patch(NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid)
+        await self._annotate(pod, {ANN_TIERS: encode_tiers(tiers)})
 
     async def granted(self, pod: Pod, request: Request) -> NodePod | None:
         """Record that a pod holds no more than `request`, on the condition that it has not changed since.
@@ -79,6 +88,35 @@ class Writer:
             )
             return node_pod(written)
         return None
+
+    async def parked(self, pod: Pod, amounts: Amounts) -> NodePod | None:
+        """Record what is taken off a pod's cards; None if it is gone."""
+        return await self._annotate(pod, {ANN_PARKED: encode_parked(amounts)})
+
+    async def order_done(self, pod: Pod) -> NodePod | None:
+        """Take away what somebody asked us to do with a pod."""
+        return await self._annotate(pod, {ANN_PARK: None})
+
+    async def _annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> NodePod | None:
+        patch = {"metadata": {"annotations": dict(annotations)}}
+        with contextlib.suppress(NotFoundError):
+            return node_pod(
+                await self._client.merge_patch(NODE_PODS, pod.name, patch, pod.namespace, uid=pod.uid)
+            )
+        return None
+
+    async def parked_condition(self, pod: Pod, what: str) -> None:
+        """The pod's condition: `what` is parked, or "" for nothing."""
+        at = datetime.fromtimestamp(self._now_ns() / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {
+            "type": CONDITION_PARKED,
+            "status": "True" if what else "False",
+            "reason": "Idle" if what else "InUse",
+            "message": what,
+            "lastTransitionTime": at,
+        }
+        with contextlib.suppress(NotFoundError):
+            await self._client.add_condition(NODE_PODS, pod.name, condition, pod.namespace, uid=pod.uid)
 
     async def pod(self, pod: Pod) -> NodePod | None:
         """The pod as it is now; None if it is gone or another pod has its name."""

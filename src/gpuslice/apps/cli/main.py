@@ -58,6 +58,8 @@ COMMANDS = (
     Entry("explain", "cli.explain", "Say why a pod waits, or why it is on its card."),
     Entry("advise", "cli.advise", "Find requests that are too large or too small."),
     Entry("resize", "cli.resize", "Give a pod that runs more or less memory of its card."),
+    Entry("park", "cli.park", "Move a pod's memory off its card until it is used."),
+    Entry("wake", "cli.park", "Put a parked pod's memory back on its card.", "wake"),
     Entry("waste", "cli.waste", "Find who holds memory of cards without using it."),
     Entry("bill", "cli.bill", "Say who had how much of cards, for a bill."),
     Entry("capacity", "cli.capacity", "Find how many nodes are needed, and which could go."),

@@ -26,7 +26,9 @@ from gpuslice.core.ledger import Ledger
 from gpuslice.core.lookalikes import resource_hints
 from gpuslice.core.model import Node, Pod, Refusal, Tier
 from gpuslice.core.node_filters import Volume
+from gpuslice.core.parking import parked
 from gpuslice.core.resize import grown, less, more
+from gpuslice.core.units import MIB
 from gpuslice.core.words import counted
 from gpuslice.diagnosis.claims import ClaimedPod, view_with_claims
 from gpuslice.diagnosis.cluster import Cluster
@@ -227,7 +229,7 @@ def _on_its_node(begun: PodExplanation, pod: objects.Pod, cluster: Cluster, ledg
         hints += out_of_use
         hints += _what_it_asks_for(view, pod) if not begun.claims else ()
         hints += label_hints(pod)
-        hints += _about_resize(view, ledger)
+        hints += [*_about_resize(view, ledger), *_about_parking(pod)]
         hints += about_use(view, ledger, begun.usage)
         hints += taken_by_neighbours(view, ledger, cluster.usage_of)
         hints += about_size(view, ledger, begun.usage)
@@ -260,6 +262,15 @@ def _about_resize(view: Pod, ledger: Ledger) -> Iterator[str]:
                 f"Container {each.name} may use up to {each.limit} units while nobody requests them, where "
                 f"its node lends (devicePlugin.watchdog: stop); {each.units} are its own."
             )
+
+
+def _about_parking(pod: objects.Pod) -> Iterator[str]:
+    """What of it is off its cards."""
+    for container, held in parked(pod.metadata.annotations or {}).items():
+        yield (
+            f"{sum(held.values()) // MIB} MiB of container {container} are in its host memory, and lent "
+            "to others meanwhile (parking): its next use of the card, or gpuslice wake, brings them back."
+        )
 
 
 def _out_of_use(view: Pod, node: Node) -> Iterator[str]:
