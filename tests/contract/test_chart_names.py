@@ -46,6 +46,7 @@ def text() -> str:
             listed("podAnnotations", POD_ANNOTATION_WRITERS),
             listed("podAnnotationsOfAgent", of_agent(dict(POD_ANNOTATION_WRITERS))),
             listed("nodeAnnotationsOfAgent", of_agent(dict(NODE_ANNOTATION_WRITERS))),
+            listed("nodeAmountsOfAgent", contract.NODE_AMOUNTS_OF_AGENT),
             f"{{{{- define \"gpuslice.hidingPath\" -}}}}\nr'{hiding}'\n{{{{- end }}}}\n",
         )
     )

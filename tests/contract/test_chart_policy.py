@@ -1,6 +1,7 @@
 """What an agent's account may write by the policy that the chart installs, by an implementation of CEL.
 
-A real API server compiles the same expressions; here they run on the objects of an AdmissionReview.
+A real API server compiles the same expressions; here they run on the objects of an AdmissionReview. The
+webhook, which judges where there are no policies, is asked about each of them, too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from cel_expr_python import cel
 
+from gpuslice.core import own_node
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import (
     CARDS_NAMES,
@@ -79,7 +81,10 @@ def changed(original: Object, **paths: Any) -> Object:
 def denial(
     policy: Object, what: str, old: Object | None, new: Object, *, node: str = "n1", user: str = AGENT
 ) -> str:
-    """The message of the first validation that fails; "" when the request is let through."""
+    """The message of the first validation that fails; "" when the request is let through.
+
+    What the webhook says of it before Kubernetes 1.30 is the same.
+    """
     resource, _, subresource = what.partition("/")
     request = {
         "resource": {"group": "", "version": "v1", "resource": resource},
@@ -93,7 +98,11 @@ def denial(
         return ""
     variables = {each["name"]: each["expression"] for each in policy["variables"]}
     failed = (each for each in policy["validations"] if not holds(each["expression"], variables, known))
-    return next((each["message"] for each in failed), "")
+    message = next((str(each["message"]) for each in failed), "")
+    write = own_node.Write(what, request["namespace"], request["name"], old or {}, new)
+    webhooks = own_node.denial(write, node)
+    assert bool(webhooks) == bool(message), (webhooks, message)
+    return message
 
 
 def test_what_an_agent_does_is_let_through(policy: Object) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from gpuslice.adapters.kube.resources import EVENTS, NODES, PODS
 from gpuslice.apps.agent.settings import SwitchSettings
-from gpuslice.apps.agent.switch import OPERATOR_LABEL, StaticPod, Switch
-from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM
+from gpuslice.apps.agent.switch import StaticPod, Switch
+from gpuslice.core.contract import EXCLUSIVE_GPU, GPU_CORE, GPU_COUNT, GPU_MEM, LABEL_OTHER_PLUGIN
 from simcluster.kubelet.devices import AdmissionError
 from simcluster.kubelet.plugin_calls import PluginError
 from tests.builders import api_pod
@@ -355,14 +355,14 @@ async def test_the_static_pod_goes_at_once_and_comes_back_when_parts_are_free(tm
 async def test_the_gpu_operators_label_follows_where_there_is_an_operator(tmp_path: Path) -> None:
     async def operators() -> str | None:
         labels: dict[str, str] = (await node.node_object())["metadata"].get("labels", {})
-        return labels.get(OPERATOR_LABEL)
+        return labels.get(LABEL_OTHER_PLUGIN)
 
     async with Bench(tmp_path, labels=SHARED).running() as node:
         async with switching(node, "shared") as switch:
             await eventually(lambda: not switch.waits, "switched")
         assert await operators() is None
         for to, before, after in (("shared", "true", "false"), ("exclusive", "false", "true")):
-            await label(node, **{OPERATOR_LABEL: before})
+            await label(node, **{LABEL_OTHER_PLUGIN: before})
             async with switching(node, to) as switch:
                 await eventually(lambda one=switch: not one.waits, "switched")  # type: ignore[misc]
             assert await operators() == after

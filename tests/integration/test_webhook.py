@@ -23,6 +23,7 @@ from gpuslice.adapters.kube.resources import PODS, Resource
 from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.web.app import Probes, make_app
 from gpuslice.adapters.web.serve import Listen, serving
+from gpuslice.apps.webhook.agents import Agents
 from gpuslice.apps.webhook.main import Webhook
 from gpuslice.apps.webhook.settings import WebhookSettings
 from gpuslice.core.contract import GPU_COUNT
@@ -65,14 +66,16 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 @contextlib.asynccontextmanager
-async def webhook(certificates: Certificates, **settings: Any) -> AsyncIterator[int]:
+async def webhook(
+    certificates: Certificates, agents: Agents | None = None, **settings: Any
+) -> AsyncIterator[int]:
     certificate, key = certificates.files
     chosen = WebhookSettings(
         **{"port": 0, "host": "127.0.0.1", "tls_certificate": certificate, "tls_key": key, **settings}
     )
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     stopped = asyncio.Event()
-    task = asyncio.create_task(Webhook(chosen).run(_wait(stopped), port.set_result))
+    task = asyncio.create_task(Webhook(chosen, agents).run(_wait(stopped), port.set_result))
     try:
         yield await port
     finally:

@@ -11,6 +11,10 @@
 ['gpuslice.io/gpus', 'gpuslice.io/tier', 'gpuslice.io/links', 'gpuslice.io/kubelet-away', 'gpuslice.io/orphans']
 {{- end }}
 
+{{- define "gpuslice.nodeAmountsOfAgent" -}}
+['aliyun.com/gpu-count', 'gpuslice.io/cards', 'aliyun.com/gpu-core.percentage', 'gpuslice.io/compute']
+{{- end }}
+
 {{- define "gpuslice.hidingPath" -}}
 r'^/*(\./+)*(etc/+(\./+)*ld\.so\.preload|etc/+(\./+)*ld-nix\.so\.preload|usr/+(\./+)*lib/+(\./+)*gpuslice|etc/+(\./+)*gpuslice|var/+(\./+)*lib/+(\./+)*gpuslice|run/+(\./+)*gpuslice|lib/+(\./+)*gpuslice|var/+(\./+)*run/+(\./+)*gpuslice|proc/+(\./+)*(self|thread-self|[0-9]+))(/|$)|(^|/)\.\.(/|$)'
 {{- end }}

@@ -113,6 +113,11 @@ subjects:
 {{- else if .Values.webhook.enabled -}}yes{{- end -}}
 {{- end }}
 
+{{- /* Not empty where the webhook refuses what policies do from 1.30 on. Before 1.28 it would be asked about every write. */}}
+{{- define "gpuslice.webhookGuards" -}}
+{{- if and (include "gpuslice.webhook" .) (ne (toString .Values.devicePlugin.ownNodeOnly) "false") (semverCompare ">=1.28-0, <1.30-0" .Capabilities.KubeVersion.Version) }}yes{{ end -}}
+{{- end }}
+
 {{- /* Not empty on OpenShift, whose namespaces give each pod a user of its own. */}}
 {{- define "gpuslice.openshift" -}}
 {{- if eq (toString .Values.openshift) "auto" -}}

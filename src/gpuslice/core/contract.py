@@ -112,6 +112,12 @@ NODE_ANNOTATION_WRITERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The agent writes those of its own node. Nodes are written by nobody else without rights to the cluster."""
+NODE_AMOUNTS_OF_AGENT = (*CARDS_NAMES, *(names.compute for names in NAME_SETS.values()))
+"""What kubelet does not count; the rest of what an agent offers are its device plugin's devices."""
+LABEL_OTHER_PLUGIN = (
+    "nvidia.com/gpu.deploy.device-plugin"  # of a node: "true" where NVIDIA's operator runs its own
+)
+AGENT_COMPONENT = "gpushare-device-plugin"  # of the agent's events
 
 # -- claims of dynamic resource allocation ------------------------------------------------------------
 CLAIM_DRIVER = "gpu.gpuslice.io"  # of ResourceSlices and allocated claims

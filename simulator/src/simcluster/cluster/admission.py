@@ -12,11 +12,18 @@ from typing import Any
 
 import msgspec
 
+from simcluster.cluster.cel import CelError
 from simcluster.cluster.decode import Decoder
-from simcluster.cluster.errors import ApiError
+from simcluster.cluster.errors import ApiError, forbidden
 from simcluster.cluster.identities import Identities
 from simcluster.cluster.patch import json_patch
-from simcluster.cluster.policies import GROUP, mutate_by_policies, validate_by_policies
+from simcluster.cluster.policies import (
+    GROUP,
+    conditions_hold,
+    mutate_by_policies,
+    under_review,
+    validate_by_policies,
+)
 from simcluster.cluster.request import Object
 from simcluster.cluster.review import Review, matches
 from simcluster.cluster.schema import Schema
@@ -82,7 +89,18 @@ def _hooks(store: Store, shelf: str, review: Review) -> list[Object]:
         return []
     configurations = sorted(store.shelf(shelf).items.values(), key=lambda entry: entry.key)
     hooks = [hook for entry in configurations for hook in entry.obj.get("webhooks") or []]
-    return [hook for hook in hooks if matches(hook.get("rules") or (), hook, review, store)]
+    hooks = [hook for hook in hooks if matches(hook.get("rules") or (), hook, review, store)]
+    return [hook for hook in hooks if _concerned(hook, review)]
+
+
+def _concerned(hook: Object, review: Review) -> bool:
+    try:
+        return conditions_hold(hook, under_review(review))
+    except CelError as error:
+        if hook.get("failurePolicy") == "Ignore":
+            return False
+        resource, name = review.resource, str(review.obj["metadata"].get("name", ""))
+        raise forbidden(resource.plural, resource.group, name, str(error)) from error
 
 
 def _call(identities: Identities, hook: Object, review: Review) -> WebhookCall:

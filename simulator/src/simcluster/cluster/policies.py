@@ -56,6 +56,29 @@ def validate_by_policies(store: Store, review: Review) -> None:
             raise _denied(policy, binding, review, failed[0])
 
 
+def under_review(review: Review) -> dict[str, Any]:
+    """What conditions may name."""
+    return {
+        "request": review.request(),
+        "object": review.typed(review.obj),
+        "oldObject": review.typed(review.old) if review.old else None,
+    }
+
+
+def conditions_hold(spec: Object, known: Mapping[str, Any]) -> bool:
+    """Of a policy or webhook. Where one is false, none fails. Raises CelError."""
+    failed: CelError | None = None
+    for each in spec.get("matchConditions") or ():
+        try:
+            if evaluate(each["expression"], known) is not True:
+                return False
+        except CelError as error:
+            failed = error
+    if failed is not None:
+        raise failed
+    return True
+
+
 def check_expressions(resource: Resource, obj: Object) -> None:
     """ApiError 422 where an expression of a policy does not compile."""
     if resource.group != GROUP or not resource.kind.endswith("AdmissionPolicy"):
@@ -105,15 +128,8 @@ def _known(store: Store, policy: Object, review: Review) -> dict[str, Any] | Non
 
     A variable without a value is missing: only who names it fails.
     """
-    known: dict[str, Any] = {
-        "request": review.request(),
-        "object": review.typed(review.obj),
-        "oldObject": review.typed(review.old) if review.old else None,
-        "namespaceObject": namespace_of(store, review),
-        "variables": {},
-    }
-    conditions = policy["spec"].get("matchConditions") or []
-    if not all(evaluate(each["expression"], known) is True for each in conditions):
+    known = under_review(review) | {"namespaceObject": namespace_of(store, review), "variables": {}}
+    if not conditions_hold(policy["spec"], known):
         return None
     for variable in policy["spec"].get("variables") or []:
         with contextlib.suppress(CelError):

@@ -10,11 +10,12 @@ from simcluster.cluster.request import Object, Request
 ADMINISTRATOR: Object = {"username": "system:admin", "groups": ["system:masters", "system:authenticated"]}
 _NODE_CLAIM = "authentication.kubernetes.io/node-name"
 _POD_CLAIM = "authentication.kubernetes.io/pod-name"
+_UID_CLAIM = "authentication.kubernetes.io/pod-uid"
 
 
-def token_of(namespace: str, account: str, pod: str = "", node: str = "") -> str:
-    """A token of the account, bound to a pod and its node where they are named. It says what it is."""
-    return ":".join(("simulated", namespace, account, pod, node))
+def token_of(namespace: str, account: str, pod: str = "", node: str = "", uid: str = "") -> str:
+    """A token of the account, bound to a pod where one is named. Before 1.30 it names no node."""
+    return ":".join(("simulated", namespace, account, pod, node, uid))
 
 
 def user_of(request: Request) -> Object:
@@ -29,10 +30,11 @@ def user_of(request: Request) -> Object:
 
 def user_of_token(token: str) -> Object:
     parts = token.split(":")
-    if len(parts) != 5 or parts[0] != "simulated":
+    if len(parts) != 6 or parts[0] != "simulated":
         return ADMINISTRATOR
-    _, namespace, account, pod, node = parts
+    _, namespace, account, pod, node, uid = parts
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
-    claims = {name: [value] for name, value in ((_POD_CLAIM, pod), (_NODE_CLAIM, node)) if value}
+    bound_to = ((_POD_CLAIM, pod), (_UID_CLAIM, uid), (_NODE_CLAIM, node))
+    claims = {name: [value] for name, value in bound_to if value}
     user: Object = {"username": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
     return {**user, "extra": claims} if claims else user

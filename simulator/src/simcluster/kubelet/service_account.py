@@ -16,7 +16,7 @@ def environment(settings: KubeletSettings, pod: Object, folder: Path) -> dict[st
     if not settings.api_server or spec.get("automountServiceAccountToken") is False:
         return {}
     account = spec.get("serviceAccountName") or "default"
-    token = token_of(metadata["namespace"], account, metadata["name"], settings.name)
+    token = token_of(metadata["namespace"], account, metadata["name"], settings.name, metadata["uid"])
     config = {
         "apiVersion": "v1",
         "kind": "Config",

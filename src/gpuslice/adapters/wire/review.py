@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gpuslice.core.form import ContainerForm, Operation, PodForm
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+T = TypeVar("T")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 
 
@@ -75,6 +76,7 @@ class _Pod(_Wire):
 class _User(_Wire):
     username: str = ""
     groups: list[str] | None = None
+    extra: dict[str, list[str]] | None = None
 
 
 class _Resource(_Wire):
@@ -101,21 +103,23 @@ class AdmissionRequest(_Wire):
 
     @property
     def is_pod(self) -> bool:
-        return self.has_pod and not self.sub_resource
+        return self.what == "pods"
 
     @property
     def has_pod(self) -> bool:
-        """Also a part of one that is written for itself. A Binding is none."""
-        return (self.resource.group, self.resource.resource) == (
-            "",
-            "pods",
-        ) and self.sub_resource in POD_PARTS
+        """Also a part of one that is written for itself; a Binding has annotations that become the pod's."""
+        whole, _, part = self.what.partition("/")
+        return (whole == "pods" and part in POD_PARTS) or self.what in ("pods/binding", "bindings")
+
+    @property
+    def what(self) -> str:
+        """The resource, with its subresource behind a slash; "" if it is not of the core group."""
+        return "/".join(filter(None, (self.resource.resource, self.sub_resource))) * (not self.resource.group)
 
     @property
     def adds_containers(self) -> bool:
         """Whether it adds ephemeral containers to a pod."""
-        what = (self.resource.group, self.resource.resource, self.sub_resource)
-        return what == ("", "pods", "ephemeralcontainers")
+        return self.what == "pods/ephemeralcontainers"
 
 
 class _Review(_Wire):
@@ -126,6 +130,7 @@ class _Review(_Wire):
 
 _REVIEW = msgspec.json.Decoder(_Review)
 _POD = msgspec.json.Decoder(_Pod)
+_DOCUMENT: msgspec.json.Decoder[dict[str, Any] | None] = msgspec.json.Decoder(dict[str, Any] | None)
 
 
 def decode_review(body: bytes, limits: Limits = LIMITS) -> AdmissionRequest:
@@ -155,17 +160,17 @@ def _values(document: bytes, enough: int) -> int:
     return values + document.count(b",", end)
 
 
+def document_of(raw: msgspec.Raw, limits: Limits = LIMITS) -> dict[str, Any]:
+    """Any object of a review, empty where there is none. Raises as `pod_form`."""
+    return _decoded(_DOCUMENT, raw, "object", limits) or {}
+
+
 def pod_form(raw: msgspec.Raw, limits: Limits = LIMITS) -> PodForm:
     """A pod of a review. Raises `MalformedError`, and `InvalidRequestError` for an excessive one.
 
     A review that fails may be ignored; a pod that is denied is not.
     """
-    if (values := _values(bytes(raw), limits.object_values)) > limits.object_values:
-        raise InvalidRequestError("the pod's size", f"{values} values", f"at most {limits.object_values}")
-    try:
-        pod = _POD.decode(raw)
-    except UNREADABLE as error:
-        raise MalformedError(f"the pod cannot be read: {error}") from error
+    pod = _decoded(_POD, raw, "pod", limits)
     meta, spec = pod.metadata, pod.spec
     return PodForm(
         containers=(
@@ -186,6 +191,15 @@ def pod_form(raw: msgspec.Raw, limits: Limits = LIMITS) -> PodForm:
         in_group=bool(spec.scheduling_group),
         ephemeral=tuple(_forms("ephemeralContainers", spec.ephemeral_containers or ())),
     )
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], raw: msgspec.Raw, what: str, limits: Limits) -> T:
+    if (values := _values(bytes(raw), limits.object_values)) > limits.object_values:
+        raise InvalidRequestError(f"the {what}'s size", f"{values} values", f"at most {limits.object_values}")
+    try:
+        return decoder.decode(raw)
+    except UNREADABLE as error:
+        raise MalformedError(f"the {what} cannot be read: {error}") from error
 
 
 def _forms(shelf: str, containers: Sequence[_Container]) -> Iterator[ContainerForm]:

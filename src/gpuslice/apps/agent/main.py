@@ -64,12 +64,11 @@ from gpuslice.apps.agent.upkeep import Upkeep
 from gpuslice.apps.agent.watchdog import Watchdog
 from gpuslice.apps.agent.writer import Writer
 from gpuslice.apps.settings import shown
-from gpuslice.core.contract import EXCLUSIVE_GPU, PLUGIN_ENDPOINT
+from gpuslice.core.contract import AGENT_COMPONENT, EXCLUSIVE_GPU, PLUGIN_ENDPOINT
 from gpuslice.core.model import Node
 
 _log = logging.getLogger(__name__)
 
-COMPONENT = "gpushare-device-plugin"
 RETRY_S = 0.2
 
 
@@ -118,7 +117,7 @@ class Agent:
             state, self.devices, folders, self.reconciler, limits=self.limits, lender=lender,
             counters=self.counters, ask_for_news=self._pods.hurry, options=plugin_options(settings, unit),
         )  # fmt: skip
-        self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, COMPONENT)
+        self.spans = exporter_to(settings.otlp_endpoint, settings.otlp_headers, AGENT_COMPONENT)
         self.server = self._plugin_server()
         self.claims = ClaimService(
             client, state, folders, self.cards, self.node, writer=writer, units=units,

@@ -27,11 +27,9 @@ from gpuslice.apps.agent.library import replace_file
 from gpuslice.apps.agent.pods import NODE_PODS, node_pod
 from gpuslice.apps.agent.settings import SwitchSettings
 from gpuslice.apps.agent.writer import Writer
+from gpuslice.core.contract import LABEL_OTHER_PLUGIN
 
 _log = logging.getLogger(__name__)
-
-OPERATOR_LABEL = "nvidia.com/gpu.deploy.device-plugin"
-"""NVIDIA's GPU operator runs its device plugin where this is "true"; absent if there is no operator."""
 
 
 class StaticPod:
@@ -113,11 +111,11 @@ class Switch:
 
     async def _label(self, value: str) -> None:
         node = await self._client.get(NODES, self._settings.node_name)
-        before = (node.metadata.labels or {}).get(OPERATOR_LABEL)
+        before = (node.metadata.labels or {}).get(LABEL_OTHER_PLUGIN)
         if before in ("true", "false") and before != value:
-            patch = {"metadata": {"labels": {OPERATOR_LABEL: value}}}
+            patch = {"metadata": {"labels": {LABEL_OTHER_PLUGIN: value}}}
             await self._client.merge_patch(NODES, self._settings.node_name, patch)
-            self._log_once(f"Set label {OPERATOR_LABEL}={value}.")
+            self._log_once(f"Set label {LABEL_OTHER_PLUGIN}={value}.")
 
     def _log_once(self, words: str) -> None:
         if words != self._last_logged:

@@ -18,6 +18,7 @@ from gpuslice.apps.agent.repair import Repair
 from gpuslice.apps.agent.upkeep import REASON as NOT_REPAIRED
 from gpuslice.core.annotations import encode_tiers
 from gpuslice.core.contract import (
+    AGENT_COMPONENT,
     ANN_GRANTED,
     ANN_PARK,
     ANN_PARKED,
@@ -50,7 +51,7 @@ class Writer:
         self._client = client
         self._node = node
         self._now_ns = now_ns
-        self.events = EventRecorder(client, "gpushare-device-plugin", host=node, clock=clock, now_ns=now_ns)
+        self.events = EventRecorder(client, AGENT_COMPONENT, host=node, clock=clock, now_ns=now_ns)
 
     async def repair(self, repair: Repair) -> NodePod | None:
         """Write a pod's annotations; returns the pod as it is then, or None if it is gone or replaced.

@@ -1,4 +1,4 @@
-"""The webhook process: answers the API server about pods, without knowing anything of the cluster.
+"""The webhook process: answers the API server about pods. Of the cluster it knows at most where agents run.
 
 Every replica gives the same answers and keeps no state, so any number of them may run and any may end.
 """
@@ -6,12 +6,16 @@ Every replica gives the same answers and keeps no state, so any number of them m
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import gpuslice
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import connect
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.adapters.limits import Limits
 from gpuslice.adapters.web.app import Handler, Probes, make_app, post
 from gpuslice.adapters.web.exposition import Family, MetricKind, labels, page_of
@@ -19,9 +23,10 @@ from gpuslice.adapters.web.histogram import WORK_S, Histogram
 from gpuslice.adapters.web.logs import configure_logs
 from gpuslice.adapters.web.messages import HttpRequest, HttpResponse, json_answer
 from gpuslice.adapters.web.process import ProcessMetrics
-from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped
+from gpuslice.adapters.web.serve import Listen, run, serving, until_stopped, work_until
 from gpuslice.adapters.wire.errors import MalformedError
 from gpuslice.adapters.wire.review import AdmissionRequest, decode_review
+from gpuslice.apps.webhook.agents import Agents
 from gpuslice.apps.webhook.reviews import Reviewer
 from gpuslice.apps.webhook.settings import WebhookSettings
 
@@ -39,9 +44,10 @@ A larger review would fail, and be ignored if the failure policy says so.
 class Webhook:
     """Everything of one webhook process."""
 
-    def __init__(self, settings: WebhookSettings) -> None:
+    def __init__(self, settings: WebhookSettings, agents: Agents | None = None) -> None:
         self.settings = settings
-        self.reviewer = Reviewer(settings.rules, settings.hami, settings.kai, WEB_LIMITS)
+        self.agents = agents
+        self.reviewer = Reviewer(settings.rules, settings.hami, settings.kai, WEB_LIMITS, agents)
         self._reviews: Counter[tuple[str, str]] = Counter()
         self._times = Histogram(
             "gpuslice_webhook_review_seconds", "Time to decide a review.", ("verb",), WORK_S
@@ -62,10 +68,11 @@ class Webhook:
             limits=WEB_LIMITS,
         )
         process = ProcessMetrics(listen.certificate)
-        probes = Probes(gpuslice.__version__, lambda: "", page_of(self.families), process)
+        not_ready = self.agents.not_ready if self.agents is not None else lambda: ""
+        probes = Probes(gpuslice.__version__, not_ready, page_of(self.families), process)
         async with probes.process.measured(), serving(make_app(probes, routes), listen) as port:
             listening(port)
-            await stopped
+            await work_until(stopped, {"agents": self.agents.run()} if self.agents is not None else {})
 
     def _handler(self, verb: str, decide: Decide) -> Handler:
         def handle(request: HttpRequest) -> HttpResponse:
@@ -101,5 +108,14 @@ class Webhook:
 
 def start(settings: WebhookSettings) -> None:
     """Run the process until it is told to end."""
+
+    async def main() -> None:
+        if not settings.agent_account:
+            await Webhook(settings).run(until_stopped())
+            return
+        async with HttpTransport(connect(os.environ, kubeconfig=settings.kubeconfig)) as transport:
+            agents = Agents(KubeClient(transport), settings.agent_account)
+            await Webhook(settings, agents).run(until_stopped())
+
     configure_logs(settings.log_level)
-    run(Webhook(settings).run(until_stopped()))
+    run(main())

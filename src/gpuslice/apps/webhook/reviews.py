@@ -1,4 +1,4 @@
-"""Answers AdmissionReviews. Anything but a new or changed pod is allowed unchanged."""
+"""Answers AdmissionReviews. All but new or changed pods and what agents write is allowed unchanged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from gpuslice.adapters.limits import LIMITS, Limits
-from gpuslice.adapters.wire.review import AdmissionRequest, answer, pod_form
+from gpuslice.adapters.wire.review import AdmissionRequest, answer, document_of, pod_form
+from gpuslice.apps.webhook.agents import Agents
 from gpuslice.core import hami, kai
 from gpuslice.core.admission import (
     AdmissionRules,
@@ -25,16 +26,18 @@ from gpuslice.core.form import PodForm, difference
 from gpuslice.core.hami import HamiRules
 from gpuslice.core.kai import KaiRules
 from gpuslice.core.lookalikes import HAMI, pod_label_hints, resource_hints
+from gpuslice.core.own_node import Write, denial
 
 
 @dataclass(frozen=True, slots=True)
 class Reviewer:
-    """`hami` and `kai` are None if pods that use those names are left alone."""
+    """`hami` and `kai` are None if pods with those names are left alone, `agents` if policies judge them."""
 
     rules: AdmissionRules
     hami: HamiRules | None = None
     kai: KaiRules | None = None
     limits: Limits = LIMITS
+    agents: Agents | None = None
 
     def mutate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review to return, with the pod's patch. Raises `MalformedError`."""
@@ -82,12 +85,16 @@ class Reviewer:
 
     def validate(self, request: AdmissionRequest) -> dict[str, Any]:
         """The review to return, yes or no. Raises `MalformedError`."""
-        if not request.has_pod:
-            return answer(request.uid)
-        verdict = Verdict()
         user = User(request.user_info.username, request.user_info.groups or ())
+        verdict = Verdict()
         try:
-            if request.operation == "CREATE":
+            if self.agents is not None and user.name == self.agents.account:
+                versions = (document_of(each, self.limits) for each in (request.old_object, request.object))
+                write = Write(request.what, request.namespace, request.name, *versions)
+                verdict = Verdict(denial(write, self.agents.node_of(request.user_info.extra or {})))
+            elif not request.has_pod:
+                return answer(request.uid)
+            elif request.operation == "CREATE":
                 verdict = validate(self._pod(request.object), self.rules, user)
             elif request.operation == "UPDATE":
                 old, new = self._pod(request.old_object), self._pod(request.object)

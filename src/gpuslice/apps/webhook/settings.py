@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from gpuslice.apps.settings import Host, LogLevel, NamesSetting, Port, Settings, SettingsError, about
+from gpuslice.apps.settings import (
+    Host,
+    Kubeconfig,
+    LogLevel,
+    NamesSetting,
+    Port,
+    Settings,
+    SettingsError,
+    about,
+)
 from gpuslice.core.admission import AdmissionRules, EnvSource
 from gpuslice.core.contract import NAME_SETS
 from gpuslice.core.hami import HamiRules
@@ -78,6 +87,14 @@ class WebhookSettings(Settings, frozen=True, kw_only=True):
             "may change the pod. Group system:masters always may."
         ),
     ] = ()
+    agent_account: Annotated[
+        str,
+        about(
+            "The device plugins' account, system:serviceaccount:NAMESPACE:NAME: it may write only what is "
+            "its own node's. For Kubernetes before 1.30, which has no policies; its pods are followed."
+        ),
+    ] = ""
+    kubeconfig: Kubeconfig = ""
     accept_hami: Annotated[
         bool, about("Translate pods with HAMi's resource names (nvidia.com/gpumem and others).")
     ] = False
