@@ -88,6 +88,9 @@ ENFORCED = ("agent-own-node", "annotations")
 """The chart's policies where claims are not served."""
 
 
+OURS = {"app.kubernetes.io/name": "gpuslice"}
+
+
 def enforced(name: str) -> dict[Any, Object]:
     """One of them and its binding, in the least that the API server takes."""
     policy, binding = POLICIES
@@ -95,7 +98,7 @@ def enforced(name: str) -> dict[Any, Object]:
     spec = {"matchConstraints": {"resourceRules": rules}, "validations": [{"expression": "true"}]}
     bound = {"policyName": f"gpuslice-{name}", "validationActions": ["Deny"]}
     return {
-        policy: {"metadata": {"name": f"gpuslice-{name}"}, "spec": spec},
+        policy: {"metadata": {"name": f"gpuslice-{name}", "labels": OURS}, "spec": spec},
         binding: {"metadata": {"name": f"gpuslice-{name}"}, "spec": bound},
     }
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from gpuslice.adapters.kube.client import KubeClient
+from gpuslice.adapters.kube.config import Connection
 from gpuslice.adapters.kube.objects import Pod
+from gpuslice.adapters.kube.resources import PODS
+from gpuslice.adapters.kube.transport import HttpTransport
 from gpuslice.core.contract import CARD_FIT
 from gpuslice.diagnosis.claims import Claims
 from gpuslice.diagnosis.doctor.facts import Facts, Level
 from gpuslice.diagnosis.doctor.queues import card_fit
-from gpuslice.diagnosis.doctor.rights import EXCESS_RIGHTS
+from gpuslice.diagnosis.doctor.rights import EXCESS_RIGHTS, excess_rights
 from gpuslice.diagnosis.doctor.trust import excess, in_the_clear, policies
+from simcluster.apiserver.server import ApiServer
+from tests.builders import api_pod
 from tests.chart import render
+from tests.integration.extender_rig import Api
+from tests.integration.guarded_cluster import Grant, GuardedCluster, grants_of, rendered
+from tests.integration.test_rights import VALUES
 
 ACCOUNT = ("kube-system", "gpushare-device-plugin")
 WHOLE = Facts(plugins=[Pod()])
@@ -43,6 +54,66 @@ def test_a_policy_that_is_missing_or_not_enforced_is_named_with_its_risk(helm: s
     assert all("is not enforced" in each.what for each in policies(replace(WHOLE, policies=unbound)))
 
 
+@pytest.mark.parametrize(
+    ("kind", "weaker"),
+    [
+        ("Binding", {"validationActions": ["Audit"]}),
+        ("Binding", {"validationActions": ["Warn", "Audit"]}),
+        ("Binding", {"policyName": "another"}),
+        ("Binding", {"matchResources": {"namespaceSelector": {"matchLabels": {"guarded": "true"}}}}),
+        ("Binding", {"matchResources": {"objectSelector": {"matchLabels": {"guarded": "true"}}}}),
+        ("Binding", {"matchResources": {"excludeResourceRules": [{"resources": ["pods"]}]}}),
+        ("Binding", {"paramRef": {"name": "none", "parameterNotFoundAction": "Allow"}}),
+        ("Policy", {"failurePolicy": "Ignore"}),
+        ("Policy", {"matchConstraints": {"namespaceSelector": {"matchLabels": {"guarded": "true"}}}}),
+    ],
+)
+def test_a_policy_that_lets_some_writes_past_is_not_enforced(
+    helm: str, kind: str, weaker: dict[str, Any]
+) -> None:
+    changed = [
+        each | {"spec": each["spec"] | weaker} if each["kind"].endswith(kind) else each
+        for each in of_chart(helm)
+    ]
+    found = list(policies(replace(WHOLE, policies=changed)))
+    assert [each.where.rpartition("-")[2] for each in found] == ["node", "annotations"]
+    assert all("is not enforced" in each.what for each in found)
+
+
+def test_a_policy_of_somebody_else_with_such_a_name_is_not_ours(helm: str) -> None:
+    theirs = [each | {"metadata": each["metadata"] | {"labels": {}}} for each in of_chart(helm)]
+    assert all("does not exist" in each.what for each in policies(replace(WHOLE, policies=theirs)))
+
+
+@pytest.mark.parametrize(
+    ("what", "grants"),
+    [
+        ("everything", [Grant("*", "*", "*")]),
+        (
+            "the role view",
+            [Grant("", resource, verb) for resource in ("pods", "configmaps") for verb in ("get", "list")],
+        ),
+        ("a role of its namespace", [Grant("", "secrets", "get", "kube-system")]),
+        ("all verbs of a resource", [Grant("", "serviceaccounts", "*")]),
+        ("what kubelets may", [Grant("", "nodes/proxy", "get")]),
+    ],
+)
+async def test_an_account_with_another_role_is_found(what: str, grants: list[Grant]) -> None:
+    own = grants_of(rendered(*VALUES))
+    for given in ({}, {ACCOUNT[1]: set(grants)}):
+        cluster = GuardedCluster({name: has | given.get(name, set()) for name, has in own.items()})
+        api = Api(cluster)
+        for account in own:
+            made = api_pod(account, "0", labels={"app": "gpushare", "component": account})
+            made["metadata"]["namespace"] = "kube-system"
+            made["spec"]["serviceAccountName"] = account
+            api.call("POST", "/api/v1/namespaces/kube-system/pods", made)
+        async with ApiServer(cluster) as server, HttpTransport(Connection(server.url)) as transport:
+            client = KubeClient(transport)
+            found = await excess_rights(client, (await client.list(PODS)).items or ())
+        assert found.keys() == ({ACCOUNT} if given else set()), (what, found)
+
+
 def test_where_policies_are_unknown_or_nothing_is_installed_nothing_is_said() -> None:
     assert not list(policies(replace(WHOLE, policies=None)))
     assert not list(policies(Facts(policies=[])))
@@ -52,7 +123,7 @@ def test_rights_beyond_the_charts_are_named() -> None:
     (found,) = excess(Facts(excess_rights={ACCOUNT: EXCESS_RIGHTS[:2]}))
     assert found.level is Level.WARNING
     assert found.where == "account kube-system/gpushare-device-plugin"
-    assert "may also get secrets, create pods: more than the chart grants" in found.what
+    assert "may also get secrets, get configmaps: more than the chart grants" in found.what
     assert not list(excess(Facts()))
 
 

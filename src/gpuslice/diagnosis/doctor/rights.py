@@ -68,36 +68,54 @@ async def missing_rights(
 
 EXCESS_RIGHTS = (
     Right("secrets", "get"),
+    Right("configmaps", "get"),
     Right("pods", "create"),
     Right("pods/exec", "create"),
     Right("serviceaccounts/token", "create"),
+    Right("serviceaccounts", "impersonate"),
+    Right("daemonsets", "create", group="apps"),
     Right("nodes", "delete"),
+    Right("nodes/proxy", "get"),
     Right("clusterrolebindings", "create", group="rbac.authorization.k8s.io"),
+    Right("validatingadmissionpolicybindings", "delete", group="admissionregistration.k8s.io"),
 )
-"""None of our processes uses one; who has one has, or soon gets, the whole cluster."""
-_OF_NOTHING = Right("nothing", "get", group="gpuslice.io")
+"""None of our processes uses one; with most of them one gets the whole cluster. All roles that come with
+Kubernetes have one, `view` included."""
+_GRANTED = {"gpushare-schd-extender": {Right("pods", "create")}}
+"""By component: the chart's extender makes pods that ask an autoscaler for a node."""
+_NOBODY = "gpuslice.io:nobody"
 
 
 async def excess_rights(client: KubeClient, pods: Iterable[Pod]) -> Mapping[tuple[str, str], list[Right]]:
-    """Of the accounts of our pods; of an API server that allows everything to everybody none is said.
+    """Of the accounts of our pods, in the whole cluster or their namespace alone.
 
-    Raises `KubeError`.
+    Of an API server that allows everything to everybody none is said. Raises `KubeError`.
     """
+    if await _allowed(client, {"user": _NOBODY}, EXCESS_RIGHTS[0]):
+        return {}
     accounts = {
-        (pod.metadata.namespace, pod.spec.service_account_name)
+        (pod.metadata.namespace, pod.spec.service_account_name): (pod.metadata.labels or {}).get(
+            "component", ""
+        )
         for pod in pods
         if (pod.metadata.labels or {}).get("app") == "gpushare" and pod.spec.service_account_name
     }
     found: dict[tuple[str, str], list[Right]] = {}
-    for account in sorted(accounts):
-        if await _may(client, *account, _OF_NOTHING):
-            return {}
-        if rights := [each for each in EXCESS_RIGHTS if await _may(client, *account, each)]:
+    for account, component in sorted(accounts.items()):
+        asked = (each for each in EXCESS_RIGHTS if each not in _GRANTED.get(component, ()))
+        wider = [each._replace(namespace=account[0]) for each in asked]
+        if rights := [each for each in wider if await _may(client, *account, each)]:
             found[account] = rights
     return found
 
 
 async def _may(client: KubeClient, namespace: str, account: str, right: Right) -> bool:
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+    who = {"user": f"system:serviceaccount:{namespace}:{account}", "groups": groups}
+    return await _allowed(client, who, right)
+
+
+async def _allowed(client: KubeClient, who: Mapping[str, Any], right: Right) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {
         "group": right.group,
@@ -107,10 +125,6 @@ async def _may(client: KubeClient, namespace: str, account: str, right: Right) -
         "namespace": right.namespace,
         "name": right.name,
     }
-    spec = {
-        "user": f"system:serviceaccount:{namespace}:{account}",
-        "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"],
-        "resourceAttributes": {name: value for name, value in attributes.items() if value},
-    }
-    review: dict[str, Any] = await client.create(ACCESS_REVIEWS, {"spec": spec})
+    spec = {"resourceAttributes": {name: value for name, value in attributes.items() if value}}
+    review: dict[str, Any] = await client.create(ACCESS_REVIEWS, {"spec": {**who, **spec}})
     return bool((review.get("status") or {}).get("allowed"))

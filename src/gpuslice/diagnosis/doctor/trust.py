@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from gpuslice.core.contract import of_our_chart
 from gpuslice.diagnosis.doctor.facts import Facts, Finding, Level
 
 POLICIES = {
@@ -26,12 +28,24 @@ def policies(facts: Facts) -> Iterator[Finding]:
     enforced = {
         each["spec"]["policyName"]
         for each in facts.policies
-        if each["kind"].endswith("Binding") and "Deny" in (each["spec"].get("validationActions") or ())
+        if each["kind"].endswith("Binding")
+        and "Deny" in (each["spec"].get("validationActions") or ())
+        and not each["spec"].get("paramRef")
+        and not _narrows(each["spec"].get("matchResources") or {})
     }
-    made = {each["metadata"]["name"] for each in facts.policies if not each["kind"].endswith("Binding")}
+    made = [each for each in facts.policies if not each["kind"].endswith("Binding")]
     for name, risk in wanted.items():
-        found = [each for each in made if each.endswith(f"-{name}")]
-        if not enforced & set(found):
+        found = [
+            each
+            for each in made
+            if each["metadata"]["name"].endswith(f"-{name}") and of_our_chart(each["metadata"].get("labels"))
+        ]
+        if not any(
+            each["metadata"]["name"] in enforced
+            and each["spec"].get("failurePolicy", "Fail") == "Fail"
+            and not _narrows(each["spec"].get("matchConstraints") or {})
+            for each in found
+        ):
             yield Finding(
                 Level.WARNING,
                 f"ValidatingAdmissionPolicy gpuslice-{name}",
@@ -39,6 +53,12 @@ def policies(facts: Facts) -> Iterator[Finding]:
                 "upgrade the release on this version of Kubernetes, with devicePlugin.ownNodeOnly and "
                 "webhook.protectAnnotations as they are by default",
             )
+
+
+def _narrows(match: Mapping[str, Any]) -> bool:
+    """Whether it leaves out objects by their labels or namespaces, or rules: ours leave out none."""
+    named = ("namespaceSelector", "objectSelector", "excludeResourceRules")
+    return any(match.get(each) for each in named)
 
 
 def excess(facts: Facts) -> Iterator[Finding]:
