@@ -78,10 +78,26 @@ class Served:
         before = self.answers
         async with asyncio.timeout(HANG_S):
             reader, writer = await self.line(context, "127.0.0.2")
-            writer.write(REQUEST.replace(b"Host: x", b"Host: x\r\nWho: ours"))
-            await reader.readuntil(b"x" * 1000)
+            await self._asked(reader, writer)
         writer.transport.abort()
         return self.answers - before
+
+    async def further_requests(self, context: ssl.SSLContext | None, count: int) -> list[int]:
+        """The same for each further request on one connection."""
+        waited = []
+        async with asyncio.timeout(HANG_S):
+            reader, writer = await self.line(context, "127.0.0.2")
+            await self._asked(reader, writer)
+            for _ in range(count):
+                before = self.answers
+                await self._asked(reader, writer)
+                waited.append(self.answers - before)
+        writer.transport.abort()
+        return waited
+
+    async def _asked(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(REQUEST.replace(b"Host: x", b"Host: x\r\nWho: ours"))
+        await reader.readuntil(b"x" * 1000)
 
 
 @contextlib.asynccontextmanager
@@ -113,6 +129,15 @@ async def test_a_first_request_waits_for_a_few_of_any_number_of_strangers(
         context = at.known if who == "a certificate" else at.unknown
         for _ in range(5):
             assert await at.first_request(context) <= MOST_ANSWERS
+
+
+@pytest.mark.parametrize("tls", [True, False], ids=["TLS", "plain"])
+async def test_without_an_authority_for_clients_further_requests_wait_for_one_of_each_address(
+    tmp_path: Path, tls: bool
+) -> None:
+    """As of kube-scheduler, which keeps its connection and then cannot show who it is."""
+    async with served(tmp_path, tls=tls) as at, at.flood(250, anew=False):
+        assert max(await at.further_requests(at.unknown, 20)) <= MOST_ANSWERS
 
 
 def test_of_too_many_that_arrive_those_of_the_busiest_address_go() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from abc import ABCMeta, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -48,7 +48,8 @@ class Clients:
     buffer: memoryview = field(default_factory=lambda: memoryview(bytearray(READ_BYTES)))
     """What any connection has just read: it is parsed before the next one reads."""
     _newcomers: deque[Callable[[], None]] = field(default_factory=deque)
-    _others: deque[Callable[[], None]] = field(default_factory=deque)
+    _others: OrderedDict[str, deque[Callable[[], None]]] = field(default_factory=OrderedDict)
+    """By address, the one whose turn is next first."""
     _in_turn: bool = False
 
     def body_limit(self, request: HttpRequest) -> int | HttpResponse:
@@ -81,12 +82,16 @@ class Clients:
 
         New connections are accepted at the same pace, so that first requests do not pile up: however many
         strangers there are, clients with a certificate wait for two of their requests, and who has just
-        connected for a few.
+        connected for a few. Further requests go address by address: a client that cannot show a certificate,
+        as kube-scheduler without a CA for clients, waits for one of each other address.
         """
         if client.known:
             asyncio.get_running_loop().call_soon(work)
             return
-        (self._newcomers if client.asker.first else self._others).append(work)
+        if client.asker.first:
+            self._newcomers.append(work)
+        else:
+            self._others.setdefault(client.asker.address, deque()).append(work)
         if not self._in_turn:
             self._in_turn = True
             self._next_strangers()
@@ -95,9 +100,14 @@ class Clients:
         self._in_turn = bool(self._newcomers or self._others)
         if self._in_turn:
             asyncio.get_running_loop().call_soon(self._next_strangers)
-        for waiting in (self._newcomers, self._others):
+        if self._newcomers:
+            self._newcomers.popleft()()
+        if self._others:
+            address, waiting = self._others.popitem(last=False)
+            work = waiting.popleft()
             if waiting:
-                waiting.popleft()()
+                self._others[address] = waiting  # behind all other addresses
+            work()
 
     def welcome(self, connection: Client, now: float) -> None:
         """Admit a new client. If too many are connected, the one that has been silent for longest goes.
