@@ -127,6 +127,8 @@ def test_what_an_agent_does_is_let_through(policy: Object) -> None:
     assert denial(policy, "nodes/status", counted, NODE) == "", "other names, or no cards"
     assert denial(policy, "events", None, EVENT) == ""
     assert denial(policy, "events", EVENT, changed(EVENT, count=2)) == ""
+    stored = changed(EVENT, reportingComponent="", reportingInstance="")
+    assert denial(policy, "events", stored, changed(stored, count=2)) == ""
     assert denial(policy, "configmaps", None, CONFIG) == ""
     assert denial(policy, "configmaps", CONFIG, changed(CONFIG, data={"gpus": "0,1"})) == ""
 
@@ -182,6 +184,8 @@ def test_everything_else_of_its_own_is_refused(
         ("events", changed(EVENT, source__host="n2")),
         ("events", changed(EVENT, source__component="kubelet")),
         ("events", {"metadata": EVENT["metadata"]}),
+        ("events", changed(EVENT, reportingComponent="kubelet")),
+        ("events", changed(EVENT, reportingInstance="n2")),
     ],
 )
 def test_nothing_of_another_node_may_be_written(policy: Object, what: str, old: Object) -> None:

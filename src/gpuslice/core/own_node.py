@@ -53,10 +53,7 @@ def denial(write: Write, node: str) -> str:
             its = (SYSTEM_NAMESPACE, UNHEALTHY_CONFIGMAP_PREFIX + node)
             own = (write.namespace, write.name) == its
         case "events":
-            sources = [each.get("source") or {} for each in versions]
-            own = all(
-                (each.get("component"), each.get("host")) == (AGENT_COMPONENT, node) for each in sources
-            )
+            own = all(_reported_by(each) == (AGENT_COMPONENT, node) for each in versions)
         case _:
             own = False
     if not own:
@@ -71,6 +68,14 @@ def denial(write: Write, node: str) -> str:
         more = "whether they are parked" if what.startswith("pods") else "the amounts of shared cards"
         return f"of {what} an agent writes its own annotations and {more} only"
     return ""
+
+
+def _reported_by(event: Document) -> tuple[str, str] | None:
+    """The component and host of an event; None if its newer fields name others."""
+    source = event.get("source") or {}
+    found = source.get("component", ""), source.get("host", "")
+    newer = event.get("reportingComponent"), event.get("reportingInstance")
+    return found if all(not name or name == own for name, own in zip(newer, found, strict=True)) else None
 
 
 def _of_others(what: str, document: Document, labels: Iterable[str]) -> Document:
