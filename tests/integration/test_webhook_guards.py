@@ -33,6 +33,7 @@ ACCOUNT = "gpushare-device-plugin"
 WRITERS = (f"system:serviceaccount:{RELEASE_NAMESPACE}:{ACCOUNT}",)
 POD = "/api/v1/namespaces/default/pods/on-n1"
 CORE = "/api/v1"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
 @dataclass
@@ -77,17 +78,19 @@ async def cluster_of_1_29(folder: Path, cluster: Cluster | None = None) -> Async
     ):
         agents = Agents(KubeClient(transport), WRITERS[0])
         async with webhook(certificates, agents, annotation_writers=WRITERS) as port:
-            (guard,) = (each for each in OBJECTS if each["metadata"]["name"] == "gpuslice-guard")
-            for each in guard["webhooks"]:
-                url = f"https://127.0.0.1:{port}{each['clientConfig']['service']['path']}"
-                hook = each | {"clientConfig": {"url": url, "caBundle": certificates.bundle}}
-                configuration = guard | {"metadata": {"name": hook["name"]}, "webhooks": [hook]}
-                api.call(
-                    "POST",
-                    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
-                    configuration,
-                )
+            api.call("POST", f"{ADMISSION}/validatingwebhookconfigurations", guard(port, certificates.bundle))
             yield World(api, server.url, tokens)
+
+
+def guard(port: int, bundle: str) -> dict[str, Any]:
+    """What the chart installs, pointed at a port of this machine."""
+    (found,) = (each for each in OBJECTS if each["metadata"]["name"] == "gpuslice-guard")
+    hooks = [
+        each | {"clientConfig": {"url": f"https://127.0.0.1:{port}/validate", "caBundle": bundle}}
+        for each in found["webhooks"]
+        if each["clientConfig"]["service"]["path"] == "/validate"
+    ]
+    return found | {"webhooks": hooks}
 
 
 @pytest.fixture
