@@ -26,7 +26,13 @@ from tests.integration.test_web_serve import app_of
 async def test_the_extender_follows_its_files(tmp_path: Path) -> None:
     parties = [Party() for _ in range(3)]
     async with victim(tmp_path) as extender:
-        for at in (0, 1, 2, 0):
+        for before, at in ((0, 0), (0, 1), (1, 2), (2, 0)):
+            lines: list[Line] = []
+            if before != at:
+                lines = [
+                    await asyncio.to_thread(Line, extender.port, parties[before], h2=h2)
+                    for h2 in (False, True)
+                ]
             for name, content in (
                 ("tls.crt", parties[at].certificate),
                 ("tls.key", parties[at].key),
@@ -44,6 +50,9 @@ async def test_the_extender_follows_its_files(tmp_path: Path) -> None:
                         )
 
                     await until(as_the_file_says)
+            for line in lines:
+                await until(lambda line=line: not line.is_open())  # type: ignore[misc]
+                line.close()
             assert await asyncio.to_thread(served_by, extender.port) == parties[at].certificate.strip()
 
 
