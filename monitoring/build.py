@@ -17,7 +17,8 @@ from gpuslice.apps.exporter.catalogue import Group, groups
 from monitoring.boards import dashboards
 from monitoring.cases import rule_tests
 from monitoring.panels import document
-from monitoring.rules import rule_groups
+from monitoring.records import RECORDED
+from monitoring.rules import ALERTS
 from monitoring.scaling import adapter_values, autoscaler, scaled_object
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,17 @@ def files() -> dict[str, str]:
     carried = [path for path in found if path.startswith("monitoring/dashboards/") or path == RULES]
     chart = {f"charts/gpuslice/{path}": found[path] for path in carried}  # charts read their own folder
     return found | chart | {"monitoring/alerts/tests.yaml": _yaml(rule_tests())}
+
+
+def rule_groups() -> dict[str, Any]:
+    """A Prometheus rule file."""
+    recorded = [{"record": name, "expr": expression} for name, expression in RECORDED.items()]
+    return {
+        "groups": [
+            {"name": "gpuslice.records", "rules": recorded},
+            {"name": "gpuslice.alerts", "rules": [alert.rule() for alert in ALERTS]},
+        ]
+    }
 
 
 OBVIOUS = ("the exporter", "as above")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gpuslice.apps.exporter import catalogue as c
-from monitoring.rules import (
+from monitoring.rules import ALERTS
+from monitoring.scaling import busy_percent
+from monitoring.series import (
     AGENT_SILENT,
-    ALERTS,
     ASKED,
     ASKED_IN_VAIN,
     BARE_POD,
@@ -27,7 +28,6 @@ from monitoring.rules import (
     WATCH_DELAY,
     WATCH_LATE,
 )
-from monitoring.scaling import busy_percent
 
 Series = dict[str, str]  # selector → one value per minute
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gpuslice.apps.exporter import catalogue as c
 from monitoring.panels import Dashboard, Entry, Query, Variable, series, stat, table
-from monitoring.rules import EXTENDER_READY, SAMPLED
 from monitoring.selectors import (
     CLUSTER,
     CLUSTERS,
@@ -18,6 +17,7 @@ from monitoring.selectors import (
     most,
     of_containers,
 )
+from monitoring.series import EXTENDER_READY, SAMPLED
 
 
 def teams() -> Dashboard:

@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpuslice.apps.exporter import catalogue as c
 from monitoring.alert import Alert
 from monitoring.conditions import best_of, silent, slowed, xids
-from monitoring.records import RECORDED
 from monitoring.selectors import of_cards, of_containers
+from monitoring.series import (
+    AGENT_SILENT,
+    ASKED,
+    ASKED_IN_VAIN,
+    BARE_POD,
+    BORROWERS_ENDED,
+    CARD_HEALTHY,
+    CERTIFICATE_EXPIRY,
+    EXTENDER_READY,
+    EXTENDER_SILENT,
+    FORGOTTEN,
+    PARKED_WAITING,
+    REFUSALS,
+    REGISTERED,
+    REJECTIONS,
+    SAMPLED,
+    TOKENS_IN_CLEAR,
+    WAITING,
+    WATCH_DELAY,
+    WATCH_LATE,
+    WEBHOOK_UP,
+)
 
 CRITICAL_XIDS = "48|62|64|74|79|95|119|120"
 _NOT_THE_DRIVERS = '{reason!="driver"}'
 UNSEEN = 1.03
 """What drivers load beside what is counted is less than 3 %."""
-REGISTERED = "gpuslice_agent_registered"
-BARE_POD = "gpuslice_agent_pod_without_devices"
-FORGOTTEN = "gpuslice_agent_container_forgotten"
-REFUSALS = "gpuslice_agent_refusals_total"
-BORROWERS_ENDED = "gpuslice_agent_borrowers_ended_total"
-PARKED_WAITING = "gpuslice_agent_parked_waiting"
-EXTENDER_READY = "gpuslice_extender_ready"
-SAMPLED = "gpuslice_extender_sampled_pods_total"
-REJECTIONS = "gpuslice_extender_rejections_total"
-WAITING = "gpuslice_extender_waiting_pods"
-ASKED = "gpuslice_extender_requests_total"
-ASKED_IN_VAIN = "gpuslice_extender_asked_while_not_ready_total"
-WATCH_LATE = "gpuslice_extender_watch_late_seconds"
-WATCH_DELAY = "gpuslice_extender_watch_delay_seconds_bucket"
-EXTENDER_SILENT, AGENT_SILENT = (f"gpuslice_{each}_watch_silent_seconds" for each in ("extender", "agent"))
-CARD_HEALTHY = "gpuslice_agent_card_healthy"
-CERTIFICATE_EXPIRY = "gpuslice_process_certificate_expiry_timestamp_seconds"
-TOKENS_IN_CLEAR = "gpuslice_process_tokens_in_clear"
-WEBHOOK_UP = 'up{job=~".*gpuslice-webhook"}'
-_OF_AGENT = {
-    REGISTERED,
-    BARE_POD,
-    FORGOTTEN,
-    REFUSALS,
-    BORROWERS_ENDED,
-    PARKED_WAITING,
-    AGENT_SILENT,
-    CARD_HEALTHY,
-}
-OF_OTHERS = frozenset({*_OF_AGENT, EXTENDER_READY, SAMPLED, REJECTIONS, CERTIFICATE_EXPIRY, TOKENS_IN_CLEAR})
-"""Metrics of the agent, the extender and every process; the rest is the exporter's catalogue."""
 
 _NODE = "{{ or $labels.node $labels.instance }}"  # the chart's monitors add the node to each target
 _CARD = "GPU {{ $labels.gpu }} of {{ $labels.node }}"
@@ -424,14 +412,3 @@ ALERTS = (
         "5m",
     ),
 )
-
-
-def rule_groups() -> dict[str, Any]:
-    """A Prometheus rule file."""
-    recorded = [{"record": name, "expr": expression} for name, expression in RECORDED.items()]
-    return {
-        "groups": [
-            {"name": "gpuslice.records", "rules": recorded},
-            {"name": "gpuslice.alerts", "rules": [alert.rule() for alert in ALERTS]},
-        ]
-    }

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from monitoring.alert import RUNBOOK
 from monitoring.boards import dashboards
-from monitoring.build import ROOT, RULES, files
+from monitoring.build import ROOT, RULES, files, rule_groups
 from monitoring.cases import CASES, FURTHER
 from monitoring.panels import WIDTH, document
 from monitoring.records import RECORDED
-from monitoring.rules import ALERTS, OF_OTHERS, rule_groups
+from monitoring.rules import ALERTS
 from monitoring.scaling import adapter_values, autoscaler, scaled_object
 from monitoring.selectors import MOST
+from monitoring.series import OF_OTHERS
 
 from gpuslice.apps.exporter.ack import LEGACY
 from gpuslice.apps.exporter.catalogue import CONTAINER_INFO, METRICS, SM_UTILIZATION, groups
