@@ -298,7 +298,9 @@ class Parker:
         self._counters.waiting += 1
         try:
             who = pod.view if pod is not None else None
-            while not (await self._lender.make_room(amounts, who) and await self._is_free(amounts)):
+            while not (
+                await self._lender.make_room(amounts, who, container) and await self._is_free(amounts)
+            ):
                 if not reported and pod is not None and self._clock() - began_s > REPORT_AFTER_S:
                     reported = True
                     mib = sum(amounts.values()) // MIB
