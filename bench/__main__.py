@@ -25,6 +25,7 @@ RUNS: dict[str, list[str]] = {
     "console, 5,000 nodes": ["console.py"],
     "interposer": ["interposer.py"],
     "start of the command line": ["start.py"],
+    "first requests beside strangers": ["strangers.py"],
 }
 END_TO_END = {
     "end to end, 5,000 nodes": ["end_to_end.py", "--rounds", "1"],
