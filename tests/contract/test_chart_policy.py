@@ -17,6 +17,7 @@ from gpuslice.core import own_node
 from gpuslice.core.annotations import PLACEMENT_ANNOTATIONS
 from gpuslice.core.contract import (
     CARDS_NAMES,
+    CONDITION_PARKED,
     LABEL_GROUP_MIN,
     LABEL_GROUP_NAME,
     LABEL_MIN_TIER,
@@ -43,6 +44,7 @@ POD: Object = {
     "metadata": {"name": "p", "namespace": "default", "labels": {"app": "a"}, "annotations": {"theirs": "x"}},
     "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "good"}]},
 }
+RUNS: Object = {**POD, "status": {"phase": "Running", "conditions": []}}
 CONFIG: Object = {"metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}, "data": {"gpus": "0"}}
 EVENT: Object = {
     "metadata": {"name": "e", "namespace": "default"},
@@ -125,6 +127,9 @@ def test_what_an_agent_does_is_let_through(policy: Object) -> None:
     counted = changed(NODE, status__capacity=amounts)
     assert denial(policy, "nodes/status", NODE, counted) == ""
     assert denial(policy, "nodes/status", counted, NODE) == "", "other names, or no cards"
+    parked = changed(RUNS, status__conditions=[{"type": CONDITION_PARKED, "status": "True"}])
+    assert denial(policy, "pods/status", RUNS, parked) == ""
+    assert denial(policy, "pods/status", parked, RUNS) == ""
     assert denial(policy, "events", None, EVENT) == ""
     assert denial(policy, "events", EVENT, changed(EVENT, count=2)) == ""
     stored = changed(EVENT, reportingComponent="", reportingInstance="")
@@ -159,6 +164,9 @@ KEPT = changed(POD, metadata__finalizers=["stay"], metadata__ownerReferences=[{"
         ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true", "zone": "b"}), "labels"),
         ("nodes", NODE, changed(NODE, metadata__labels={"cgpu": "true"}), "labels"),
         ("nodes/status", NODE, changed(NODE, metadata__labels={"cgpu": "no", "zone": "a"}), "labels"),
+        ("pods/status", RUNS, changed(RUNS, status__phase="Failed"), "parked"),
+        ("pods/status", RUNS, changed(RUNS, status__hostIP="10.0.0.9"), "parked"),
+        ("pods/status", RUNS, changed(RUNS, status__conditions=[{"type": "Ready"}]), "parked"),
         ("nodes/status", NODE, changed(NODE, status__conditions=[]), "amounts only"),
         ("nodes/status", NODE, changed(NODE, status__daemonEndpoints={"kubeletEndpoint": 1}), "amounts only"),
         ("nodes/status", NODE, changed(NODE, status__volumesAttached=[{"name": "v"}]), "amounts only"),
@@ -177,6 +185,7 @@ def test_everything_else_of_its_own_is_refused(
     ("what", "old"),
     [
         ("pods", changed(POD, spec__nodeName="n2")),
+        ("pods/status", changed(POD, spec__nodeName="n2")),
         ("nodes", changed(NODE, metadata__name="n2")),
         ("nodes/status", changed(NODE, metadata__name="n2")),
         ("configmaps", changed(CONFIG, metadata__name="unhealthy-gpu-n2")),
