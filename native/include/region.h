@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #define GPUSLICE_REGION_MAGIC UINT64_C(0x4c53555047000000) /* "GPUSL" in the high bytes, the version in the low */
-#define GPUSLICE_REGION_VERSION UINT64_C(5)
+#define GPUSLICE_REGION_VERSION UINT64_C(4)
 #define GPUSLICE_CARDS 16u
 #define GPUSLICE_SLOTS 1024u
 #define GPUSLICE_UUID_BYTES 96u
@@ -42,11 +42,11 @@ struct gpuslice_card {
     _Atomic uint64_t throttled_ns;    /* how long launches were made to wait */
     _Atomic uint64_t orphaned_bytes;  /* released by their exporter, or left when it ended, while others may have them open */
     _Atomic uint64_t context_bytes;   /* what a context took when last measured */
-    _Atomic uint64_t wanted_bytes;    /* of its own, which others have borrowed and somebody here waits for; 0: nobody waits */
     /* The share of compute: one account for all processes of the container (src/policy/share.c). */
     _Atomic uint64_t asked_at_ns;  /* monotonic time of the last query to NVML */
     _Atomic uint64_t sampled_us;   /* NVML's time of the newest sample seen */
     _Atomic uint64_t unsettled_ns; /* sampled as ours, for work whose event has not completed yet */
+    _Atomic uint64_t wanted_bytes; /* of its own, which others have borrowed and somebody here waits for; 0: nobody waits */
     struct gpuslice_credit cap;    /* the most that the container may use */
     struct gpuslice_credit due;    /* the least that it gets, whatever neighbours claim */
     _Atomic uint64_t virtual_ns; /* total device time charged, divided by its weight: the container that is behind goes first */

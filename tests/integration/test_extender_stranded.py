@@ -72,7 +72,7 @@ def test_waking_in_vain_for_one_does_not_delay_it_long_for_others() -> None:
         story.calm()
         story.api.delete_pod(on_n1)
         assert story.schedule("b") == ""
-        story.calm(130)  # now it is done every two minutes
+        story.calm(140)  # now it is done every two minutes
         before = version(story)
         story.calm(20)
         assert version(story) == before

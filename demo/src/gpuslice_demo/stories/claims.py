@@ -64,7 +64,7 @@ _FULL = (
     Step(
         "… and gpuslice says more.",
         "gpuslice explain app-3g-v1-2",
-        containing("These nodes have 3 units free in total, but none of them has 4."),
+        containing("Free in all: 3 units, but no node has 4 of them."),
     ),
 )
 

@@ -4,7 +4,7 @@ import ctypes
 from typing import Final
 
 MAGIC: Final = 0x4C53555047000000
-VERSION: Final = 5
+VERSION: Final = 4
 CARDS: Final = 16
 SLOTS: Final = 1024
 UUID_BYTES: Final = 96
@@ -36,10 +36,10 @@ class RegionCard(ctypes.Structure):
         ("throttled_ns", ctypes.c_uint64),
         ("orphaned_bytes", ctypes.c_uint64),
         ("context_bytes", ctypes.c_uint64),
-        ("wanted_bytes", ctypes.c_uint64),
         ("asked_at_ns", ctypes.c_uint64),
         ("sampled_us", ctypes.c_uint64),
         ("unsettled_ns", ctypes.c_uint64),
+        ("wanted_bytes", ctypes.c_uint64),
         ("cap", Credit),
         ("due", Credit),
         ("virtual_ns", ctypes.c_uint64),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuslice.adapters.region.limits import parse_limits, write_limits
 from gpuslice.adapters.region.plain import read_plain
 from gpuslice.adapters.region.reader import restore_region
 from gpuslice.apps.agent.folders import PRELOAD, PRELOADED, Folders
@@ -71,7 +72,7 @@ class FileUpkeep(Upkeep):
             wanted = self._wanted(name, owner)
             found = {path: _found(path, content) for path, content in wanted.items()}
             whose = f"of container {owner.container} of pod {owner.namespace}/{owner.pod}"
-            yield Owned(f"folder {name} {whose}", found, wanted, partial(self._mend, name, wanted))
+            yield Owned(f"folder {name} {whose}", found, wanted, partial(self._mend, name, owner, wanted))
         used = [owner.library for owner in self._folders.records.values()]
         yield from self._folders.library.owned(used)
         for other in self._others:
@@ -91,6 +92,7 @@ class FileUpkeep(Upkeep):
         wanted[folder / PRELOAD] = PRELOADED.encode()
         if owner.limits:
             wanted[folder / "etc" / "limits"] = owner.limits.encode()
+            wanted[folder / "etc" / "generation"] = None
         wanted[folder / "var" / "region"] = None
         cards = self._root / "cards"
         for uuid in owner.cards:
@@ -98,7 +100,7 @@ class FileUpkeep(Upkeep):
             wanted[cards / uuid / name / "claim"] = None
         return wanted
 
-    def _mend(self, name: str, wanted: Mapping[Path, Content]) -> None:
+    def _mend(self, name: str, owner: Owner, wanted: Mapping[Path, Content]) -> None:
         """Write what differs. Raises OSError."""
         folder = self._root / "containers" / name
         for path, content in wanted.items():
@@ -112,6 +114,9 @@ class FileUpkeep(Upkeep):
                 self._folders.make_claim(path.parent.parent.name, name)
             elif path.name == "region":
                 restore_region(path)
+            elif path.name in ("limits", "generation"):
+                write_limits(folder / "etc" / "limits", parse_limits(owner.limits))
+                self._folders.shared.new(folder / "etc" / "limits")
             elif path == folder / "var" and not path.is_dir():
                 self._folders.make_region_folder(folder)
             elif isinstance(content, int):
@@ -122,8 +127,6 @@ class FileUpkeep(Upkeep):
                 _overwrite(path, content)
             elif isinstance(content, bytes):
                 replace_file(path, content, 0o644)
-                if path.name == "limits":
-                    self._folders.shared.new(path)
 
 
 def _found(path: Path, wanted: Content) -> Content:

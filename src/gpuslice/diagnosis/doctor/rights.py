@@ -91,8 +91,6 @@ async def excess_rights(client: KubeClient, pods: Iterable[Pod]) -> Mapping[tupl
 
     Of an API server that allows everything to everybody none is said. Raises `KubeError`.
     """
-    if await _allowed(client, {"user": _NOBODY}, EXCESS_RIGHTS[0]):
-        return {}
     accounts = {
         (pod.metadata.namespace, pod.spec.service_account_name): (pod.metadata.labels or {}).get(
             "component", ""
@@ -100,6 +98,8 @@ async def excess_rights(client: KubeClient, pods: Iterable[Pod]) -> Mapping[tupl
         for pod in pods
         if (pod.metadata.labels or {}).get("app") == "gpushare" and pod.spec.service_account_name
     }
+    if not accounts or await _allowed(client, {"user": _NOBODY}, EXCESS_RIGHTS[0]):
+        return {}
     found: dict[tuple[str, str], list[Right]] = {}
     for account, component in sorted(accounts.items()):
         asked = (each for each in EXCESS_RIGHTS if each not in _GRANTED.get(component, ()))
