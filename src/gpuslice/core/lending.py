@@ -56,9 +56,7 @@ def leases(borrowers: Iterable[Borrower], free_bytes: int) -> dict[Name, int]:
         found[each.name] = min(each.used_bytes, each.most_bytes, left + spare)
         left -= found[each.name]
     rest, wanting = max(0, left), sorted(keeping, key=lambda each: each.most_bytes - found[each.name])
-    for place, each in enumerate(
-        wanting
-    ):  # whoever may have the least more first: the rest is for the others
+    for place, each in enumerate(wanting):  # who may have the least more comes first
         more = min(each.most_bytes - found[each.name], rest // (len(wanting) - place))
         if found[each.name] >= each.used_bytes:
             found[each.name] += max(0, more)

@@ -57,7 +57,7 @@ class Orphans:
         self._writer = writer
         self._every_s = min(every_s, LONGEST_S)
         self._proc = proc
-        self._listed: frozenset[DeviceAssignment] = frozenset()  # of the last round; only two in a row count
+        self._listed: frozenset[DeviceAssignment] | None = None  # of the last round; only two in a row count
         self._ended: set[tuple[str, str]] = set()  # folders whose container has no process left, with its uid
 
     async def run(self) -> None:
@@ -76,9 +76,12 @@ class Orphans:
             for each in state.assignments or ()
             if each.pod_key not in named or state.owner_is_gone(each.ids)
         )
-        if found - self._listed:
+        before, self._listed = self._listed, found
+        if found - (before or frozenset()):
             self._reconciler.wake()  # kubelet may just not have heard of the end: it is asked again
-        listed, self._listed = [each for each in found & self._listed if await self._is_gone(each)], found
+        if before is None and found:  # what an earlier agent has shown stays until they are seen twice
+            return
+        listed = [each for each in found & (before or frozenset()) if await self._is_gone(each)]
         known = {(each.pod_key, each.ids) for each in found}
         running = [
             each
