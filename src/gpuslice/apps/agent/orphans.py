@@ -76,12 +76,13 @@ class Orphans:
             for each in state.assignments or ()
             if each.pod_key not in named or state.owner_is_gone(each.ids)
         )
-        before, self._listed = self._listed, found
-        if found - (before or frozenset()):
+        is_first, before = self._listed is None, self._listed or frozenset[DeviceAssignment]()
+        self._listed = found
+        if found - before:
             self._reconciler.wake()  # kubelet may just not have heard of the end: it is asked again
-        if before is None and found:  # what an earlier agent has shown stays until they are seen twice
+        if is_first and found:  # what an earlier agent has shown stays until they are seen twice
             return
-        listed = [each for each in found & (before or frozenset()) if await self._is_gone(each)]
+        listed = [each for each in found & before if await self._is_gone(each)]
         known = {(each.pod_key, each.ids) for each in found}
         running = [
             each
